@@ -35,7 +35,7 @@ def test_larger_batch_is_named_for_every_word_for_a_run(project: Project) -> Non
         output = project.gradtrail("diff", before, "workspace").splitlines()
         assert "train.batch_size " in output[0]
         assert output[1].startswith("A  ")
-        assert any(line.startswith("train_step") and "other program" in line for line in output)
+        assert any(line.strip().startswith("train_step") and "other program" in line for line in output)
     page = max((project.folder / "results/diff").glob("*.html")).read_text()
     assert "train.batch_size" in page
     assert "<script" not in page
