@@ -115,23 +115,6 @@ def test_note_is_saved_with_the_next_decision(tmp_path: Path) -> None:
         assert len(decisions(tmp_path)) == 1
 
 
-def test_new_browser_continues_after_a_closed_one(tmp_path: Path) -> None:
-    review = new_review(tmp_path)
-    with page(review) as tab:
-        tab.press(" ", "u")
-        idle(tab)
-    with page(new_review(tmp_path)) as tab:
-        assert text(tab, "place") == "3 of 8"
-        assert text(tab, "decided") == "2 of 8"
-        tab.press(*" " * 6)
-        idle(tab)
-        assert tab.run("!document.getElementById('finished').hidden")
-        assert "All 8 labels" in text(tab, "finished")
-        tab.press("ArrowLeft")
-        idle(tab)
-        assert text(tab, "place") == "8 of 8"
-
-
 def test_phone_without_a_keyboard_can_review(tmp_path: Path) -> None:
     review = new_review(tmp_path, num_classes=10)
     with page(review, phone=True) as tab:

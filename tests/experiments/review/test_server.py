@@ -54,17 +54,6 @@ def test_page_loads_only_its_own_files(client: FlaskClient) -> None:
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_decision_can_be_undone(client: FlaskClient, tmp_path: Path) -> None:
-    assert client.get("/api/state").json["progress"]["decided"] == 0
-    images = client.get("/api/images/0").json
-    assert len(images["neighbours"]) == 4
-    answer = client.post("/api/decide", json={"index": 0, "new": None, "reason": ""})
-    assert answer.json["progress"]["decided"] == 1
-    assert len(read_corrections(tmp_path / "corrections.csv")) == 1
-    assert client.post("/api/undo", json={}).json["progress"]["decided"] == 0
-    assert client.post("/api/undo", json={}).json == {"index": None}
-
-
 @pytest.mark.parametrize(
     "headers",
     [
