@@ -212,8 +212,6 @@ class Show:
         """Count refs, states, runs and files; raise AssertionError where one is missing, twice or damaged."""
         refs = run_git(self.folder / "shared.git", "for-each-ref", "--format=%(refname)", "refs/exps").splitlines()
         assert len(refs) == self.num, refs
-        leases = run_git(self.folder / "shared.git", "for-each-ref", "refs/gradtrail/leases")
-        assert not leases, leases
         runs = {stage: self._runs(stage) for stage in ("train", "evaluate")}
         for stage, found in runs.items():
             states = Counter(tags(run)["state"] for run in found)

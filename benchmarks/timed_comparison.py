@@ -25,7 +25,7 @@ from benchmarks.record import record
 from benchmarks.training import machine
 from gradtrail.experiments.timed.main import Revision, program_of
 from gradtrail.experiments.timed.processes import running
-from gradtrail.experiments.timed.ratio import WIDEST, Ratio, Timed, compare_times
+from gradtrail.experiments.timed.ratio import WIDEST, Ratio, TimedProcess, compare_times
 
 SLOWDOWN = 0.05
 
@@ -34,7 +34,7 @@ SLOWDOWN = 0.05
 class Slowed:
     """A process that does its work and a share of it once more."""
 
-    process: Timed
+    process: TimedProcess
 
     @property
     def steps_per_epoch(self) -> int:
@@ -52,7 +52,7 @@ def one(*, is_slowed: bool, seconds: float, cache: Path) -> Ratio:
     programs = {side: program_of(Revision(name=side, folder=Path()), cache) for side in "AB"}
 
     @contextlib.contextmanager
-    def start() -> Iterator[Mapping[str, Timed]]:
+    def start() -> Iterator[Mapping[str, TimedProcess]]:
         with running(programs) as workers:
             yield {"A": workers["A"], "B": Slowed(workers["B"])} if is_slowed else workers
 

@@ -1,8 +1,11 @@
-"""A bare git repository with one commit, that several clones share."""
+"""A bare git repository with one commit that several clones share, and a request of a job."""
 
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from gradtrail.cluster.task.request import Request, own_packages, own_python
 
 
 @dataclass(frozen=True)
@@ -48,3 +51,19 @@ def run_git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+def new_request(**changes: Any) -> Request:
+    """Return a request without experiments."""
+    values: dict[str, Any] = {
+        "git_url": "/srv/x.git",
+        "commit": "0" * 40,
+        "tracking_uri": "http://127.0.0.1:5000",
+        "cache": None,
+        "cpus": 1.0,
+        "gpus": 0.0,
+        "python": own_python(),
+        "packages": own_packages(),
+        "experiments": (),
+    }
+    return Request(**values | changes)

@@ -89,11 +89,11 @@ class MlflowServer:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        own = {"MLFLOW_BACKEND_STORE_URI": self.database, "MLFLOW_ARTIFACTS_DESTINATION": f"s3://{BUCKET}/mlflow"}
-        own |= {"MLFLOW_FLASK_SERVER_SECRET_KEY": "a-key-for-tests", "MLFLOW_PORT": str(self.port)}
+        variables = {"MLFLOW_BACKEND_STORE_URI": self.database, "MLFLOW_ARTIFACTS_DESTINATION": f"s3://{BUCKET}/mlflow"}
+        variables |= {"MLFLOW_FLASK_SERVER_SECRET_KEY": "a-key-for-tests", "MLFLOW_PORT": str(self.port)}
         command = ["sh", str(ROOT / "deploy" / "mlflow.sh")]
         ready = lambda: answers(f"{self.uri}/health")  # noqa: E731
-        with service(command, self.folder / "mlflow.log", {**self.env, **own}, ready, cwd=self.folder):
+        with service(command, self.folder / "mlflow.log", {**self.env, **variables}, ready, cwd=self.folder):
             yield
 
 
@@ -138,18 +138,18 @@ class RayNodes:
 
     def busy_workers(self) -> list[psutil.Process]:
         """Return the workers that run an experiment."""
-        found = []
+        workers = []
         for node in self.nodes.values():
             with contextlib.suppress(psutil.Error):
                 for process in psutil.Process(node.pid).children(recursive=True):
                     with contextlib.suppress(psutil.Error):
                         if " ".join(process.cmdline()).startswith("ray::gradtrail"):
-                            found.append(process)
-        return found
+                            workers.append(process)
+        return workers
 
     def _start(self, stack: contextlib.ExitStack, name: str, options: list[str], ready: Any) -> None:
-        own = {"GRADTRAIL_CLUSTER_DIR": str(self.folder / name), "RAY_raylet_start_wait_time_s": "120"}
+        variables = {"GRADTRAIL_CLUSTER_DIR": str(self.folder / name), "RAY_raylet_start_wait_time_s": "120"}
         command = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--node-ip-address=127.0.0.1"]
         command += ["--disable-usage-stats", "--object-store-memory=100000000", *options]
-        env = {**self.env, **own}
+        env = {**self.env, **variables}
         self.nodes[name] = stack.enter_context(service(command, self.folder / f"{name}.log", env, ready))

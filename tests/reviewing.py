@@ -30,7 +30,7 @@ def random_splits(num_classes: int = NUM_CLASSES, shape: tuple[int, int] = (4, 3
 def new_review(folder: Path, *, num_classes: int = NUM_CLASSES, limit: int = 8, **changed: Any) -> Review:
     """A review whose clock counts seconds."""
     splits = random_splits(num_classes)
-    table = suspects.read_suspects(write_table(folder, splits, num_classes), num_classes)
+    table = suspects.read_suspects(write_table(folder, splits, num_classes))
     seconds = itertools.count()
     values: dict[str, Any] = {
         "suspects": suspects.choose_suspects(table, splits, limit=limit, num_neighbours=4),

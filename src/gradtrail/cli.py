@@ -1,6 +1,6 @@
-"""The command `gradtrail`: what a person does around the runs of the pipeline. DVC runs the stages themselves.
+"""The command `gradtrail`: its verbs, their options and help texts. DVC runs the stages themselves.
 
-Each verb is one function of the package that it names, imported when the verb is called: many import JAX or MLflow.
+A verb imports its function when it is called, as many functions import JAX or MLflow.
 """
 
 import sys
@@ -25,7 +25,7 @@ _PYTHONS = {"python_a": "--python-a", "python_b": "--python-b"}
 
 
 def main() -> None:
-    """Run a verb. An error that a person can correct is one line on stderr, with exit status 2."""
+    """Run a verb. An error that the user can correct is printed as one line on stderr, with exit status 2."""
     try:
         sys.exit(gradtrail(prog_name="gradtrail", standalone_mode=False))
     except click.UsageError as error:
@@ -80,8 +80,8 @@ def gradtrail(ctx: click.Context) -> None:
 def repro(arguments: tuple[str, ...]) -> int:
     """Run the pipeline with `dvc repro`.
 
-    Stages that are up to date do not run. Where no source of MNIST is available, the pipeline runs on scikit-learn's
-    digits. Unless stages are named, it ends with the accuracy and the path of the report.
+    Stages that are up to date do not run. If no source of MNIST can be reached, the pipeline uses scikit-learn's
+    digits. Without a STAGE, the last lines are the accuracy and the path of the report.
     """
     from gradtrail.experiments.repro import reproduce
 
@@ -89,12 +89,16 @@ def repro(arguments: tuple[str, ...]) -> int:
 
 
 @gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss")
-@click.option("--sort-by", default="eval/accuracy", metavar="KEY", show_default=True, help="A metric or a param.")
-@click.option("--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True)
-@click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Such as train.model=cnn; repeatable.")
+@click.option(
+    "--sort-by", default="eval/accuracy", metavar="KEY", show_default=True, help="Metric or param to sort by."
+)
+@click.option(
+    "--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="Order of the runs."
+)
+@click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Required value of a param; repeatable.")
 @click.option("--limit", type=_COUNT, metavar="N", help="Maximum number of runs.")
 def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int | None) -> None:
-    """List training runs, with the params that differ between them."""
+    """List training runs and the params that differ between them."""
     from gradtrail.experiments.list_runs import print_runs
 
     ascending = sort_order == "asc"
@@ -102,22 +106,22 @@ def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limi
 
 
 @gradtrail.command(epilog="Example: gradtrail show models/final.safetensors")
-@click.argument("what")
+@click.argument("run")
 @click.pass_obj
-def show(place: Path, what: str) -> int:
+def show(folder: Path, run: str) -> int:
     """Show the lineage of a run, its outputs, and how to restore them.
 
-    WHAT is the id or name of a run, a state, a DVC experiment, or a file.
+    RUN is the id or name of a run, a state, a DVC experiment, or a file that a run wrote.
     """
     from gradtrail.experiments.show.main import show
 
-    return with_store(lambda: show(what, place))
+    return with_store(lambda: show(run, folder))
 
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")
-@click.option("--port", type=_PORT, default=5000, show_default=True)
+@click.option("--port", type=_PORT, default=5000, show_default=True, help="Port of the UI.")
 def ui(port: int) -> int:
-    """Backfill missing runs, then serve the MLflow UI.
+    """Add missing runs, then serve the MLflow UI.
 
     Prints a link to a comparison of all training runs. Ctrl-C or SIGTERM stops the server.
     """
@@ -131,34 +135,34 @@ def ui(port: int) -> int:
 )
 @click.argument("files", nargs=-1, type=_PATH, metavar="[FILE.csv]...")
 @click.option(
-    "--merge", "is_merge", is_flag=True, help="Add the corrections in FILE.csv... to pipeline/corrections.csv."
+    "--merge", "is_merge", is_flag=True, help="Add the corrections of FILE.csv... to pipeline/corrections.csv."
 )
 @click.option(
     "--file", type=_PATH, help="File to write corrections to.  [default: pipeline/corrections.csv of the repository]"
 )
-@click.option("--reviewer", metavar="NAME", help="Who decides.  [default: git's user.name]")
-@click.option("--split", type=click.Choice(["train", "validation", "test"]), help="Split to review; all by default.")
+@click.option("--reviewer", metavar="NAME", help="Name to record with each decision.  [default: git's user.name]")
+@click.option("--split", type=click.Choice(["train", "validation", "test"]), help="Split to review.  [default: all]")
 @click.option("--limit", type=_COUNT, default=200, show_default=True, metavar="N", help="Maximum number of labels.")
-@click.option("--port", type=click.IntRange(0, 65535), default=5001, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=5001, show_default=True, help="Port of the page.")
 @click.pass_obj
-def review(place: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Path | None, **options: Any) -> None:
-    """Look through suspected label errors in a browser, and correct them."""
+def review(folder: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Path | None, **options: Any) -> None:
+    """Review suspected label errors in a browser, and correct them."""
     from gradtrail.experiments.review.main import merge, review
 
     if is_merge != bool(files):
-        raise UserError("--merge: needs the files to join, such as: gradtrail review --merge ann.csv ben.csv")
-    into = place / file if file else Path("pipeline/corrections.csv")
+        raise UserError("--merge: needs files to merge, such as: gradtrail review --merge ann.csv ben.csv")
+    corrections = folder / file if file else Path("pipeline/corrections.csv")
     if is_merge:
-        merge([place / name for name in files], into)
+        merge([folder / name for name in files], corrections)
     else:
-        review(into, **options)
+        review(corrections, **options)
 
 
 @gradtrail.command(epilog="Example: gradtrail sync --verbose")
-@click.option("--yes", is_flag=True, help="Set a damaged database aside without asking.")
+@click.option("--yes", is_flag=True, help="Rename a damaged database without asking.")
 @click.option("--verbose", "-v", is_flag=True, help="Also report states whose files are missing.")
 def sync(*, yes: bool, verbose: bool) -> None:
-    """Backfill the MLflow runs of all commits and experiments.
+    """Add the missing MLflow runs of all commits and experiments.
 
     Runs are rebuilt from the outputs in DVC's cache. Does nothing if nothing has changed since the last sync.
     """
@@ -169,7 +173,7 @@ def sync(*, yes: bool, verbose: bool) -> None:
     except DamagedDatabaseError as error:
         if not (yes or (sys.stdin.isatty() and click.confirm(f"{error}. Continue?"))):
             raise
-        print(f"the damaged database is {set_aside()} now")
+        print(f"the damaged database was renamed to {set_aside()}")
         report = with_store(sync)
     print(report.describe(verbose=verbose))
 
@@ -188,7 +192,7 @@ def gc(*, yes: bool) -> None:
 
 @gradtrail.command(epilog="Example: gradtrail recipes cnn --seeds 0,1,2")
 @click.argument("name", required=False)
-@click.option("--seeds", type=_seeds, default="0", metavar="LIST", show_default=True, help="Such as 0,1,2.")
+@click.option("--seeds", type=_seeds, default="0", metavar="LIST", show_default=True, help="Seeds of the training.")
 def recipes(name: str | None, seeds: list[int]) -> int:
     """List the recipes of experiments.yaml, or run one as DVC experiments."""
     if name:
@@ -206,22 +210,22 @@ def results() -> None:
     print(as_markdown(with_store(collect_results)))
 
 
-def _running_elsewhere(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say who runs experiments."""
+def _engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose where experiments run."""
     for option in (
-        click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs of each experiment, with --on."),
+        click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs per experiment, with --on."),
         click.option(
             "--cpus",
             type=_AMOUNT,
             default=1,
             show_default=True,
             metavar="N",
-            help="CPU cores of each experiment, with --on.",
+            help="CPU cores per experiment, with --on.",
         ),
         click.option(
             "--on",
             metavar="ADDRESS",
-            help="Run on a Ray cluster: its job server, such as http://HOST:8265, or `local` for a Ray on this machine."
+            help="Ray job server to run on, such as http://HOST:8265, or `local` for a Ray on this machine."
             "  [default: RAY_API_SERVER_ADDRESS, or else DVC's queue]",
         ),
         click.option(
@@ -230,7 +234,7 @@ def _running_elsewhere(verb: Callable[..., Any]) -> Callable[..., Any]:
             default=1,
             metavar="N",
             show_default=True,
-            help="Runs at a time in DVC's queue; they share cores.",
+            help="Number of experiments that DVC's queue runs in parallel.",
         ),
     ):
         verb = option(verb)
@@ -239,16 +243,18 @@ def _running_elsewhere(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 @gradtrail.command(epilog="Example: gradtrail compare precision --seeds 0,1,2 --jobs 2")
 @click.argument("name", required=False)
-@click.option("--seeds", type=_seeds, metavar="LIST", help="Such as 0,1,2.  [default: those of experiments.yaml]")
-@_running_elsewhere
-def compare(name: str | None, seeds: list[int] | None, *, jobs: int, **place: Any) -> int:
+@click.option(
+    "--seeds", type=_seeds, metavar="LIST", help="Seeds of the training.  [default: those of experiments.yaml]"
+)
+@_engine_options
+def compare(name: str | None, seeds: list[int] | None, *, jobs: int, **engine_options: Any) -> int:
     """Compare variants of the training over seeds.
 
-    Without a NAME lists the comparisons of experiments.yaml; else runs what is missing of one, and prints its table.
+    Runs the missing experiments of a comparison and prints its table. Without a NAME, lists those of experiments.yaml.
     """
     from gradtrail.cluster.ray.engine import engine
 
-    runner = engine(**place)
+    runner = engine(**engine_options)
     if name and runner is None:
         require_jax()
     from gradtrail.experiments.sweep.main import compare, list_comparisons
@@ -258,51 +264,51 @@ def compare(name: str | None, seeds: list[int] | None, *, jobs: int, **place: An
 
 @gradtrail.command(epilog="Example: gradtrail sweep rates.yaml --on http://10.0.0.5:8265")
 @click.argument("file", type=_PATH, metavar="FILE.yaml")
-@_running_elsewhere
+@_engine_options
 @click.pass_obj
-def sweep(here: Path, /, file: Path, *, jobs: int, **place: Any) -> int:
+def sweep(folder: Path, /, file: Path, *, jobs: int, **engine_options: Any) -> int:
     """Run a grid or a list of params, and list the results.
 
-    FILE.yaml has `grid` (key → values), `points` (a list of changes) or both, and `set`, changes to all of them.
+    FILE.yaml has `grid` (key → values), `points` (a list of changes) or both, and optionally `set` (changes to all).
     """
     from gradtrail.cluster.ray.engine import engine
 
-    runner = engine(**place)
+    runner = engine(**engine_options)
     if runner is None:
         require_jax()
     from gradtrail.experiments.sweep.grid import sweep
 
-    return sweep(here / file, runner, jobs=jobs)
+    return sweep(folder / file, runner, jobs=jobs)
 
 
 @gradtrail.command(epilog="Example: gradtrail diff HEAD workspace")
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@click.option("--stage", metavar="STAGE", help="Of the runs, such as gradients.  [default: train]")
+@click.option("--stage", metavar="STAGE", help="Stage of both runs, such as gradients.  [default: train]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--time", "is_timed", is_flag=True, help="Also run both trainings, and print how much slower B is.")
 @click.option(
-    "--time", "is_timed", is_flag=True, help="Also run both trainings in turn, and print how much slower B is."
+    "--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="Longest time for --time."
 )
-@click.option("--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="For --time, at most.")
-@click.option("--python-a", metavar="PATH", help="For --time: the interpreter of A.  [default: this one]")
-@click.option("--python-b", metavar="PATH", help="For --time: the interpreter of B.  [default: this one]")
+@click.option("--python-a", metavar="PATH", help="Interpreter of A for --time.  [default: this one]")
+@click.option("--python-b", metavar="PATH", help="Interpreter of B for --time.  [default: this one]")
 @click.pass_obj
 def diff(
-    place: Path, /, before: str, after: str, stage: str | None, *, as_json: bool, is_timed: bool, **how: Any
+    folder: Path, /, before: str, after: str, stage: str | None, *, as_json: bool, is_timed: bool, **timing_options: Any
 ) -> None:
-    """Compare two runs, down to the instruction, and say why one was slower.
+    """Compare two runs, down to single instructions, and explain why one was slower.
 
     A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
     """
     from gradtrail.experiments.diff.main import diff
     from gradtrail.experiments.diff.timed import Timing, interpreter
 
-    if not is_timed and (how["python_a"] or how["python_b"]):
+    if not is_timed and (timing_options["python_a"] or timing_options["python_b"]):
         raise UserError("--python-a, --python-b: need --time")
     if is_timed:
         require_jax()
-    pythons = [interpreter(how[name], place, option) for name, option in _PYTHONS.items()]
-    timing = Timing(seconds=how["seconds"], pythons=(pythons[0], pythons[1])) if is_timed else None
+    pythons = [interpreter(timing_options[name], folder, option) for name, option in _PYTHONS.items()]
+    timing = Timing(seconds=timing_options["seconds"], pythons=(pythons[0], pythons[1])) if is_timed else None
     with_store(lambda: diff(before, after, stage, as_json=as_json, timing=timing))
 
 
@@ -312,12 +318,14 @@ for _verb in serving.VERBS:
 
 @gradtrail.command(epilog="Example: gradtrail gate --accept")
 @click.option("--accept", is_flag=True, help="Accept the current costs.")
-@click.option("--timed", is_flag=True, help="Also time the training against the commit that last accepted the costs.")
-@click.option("--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="For --timed, at most.")
+@click.option("--timed", is_flag=True, help="Also time the training against the last accepted commit.")
+@click.option(
+    "--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="Longest time for --timed."
+)
 def gate(*, accept: bool, timed: bool, seconds: float) -> int:
-    """Compare costs of compiled functions with the accepted costs.
+    """Compare the costs of compiled functions with the accepted costs.
 
-    The costs are static: FLOPs, bytes, instructions. See benchmarks/accepted_costs.json.
+    The costs are static: FLOPs, bytes, instructions. benchmarks/accepted_costs.json has the accepted ones.
     """
     require_jax()
     from gradtrail.experiments.cost_gate import ACCEPTED, run_gate
@@ -331,7 +339,9 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
 
 @gradtrail.command(epilog="Example: gradtrail upgrade jax==0.10.2")
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE==VERSION...")
-@click.option("--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="For timing, at most.")
+@click.option(
+    "--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="Longest time for timing."
+)
 def upgrade(packages: tuple[str, ...], seconds: float) -> None:
     """Rehearse other versions of packages: programs, costs, times, bits and accuracy. Changes nothing."""
     require_jax()

@@ -9,10 +9,10 @@ from gradtrail.support.errors import UserError
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "count", type=int, help="number of processes; without it one, of those that a scheduler starts")
+@click.option("-n", "count", type=int, help="Number of processes.  [default: one of those that a scheduler starts]")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def main(count: int | None, command: tuple[str, ...]) -> None:
-    """Run COMMAND, or the stage of the module pipeline.train, in several processes of this machine."""
+    """Run COMMAND in several processes of this machine, such as `-n 2 pipeline.train`."""
     try:
         sys.exit(launch(count, command))
     except UserError as error:

@@ -60,7 +60,7 @@ def printed(runs: list[Run], width: int = 200) -> list[str]:
     return [line.strip() for line in console.export_text().splitlines()]
 
 
-def test_the_order_is_of_numbers_and_what_lacks_the_key_is_last() -> None:
+def test_order_is_numeric_and_runs_without_the_key_are_last() -> None:
     assert ids(in_order(RUNS, "eval/accuracy", ascending=False)) == ["2", "4", "1", "3"]
     assert ids(in_order(RUNS, "eval/accuracy", ascending=True)) == ["1", "4", "2", "3"]
     assert ids(in_order(RUNS, "train.seed", ascending=True)) == ["1", "2", "4", "3"]
@@ -69,7 +69,7 @@ def test_the_order_is_of_numbers_and_what_lacks_the_key_is_last() -> None:
         in_order(RUNS, "accurac", ascending=True)
 
 
-def test_it_shows_what_differs_and_marks_the_best() -> None:
+def test_table_has_differing_params_and_marks_the_best_run() -> None:
     lines = printed(RUNS[:2])
     assert "2 of 9 training runs" in lines[0]
     assert "seed" in lines[2]
@@ -80,7 +80,7 @@ def test_it_shows_what_differs_and_marks_the_best() -> None:
     assert "status" not in lines[2]
 
 
-def test_the_seeds_of_members_are_a_range() -> None:
+def test_seeds_of_members_are_printed_as_a_range() -> None:
     several = run(5, 0.94, **MLP, train__seed="0", train__members="5", train__vary="['order']")
     lines = printed([RUNS[0], several])
     assert "seed" in lines[2]
@@ -89,21 +89,21 @@ def test_the_seeds_of_members_are_a_range() -> None:
     assert " 0–4 " in best
 
 
-def test_where_there_is_little_room_no_number_is_cut_off() -> None:
+def test_narrow_terminal_cuts_off_no_number() -> None:
     assert "train, s" in printed(RUNS[:2])[2]
     narrow = printed(RUNS[:2], width=70)
     assert "train, s" not in narrow[2]
     assert any("* 93.00 (92.00–94.00)" in line for line in narrow)
 
 
-def test_a_param_of_a_kind_counts_only_for_runs_of_that_kind() -> None:
+def test_param_of_a_kind_counts_only_for_runs_of_that_kind() -> None:
     lines = printed(RUNS)
     assert "model" in lines[2]
     assert "hidden" not in lines[2], "only one run is a CNN, and all others have the same MLP"
     assert "status" in lines[2]
 
 
-def test_every_block_of_train_is_a_kind_or_shared_by_all() -> None:
+def test_blocks_of_train_are_kinds_or_shared() -> None:
     train = read_yaml(ROOT / "params.yaml")["train"]
     blocks = {name for name, value in train.items() if isinstance(value, dict)}
     kinds = {*get_args(ModelKind), *get_args(OptimizerKind), *get_args(ScheduleKind)}

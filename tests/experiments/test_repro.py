@@ -21,25 +21,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_invalid_section_is_refused_before_any_stage_runs(project: Path) -> None:
+def test_invalid_section_is_refused_before_any_stage_runs(project: Path) -> None:
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("num_mistakes: 40", "num_mistakes: forty"))
     with pytest.raises(UserError, match=r"^params\.yaml: evaluate\.num_mistakes"):
         repro._validate_params()
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-@pytest.mark.parametrize("name", ["params.yaml", "dvc.yaml", "pipeline/audit/dvc.yaml"])
-def test_file_in_another_encoding_is_refused_before_any_stage_runs(name: str, encoding: str, project: Path) -> None:
-    Path(name).write_text(f"{Path(name).read_text(encoding='utf-8')}# café\n", encoding=encoding, errors="replace")
+@pytest.mark.parametrize("name", ["params.yaml", "pipeline/audit/dvc.yaml"])
+def test_file_in_another_encoding_is_refused_before_any_stage_runs(name: str, project: Path) -> None:
+    Path(name).write_text(f"{Path(name).read_text(encoding='utf-8')}# café\n", encoding="latin-1")
     with pytest.raises(UserError, match=rf"^{name}: not UTF-8 at byte \d+; save it as UTF-8$"):
         repro._validate_params()
-
-
-def test_config_of_dvc_may_have_any_encoding(project: Path) -> None:
-    Path(".dvc").mkdir()
-    Path(".dvc/config.local").write_bytes(b"[core]\n    no_scm = true\n# caf\xe9\n")
-    repro.fit_dvc_to_git()
 
 
 def test_valid_params_are_validated_again_only_after_a_change(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,14 +50,7 @@ def test_valid_params_are_validated_again_only_after_a_change(project: Path, mon
         validated.clear()
 
 
-def test_a_misspelled_section_is_refused_before_any_stage_runs(project: Path) -> None:
-    text = Path("params.yaml").read_text()
-    Path("params.yaml").write_text(text.replace("\ntrain:\n", "\ntrian:\n"))
-    with pytest.raises(UserError, match=r"^params\.yaml: no stage reads the section 'trian'; did you mean 'train'\?$"):
-        repro._validate_params()
-
-
-def test_a_store_that_fails_is_a_warning(
+def test_failing_store_is_a_warning(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def failing() -> None:
@@ -86,13 +72,13 @@ def test_switching_to_the_digits_changes_one_word(project: Path, capsys: pytest.
         repro._use_stand_in()
 
 
-def test_a_stand_in_is_told_by_its_own_name_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reminder_is_printed_for_a_stand_in_only(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repro._remind_of_stand_in()
     assert capsys.readouterr().err == ""
     repro._use_stand_in()
     capsys.readouterr()
     repro._remind_of_stand_in()
-    said = capsys.readouterr().err
-    assert "NOT MNIST" in said
-    assert "fetch.dataset: mnist" in said
-    assert "MNIST_DIR" in said
+    output = capsys.readouterr().err
+    assert "NOT MNIST" in output
+    assert "fetch.dataset: mnist" in output
+    assert "MNIST_DIR" in output

@@ -36,14 +36,14 @@ def write(folder: Path, *sections: str) -> None:
     YAML(typ="safe").dump(dict.fromkeys(sections, 1), folder / "params.yaml")
 
 
-def test_each_section_of_the_repository_has_its_class() -> None:
+def test_sections_of_the_repository_have_a_class() -> None:
     assert {*section_configs(ROOT)} == {*read_yaml(ROOT / "params.yaml")}
     require_known_sections(ROOT)
 
 
-def test_a_new_stage_needs_no_list(folder: Path) -> None:
-    found = {section: config.__name__ for section, config in section_configs(folder).items()}
-    assert found == {
+def test_section_of_a_new_stage_needs_no_registration(folder: Path) -> None:
+    classes = {section: config.__name__ for section, config in section_configs(folder).items()}
+    assert classes == {
         "toy": "ToyConfig",
         "shared": "ToyConfig",
         "environment": "EnvironmentConfig",
@@ -51,7 +51,7 @@ def test_a_new_stage_needs_no_list(folder: Path) -> None:
     }
 
 
-def test_a_section_that_is_near_to_a_known_one_is_refused(folder: Path) -> None:
+def test_misspelled_section_is_refused(folder: Path) -> None:
     write(folder, "toy", "shared", "gone", "environment", "runtime", "numpy")
     require_known_sections(folder)
     write(folder, "toy", "toys")

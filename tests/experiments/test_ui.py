@@ -55,7 +55,7 @@ def started_by(process: Popen[str]) -> list[psutil.Process]:
         pytest.param("gradtrail", False, signal.SIGINT, marks=pytest.mark.nightly),
     ],
 )
-def test_a_signal_ends_the_server_and_all_that_it_started(
+def test_signal_ends_the_server_and_all_its_processes(
     command: str, to_all: bool, number: signal.Signals, project: Project
 ) -> None:
     makefile = "ui:\n\t@$(PYTHON) -m gradtrail ui --port $(PORT)\n"
@@ -77,7 +77,7 @@ def test_a_signal_ends_the_server_and_all_that_it_started(
         assert process.returncode == 0
 
 
-def test_a_taken_port_is_told_before_anything_else(
+def test_used_port_is_reported_before_anything_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(Path(ROOT))

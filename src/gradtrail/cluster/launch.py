@@ -1,10 +1,10 @@
 """Starts the processes of a training on this machine, and ends them together: `python -m gradtrail.launch -n 2 …`.
 
-Each is given the address where they meet, on loopback, see `stages/common/processes.py`. Ctrl-C and SIGTERM are passed
-on to all. When one fails the others are killed, and where process 0 has not said what happened, this one does, in one
-line: of a killed process, of one whose fault is in its log, and of one that stopped answering, for which JAX aborts the
-others. Where this one is killed, or its terminal closed, the others get SIGTERM. On several machines a scheduler starts
-one launcher on each.
+The processes get an address on loopback by which they connect; see `stages/common/processes.py`. Ctrl-C and SIGTERM are
+forwarded to all. If one fails, the others are killed, and if process 0 has not printed the reason, the launcher prints
+it in one line: for a killed process, for one whose error is in its log, and for one that stopped responding, for which
+JAX aborts the others. If the launcher is killed or its terminal closed, the processes get SIGTERM. On several machines
+a scheduler starts one launcher per machine.
 """
 
 import contextlib
@@ -22,38 +22,40 @@ from types import FrameType
 from gradtrail.support.errors import UserError
 from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, index_told, log_path
 
-_GRACE_SECONDS = 10.0  # from the first fault or signal, in which process 0 closes its run
-_ABORT_SECONDS = 1.0  # from a death or the error of process 0, in which the others end by themselves or JAX aborts them
+_GRACE_SECONDS = 10.0  # time for process 0 to close its run after the first failure or signal
+_ABORT_SECONDS = 1.0  # time for the others to end, or for JAX to abort them, after a death or an error of process 0
 _POLL_SECONDS = 0.05
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _MOST = 1024
-_GUARD = 'all=; while read -r pid; do all="$all $pid"; done; kill -TERM $all'  # it reads until this process ends
+_GUARD = 'all=; while read -r pid; do all="$all $pid"; done; kill -TERM $all'  # reads until the launcher ends
 _JAX_ABORTED = "JAX distributed service detected fatal errors"
-_UNMET = "CoordinationService/RegisterTask"
-_SILENT = re.compile(r"stopped sending heartbeats\):\s*((?:\d+\s+)+)")
-_AGAIN = "`dvc repro` starts again, from the last checkpoint if there is one"
+_NOT_JOINED = "CoordinationService/RegisterTask"
+_UNRESPONSIVE = re.compile(r"stopped sending heartbeats\):\s*((?:\d+\s+)+)")
+_RESTART_HINT = "`dvc repro` resumes from the last checkpoint, if there is one"
 
 
 def launch(count: int | None, command: Sequence[str]) -> int:
-    """Run a command in so many processes of this machine; return the exit status.
+    """Run a command in several processes on this machine; return the exit status.
 
-    It is 0; that of a process that ended with an error or was asked to stop; or 2 where one was killed or froze.
+    The status is 0, that of a process that failed or was told to stop, or 2 if one was killed or stopped responding.
 
     Args:
-        count: number of the processes; None for one, as one of those that a scheduler started on several machines.
-        command: words of a command, or the module of a stage, such as `pipeline.train`.
+        count: Number of processes; None for one of those that a scheduler starts on several machines.
+        command: Words of a command, or the module of a stage, such as `pipeline.train`.
 
     Raises:
-        UserError: the count is out of bounds, or the command cannot be started.
+        UserError: The count is out of bounds, or the command cannot be started.
     """
     if count is not None and not 1 <= count <= _MOST:
         raise UserError(f"-n must be at least 1 and at most {_MOST:,}, got {count}")
     words = [sys.executable, "-m", *command] if len(command) == 1 and command[0].startswith("pipeline.") else command
     environments = {index_told(): {}} if count is None else _environments(count)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # of an abort by JAX
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # no core dumps of aborts by JAX
     started: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        with _passing_on(started) as all_started, _guarded() as guard:
+        with _forwarding_signals(started) as all_started, _guarding() as guard:
             for index, environment in environments.items():
                 log_path(index).unlink(missing_ok=True)
                 started[index] = subprocess.Popen(words, env=os.environ | environment, start_new_session=True)
@@ -77,7 +79,7 @@ def launch(count: int | None, command: Sequence[str]) -> int:
 
 
 def _environments(count: int) -> dict[str, dict[str, str]]:
-    """Return for the index of each of so many processes the variables by which JAX connects them."""
+    """Return the variables by which JAX connects the processes, by the index of the process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -85,47 +87,47 @@ def _environments(count: int) -> dict[str, dict[str, str]]:
 
 
 def _wait(processes: Mapping[str, subprocess.Popen[bytes]]) -> str | None:
-    """Wait until all have ended, or the time is up after the first failure; return the index of the one that failed.
+    """Wait until all have ended, or the time after the first failure is over; return the index of the failed process.
 
-    That is process 0 where it ended with an error by itself, which it has described.
+    That is process 0 if it ended with an error, which it has printed itself.
     """
     first, latest = next(iter(processes.values())), float("inf")
     while any(process.poll() is None for process in processes.values()) and time.monotonic() < latest:
         if failed := _first_failed(processes):
             status = processes[failed].returncode
             is_described = status > 0 and failed == "0"
-            is_slow = status > 0 or _UNMET in _log(failed)
+            is_slow = status > 0 or _NOT_JOINED in _log(failed)
             seconds = _GRACE_SECONDS if is_slow and not is_described else _ABORT_SECONDS
             latest = min(latest, time.monotonic() + seconds)
-        elif first.poll() == 0:  # the outs are written
+        elif first.poll() == 0:  # the outputs are written
             latest = min(latest, time.monotonic() + _GRACE_SECONDS)
         time.sleep(_POLL_SECONDS)
     return _first_failed(processes)
 
 
 def _first_failed(processes: Mapping[str, subprocess.Popen[bytes]]) -> str | None:
-    """Return the index of the process that failed: the first, but rather one that JAX has not aborted for another."""
+    """Return the index of the first failed process, preferably one that JAX did not abort because of another."""
     failed = [index for index, process in processes.items() if process.poll()]
     return min(failed, key=lambda index: processes[index].returncode == -signal.SIGABRT, default=None)
 
 
 def _describe(failed: str, processes: Mapping[str, subprocess.Popen[bytes]], prefix: str) -> str:
-    """Return what happened to a process that failed, or to the one for which JAX aborted it.
+    """Return the reason why a process failed, or why the one failed for which JAX aborted it.
 
     Args:
-        failed: its index.
-        processes: all that this launcher started, by their indices.
-        prefix: words that a stage begins its messages with.
+        failed: Index of the process.
+        processes: All processes of this launcher, by index.
+        prefix: Prefix of the stage's messages.
     """
     status, log = processes[failed].returncode, _log(failed).strip()
     if status == -signal.SIGABRT and _JAX_ABORTED in log:
-        if _UNMET in log:
+        if _NOT_JOINED in log:
             missing = [index for index, process in processes.items() if process.returncode is None]
-            return f"{_named(missing) or 'another process'} did not join the others within `runtime.join_seconds`"
-        silent = _SILENT.search(log)
-        return f"{_named(silent[1].split() if silent else ['0'])} stopped answering; {_AGAIN}"
+            return f"{_process_names(missing) or 'another process'} did not connect within `runtime.join_seconds`"
+        match = _UNRESPONSIVE.search(log)
+        return f"{_process_names(match[1].split() if match else ['0'])} stopped responding; {_RESTART_HINT}"
     if status < 0:
-        return f"process {failed} was ended by {signal.Signals(-status).name}; {_AGAIN}"
+        return f"process {failed} was killed by {signal.Signals(-status).name}; {_RESTART_HINT}"
     if not log:
         return f"process {failed} ended with status {status}"
     return f"process {failed}: {log.splitlines()[-1].removeprefix(prefix)}"
@@ -136,19 +138,19 @@ def _log(index: str) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _named(indices: Sequence[str]) -> str:
+def _process_names(indices: Sequence[str]) -> str:
     return f"process{'es' * (len(indices) > 1)} {', '.join(indices)}" if indices else ""
 
 
 @contextlib.contextmanager
-def _passing_on(processes: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Callable[[], object]]:
-    """Pass Ctrl-C and SIGTERM on to all processes while the block runs, and the end of the terminal as SIGTERM.
+def _forwarding_signals(processes: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Callable[[], object]]:
+    """Forward Ctrl-C and SIGTERM to all processes while the block runs, and SIGHUP of the terminal as SIGTERM.
 
-    Yields what says that all have started: what comes before then is passed on then, to each of them once.
+    Yields a function to call when all have started: signals before that call are forwarded then, to each process once.
     """
     early: list[int] | None = []
 
-    def pass_on(number: int, _: FrameType | None = None) -> None:
+    def forward(number: int, _: FrameType | None = None) -> None:
         if early is not None:
             early.append(number)
             return
@@ -157,14 +159,14 @@ def _passing_on(processes: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Ca
 
     def all_started() -> None:
         nonlocal early
-        came, early = early or [], None
-        for number in came:
-            pass_on(number)
+        pending, early = early or [], None
+        for number in pending:
+            forward(number)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # it is ignored under nohup
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, pass_on) for number in numbers}
+    before = {number: signal.signal(number, forward) for number in numbers}
     try:
         yield all_started
     finally:
@@ -173,16 +175,16 @@ def _passing_on(processes: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Ca
 
 
 @contextlib.contextmanager
-def _guarded() -> Iterator[Callable[[int], object]]:
-    """Yield what has a process, by its id, get SIGTERM where this one ends within the block, even by SIGKILL."""
+def _guarding() -> Iterator[Callable[[int], object]]:
+    """Yield a function that registers a process id for SIGTERM in case this process ends, even by SIGKILL."""
     reading, writing = os.pipe()
-    with os.fdopen(writing, "wb", buffering=0) as told:
-        with os.fdopen(reading) as heard:
+    with os.fdopen(writing, "wb", buffering=0) as pids:
+        with os.fdopen(reading) as guard_input:
             guard = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD], stdin=heard, stderr=subprocess.DEVNULL, start_new_session=True
+                ["/bin/sh", "-c", _GUARD], stdin=guard_input, stderr=subprocess.DEVNULL, start_new_session=True
             )
         try:
-            yield lambda pid: told.write(b"%d\n" % pid)
+            yield lambda pid: pids.write(b"%d\n" % pid)
         finally:
             guard.kill()
             guard.wait()

@@ -1,7 +1,7 @@
 """`gradtrail gate`: compare the static costs of the configured functions with the accepted ones in the repository.
 
-Only `params.yaml` is read: the functions are compiled for the shapes of MNIST. To count what calls compile, the work of
-each stage is done on a few images: of training, two short epochs in the loop that the stage runs.
+Only `params.yaml` is read: the functions are compiled for the shapes of MNIST. To count compilations that calls cause,
+each stage's work runs on a few images; training runs two short epochs in the loop of the stage.
 
 XLA counts the costs in its optimized program, before it selects instructions. On a CPU they therefore depend on the
 versions of jax and jaxlib and on the architecture, such as x86_64, but not on the processor: with its instruction set
@@ -52,8 +52,9 @@ from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
+from gradtrail.support.tables import table
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.run import TrackedRun
 from gradtrail.tracking.mlflow.training_log import TrainingLog
@@ -74,20 +75,20 @@ TOLERANCES = {
     "float64_instructions": 0.0,
     "compilations": 0.0,
 }
-"""By metric, the fraction of the accepted value by which it may differ in either direction."""
+"""Largest relative difference from the accepted value, in either direction, by metric."""
 
-OF_VERSION = frozenset(
+SAME_VERSION_METRICS = frozenset(
     {"jaxpr_equations", "argument_bytes", "output_bytes", "donated_buffers", "float64_instructions", "compilations"}
 )
-"""The metrics that are the same on any platform, for the same versions of jax and jaxlib."""
+"""Metrics that are equal on all platforms, for the same versions of jax and jaxlib."""
 
-OF_PROGRAM = frozenset({"argument_bytes", "output_bytes", "float64_instructions"})
-"""The metrics that are the same on any platform and for any version."""
+PORTABLE_METRICS = frozenset({"argument_bytes", "output_bytes", "float64_instructions"})
+"""Metrics that are equal on all platforms and for all versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A metric that differs from the accepted one; None where the function is new or no longer exists."""
+    """A metric that differs from the accepted one; None if the function is new or no longer exists."""
 
     function: str
     metric: str
@@ -96,7 +97,7 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """`after` divided by `before`; NaN where either is missing."""
+        """`after` divided by `before`; NaN if either is missing."""
         return self.after / self.before if self.before and self.after is not None else float("nan")
 
 
@@ -104,7 +105,7 @@ def _forget(stage: str, compiler: Compiler) -> None: ...
 
 
 def costs_of(compiler: Compiler) -> dict[str, dict[str, int]]:
-    """Return the metrics that are compared, of each compiled function."""
+    """Return the compared metrics of each compiled function."""
     return {
         name: {
             metric: compiler.compilations[name] if metric == "compilations" else getattr(function.cost, metric)
@@ -114,17 +115,17 @@ def costs_of(compiler: Compiler) -> dict[str, dict[str, int]]:
     }
 
 
-def find_changes(accepted: Costs, found: Costs, metrics: Collection[str]) -> list[Change]:
+def find_changes(accepted: Costs, current: Costs, metrics: Collection[str]) -> list[Change]:
     """Return the metrics that differ by more than their tolerance, in the order of the functions."""
     return [
         Change(function=function, metric=metric, before=before, after=after)
-        for function in dict.fromkeys([*accepted, *found])
+        for function in dict.fromkeys([*accepted, *current])
         for metric in TOLERANCES
         if metric in metrics
         and _differ(
             metric,
             before := accepted.get(function, {}).get(metric),
-            after := found.get(function, {}).get(metric),
+            after := current.get(function, {}).get(metric),
         )
     ]
 
@@ -137,50 +138,45 @@ def _differ(metric: str, before: int | None, after: int | None) -> bool:
 
 ACCEPTED = Path("benchmarks/accepted_costs.json")
 _SECTIONS = ("train", "evaluate", "gradients", "environment")
-_IMAGE_SHAPE, _NUM_CLASSES, _NUM_EXAMPLES = (28, 28), 10, 55_000  # of MNIST, its training part
-_STEPS, _STEPS_PER_CALL = 4, 3  # of a short epoch: the last step has a smaller batch, and is a chunk by itself
-_FEW = 4  # images
+_IMAGE_SHAPE, _NUM_CLASSES, _NUM_EXAMPLES = (28, 28), 10, 55_000  # MNIST's training split
+_STEPS, _STEPS_PER_CALL = 4, 3  # short epochs, whose last step has a smaller batch and is a separate chunk
+_FEW = 4  # number of images
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Costs, and what they depend on.
+    """Costs, and the machine and params that determine them."""
 
-    Attributes:
-        machine: `jax`, `jaxlib`, `platform`, `architecture` (of a GPU, its model) and the number of `devices`.
-        params: the sections of `params.yaml` that determine them.
-    """
-
-    machine: Mapping[str, str]
-    params: Mapping[str, Any]
+    machine: Mapping[str, str]  # `jax`, `jaxlib`, `platform`, `architecture` (a GPU's model) and number of `devices`
+    params: Mapping[str, Any]  # sections of `params.yaml` that determine the costs
     costs: Costs
 
 
 def run_gate(*, accept: bool) -> int:
     """Compare the current costs with the accepted ones, or accept them; return the exit status, 1 for a change."""
-    console, found = stdout_console(), measure()
+    console, current = stdout_console(), measure()
     if accept:
-        write_json(ACCEPTED, vars(found))
-        console.print(f"{ACCEPTED}: {len(found.costs)} functions accepted")
+        write_json(ACCEPTED, vars(current))
+        console.print(f"{ACCEPTED}: {len(current.costs)} functions accepted")
         return 0
     accepted = read_record(ACCEPTED)
-    metrics = _comparable(accepted.machine, found.machine)
+    metrics = _comparable(accepted.machine, current.machine)
     if len(metrics) < len(TOLERANCES):
-        here = f"accepted on {_described(accepted.machine)}; here is {_described(found.machine)}"
-        console.print(f"{here}: comparing only {', '.join(sorted(metrics))}")
-    if changed := _changed_params(accepted.params, found.params):
-        console.print(f"other params than those that were accepted: {', '.join(changed)}")
-    changes = find_changes(accepted.costs, found.costs, metrics)
+        machines = f"accepted on {_describe(accepted.machine)}; this machine is {_describe(current.machine)}"
+        console.print(f"{machines}: comparing only {', '.join(sorted(metrics))}")
+    if changed := _changed_params(accepted.params, current.params):
+        console.print(f"params differ from the accepted ones: {', '.join(changed)}")
+    changes = find_changes(accepted.costs, current.costs, metrics)
     if not changes:
-        console.print(f"gate: the costs of {len(found.costs)} functions are those accepted")
+        console.print(f"gate: the costs of {len(current.costs)} functions are those accepted")
         return 0
     console.print(as_table(changes))
-    console.print("`gradtrail gate --accept` accepts the current costs; commit the file and say why they changed")
+    console.print("`gradtrail gate --accept` accepts the current costs; commit the file and explain why they changed")
     return 1
 
 
 def measure(keep: Keep = _forget) -> Record:
-    """Measure the costs of `train`, `evaluate` and `gradients`, as configured; `keep` takes each one's compiler."""
+    """Measure the costs of `train`, `evaluate` and `gradients` as configured; `keep` gets each stage's compiler."""
     config, runtime = load_section("train", TrainConfig), load_section("runtime", RuntimeConfig)
     no_debugging = dataclasses.replace(runtime, debug_nans=False, disable_jit=False)
     set_up_jax(load_section("environment", EnvironmentConfig), no_debugging)
@@ -206,11 +202,11 @@ def measure_training(config: TrainConfig, keep: Keep = _forget) -> dict[str, dic
 
 
 def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunction) -> None:
-    """Make two short epochs as the stage does, with all that it does after a chunk and an epoch; write nothing."""
+    """Run two short epochs as the stage does, including its work after chunks and epochs; write nothing."""
     steps = min(_STEPS, engine.steps_per_epoch)
 
-    def call_order(*called: Any) -> np.ndarray:
-        few = np.full_like(engine.order(*called), batching.PADDING)
+    def call_order(*arguments: Any) -> np.ndarray:
+        few = np.full_like(engine.order(*arguments), batching.PADDING)
         np.put(few, range((steps - 1) * few.shape[1] + 1), range((steps - 1) * few.shape[1] + 1))
         return few
 
@@ -272,28 +268,22 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
 
 
 def read_record(path: Path) -> Record:
-    """Read accepted costs; raise UserError where there are none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Record(machine=content["machine"], params=content["params"], costs=content["costs"])
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `gradtrail gate --accept` writes it") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: not a record of accepted costs: {one_line(error)}") from None
+    """Read accepted costs; raise UserError if there are none."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; `gradtrail gate --accept` writes it")
+    return Record(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def as_table(changes: list[Change]) -> Table:
     """Return a table of the changes."""
-    table = Table(title="costs beyond their tolerance")
-    for title in ("function", "metric"):
-        table.add_column(title, overflow="fold")
-    for title in ("accepted", "found", "ratio", "tolerance"):
-        table.add_column(title, justify="right")
+    rows = []
     for change in changes:
         before, after = ("-" if value is None else f"{value:,}" for value in (change.before, change.after))
         ratio = f"{change.ratio:.3f}" if np.isfinite(change.ratio) else "-"
-        table.add_row(change.function, change.metric, before, after, ratio, f"{TOLERANCES[change.metric]:.0%}")
-    return table
+        tolerance = f"{TOLERANCES[change.metric]:.0%}"
+        numbers = {"accepted": before, "found": after, "ratio": ratio, "tolerance": tolerance}
+        rows.append({"function": change.function, "metric": change.metric} | numbers)
+    return table("costs beyond their tolerance", rows, right=("accepted", "found", "ratio", "tolerance"))
 
 
 def _compiler(log: CompileLog) -> Compiler:
@@ -314,22 +304,22 @@ def _some_params(model: Model) -> HostParams:
 
 
 def _costs(stage: str, compiler: Compiler, log: CompileLog) -> dict[str, dict[str, int]]:
-    """Return the metrics of each function, and as `<stage>/unplanned` how many compilations calls caused."""
+    """Return the metrics of each function, and as `<stage>/unplanned` the number of compilations that calls caused."""
     for line in compiler.warnings:
         print(f"{stage}: warning: {line}", file=sys.stderr)
-    found = {f"{stage}/{name}": metrics for name, metrics in costs_of(compiler).items()}
-    return found | {f"{stage}/unplanned": {"compilations": len(log.unplanned)}}
+    costs = {f"{stage}/{name}": metrics for name, metrics in costs_of(compiler).items()}
+    return costs | {f"{stage}/unplanned": {"compilations": len(log.unplanned)}}
 
 
-def _comparable(accepted: Mapping[str, str], found: Mapping[str, str]) -> frozenset[str]:
-    if accepted == found:
+def _comparable(accepted: Mapping[str, str], current: Mapping[str, str]) -> frozenset[str]:
+    if accepted == current:
         return frozenset(TOLERANCES)
-    same_version = all(accepted.get(name) == found.get(name) for name in ("jax", "jaxlib"))
-    return OF_VERSION if same_version else OF_PROGRAM
+    same_version = all(accepted.get(name) == current.get(name) for name in ("jax", "jaxlib"))
+    return SAME_VERSION_METRICS if same_version else PORTABLE_METRICS
 
 
-def _changed_params(accepted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    before, after = flatten(accepted), flatten(found)
+def _changed_params(accepted: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    before, after = flatten(accepted), flatten(current)
     return [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
 
 
@@ -344,5 +334,5 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _described(machine: Mapping[str, str]) -> str:
+def _describe(machine: Mapping[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in machine.items())

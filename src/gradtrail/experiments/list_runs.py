@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from mlflow.entities import Run
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -11,11 +10,13 @@ from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import MEMBERS, SEED
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
+from gradtrail.support.tables import table
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
 
 ACCURACY = "eval/accuracy"
-_UNLIMITED = 1000  # columns, in which no cell is folded
+_ACCURACY_COLUMN = "test accuracy, %"
+_UNLIMITED = 1000  # width in columns at which no cell is folded
 _SHORT = 8  # digits of a run's id
 _METRICS = {  # metric → title and format; on a narrow terminal the last ones are left out first
     "train/validation_accuracy": ("validation, %", "{:.2%}"),
@@ -29,13 +30,13 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     """Print the training runs in the store.
 
     Args:
-        sort_by: a metric or param; runs without it come last.
-        ascending: smallest first.
-        where: required values of params, or of the data set as `dataset`.
-        limit: maximum number of runs; None for all.
+        sort_by: Metric or param; runs without it come last.
+        ascending: True for the smallest first.
+        where: Required values of params, or of the data set as `dataset`.
+        limit: Maximum number of runs; None for all.
 
     Raises:
-        UserError: no run has a key or a value; one line.
+        UserError: No run has a key or a value.
     """
     training_runs = RunIndex(open_store())({"stage": "train"})
     if not training_runs:
@@ -43,9 +44,9 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
         return
     chosen = [run for run in training_runs if _fits(run, where)]
     if not chosen:
-        wanted = ", ".join(f"{key}={value}" for key, value in where.items())
+        filters = ", ".join(f"{key}={value}" for key, value in where.items())
         raise UserError(
-            f"--where: none of {len(training_runs)} training runs has {wanted}; {_values(training_runs, where)}"
+            f"--where: none of {len(training_runs)} training runs has {filters}; {_values(training_runs, where)}"
         )
     ordered = in_order(chosen, sort_by, ascending=ascending)
     console = stdout_console()
@@ -56,14 +57,14 @@ def in_order(runs: Iterable[Run], sort_by: str, *, ascending: bool) -> list[Run]
     """Return runs ordered by a metric or param, numbers before words; those without it last.
 
     Raises:
-        UserError: no run has it.
+        UserError: No run has it.
     """
     runs = list(runs)
     with_key = [run for run in runs if _value(run, sort_by) is not None]
     if not with_key and sort_by != ACCURACY:  # no run has it before the first evaluation
-        known = sorted({name for run in runs for name in (*run.data.metrics, *run.data.params)})
-        near = [name for name in known if sort_by.rpartition("/")[2] in name][:5]
-        hint = f"; there are {', '.join(near)}" if near else suggestion(sort_by, known)
+        names = sorted({name for run in runs for name in (*run.data.metrics, *run.data.params)})
+        near = [name for name in names if sort_by.rpartition("/")[2] in name][:5]
+        hint = f"; there are {', '.join(near)}" if near else suggestion(sort_by, names)
         hint = hint or ", such as eval/loss or train.seed"
         raise UserError(f"--sort-by: no run has {sort_by!r}: a metric or a param{hint}")
     with_key.sort(key=lambda run: _rank(_value(run, sort_by)), reverse=not ascending)
@@ -71,50 +72,44 @@ def in_order(runs: Iterable[Run], sort_by: str, *, ascending: bool) -> list[Run]
 
 
 def fitting_table(runs: Sequence[Run], total: int, console: Console) -> Table:
-    """Return the table with as many metrics as the console has room for."""
+    """Return the table with as many metrics as fit the width of the console."""
     wide = console.options.update(width=_UNLIMITED)
     for number in range(len(_METRICS), -1, -1):
-        table = as_table(runs, total=total, num_metrics=number)
-        if console.measure(table, options=wide).maximum <= console.width:
+        result = as_table(runs, total=total, num_metrics=number)
+        if console.measure(result, options=wide).maximum <= console.width:
             break
-    return table
+    return result
 
 
 def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
-    """Return the runs as a table: what differs between them, their accuracy, and the first `num_metrics` other metrics.
+    """Return the runs as a table: differing params, the accuracy, and the first `num_metrics` other metrics.
 
     Args:
-        runs: the runs to show.
-        total: number of runs before the limit.
-        num_metrics: number of metrics to show besides the accuracy.
+        runs: Rows of the table.
+        total: Number of runs before the limit.
+        num_metrics: Number of metrics besides the accuracy.
     """
-    shown = [name for name in list(_METRICS)[:num_metrics] if any(name in run.data.metrics for run in runs)]
-    titles = {name: _METRICS[name][0] for name in shown}
+    metrics = [name for name in list(_METRICS)[:num_metrics] if any(name in run.data.metrics for run in runs)]
+    titles = {name: _METRICS[name][0] for name in metrics}
     differing = _differing(runs)
     is_open = any(run.info.status != "FINISHED" for run in runs)
-    title = f"{len(runs)} of {total} training runs"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("run", no_wrap=True)
-    table.add_column("training", overflow="fold")
-    for param in differing:
-        table.add_column(param.removeprefix("train."), overflow="fold", justify="right")
-    several_machines = len({run.data.tags.get("machine") for run in runs}) > 1  # whose times are not comparable
-    if several_machines:
-        table.add_column("machine", overflow="fold")
-    table.add_column("test accuracy, %", justify="right", no_wrap=True)
-    for title in titles.values():
-        table.add_column(title, justify="right")
-    if is_open:
-        table.add_column("status")
     best = max((run.data.metrics[ACCURACY] for run in runs if ACCURACY in run.data.metrics), default=None)
+    several_machines = len({run.data.tags.get("machine") for run in runs}) > 1  # whose times are not comparable
+    rows, styles = [], []
     for run in runs:
         is_best = best is not None and run.data.metrics.get(ACCURACY) == best
         params = _with_seeds(run.data.params)
-        cells = [run.info.run_id[:_SHORT], _title(run), *(params.get(param, "") for param in differing)]
-        cells += [run.data.tags.get("machine", "")] * several_machines
-        cells += [_accuracy(run, is_best=is_best), *(_metric(run, name) for name in titles)]
-        table.add_row(*cells, *([run.info.status] if is_open else []), style="bold green" if is_best else None)
-    return table
+        row = {"run": run.info.run_id[:_SHORT], "training": _title(run)}
+        row |= {param.removeprefix("train."): params.get(param, "") for param in differing}
+        row |= {"machine": run.data.tags.get("machine", "")} if several_machines else {}
+        row |= {_ACCURACY_COLUMN: _accuracy(run, is_best=is_best)}
+        row |= {title: _metric(run, name) for name, title in titles.items()}
+        row |= {"status": run.info.status} if is_open else {}
+        rows.append(row)
+        styles.append("bold green" if is_best else None)
+    right = {*rows[0]} - {"run", "training", "machine", "status"}
+    no_wrap = ("run", _ACCURACY_COLUMN)
+    return table(f"{len(runs)} of {total} training runs", rows, right, no_wrap=no_wrap, styles=styles)
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
@@ -131,24 +126,23 @@ def _with_seeds(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fits(run: Run, where: Mapping[str, str]) -> bool:
-    """Whether a run has these values; MLflow has Python's words for those of params.yaml, such as `True` for `true`."""
-    found = {key: _value(run, key) for key in where}
-    return all(found[key] is not None and str(found[key]).casefold() == where[key].casefold() for key in where)
+    """Whether a run has these values. Case is ignored: MLflow has Python's `True` for `true` of params.yaml."""
+    values = {key: _value(run, key) for key in where}
+    return all(values[key] is not None and str(values[key]).casefold() == where[key].casefold() for key in where)
 
 
 def _values(runs: Iterable[Run], where: Mapping[str, str]) -> str:
     """Return a sentence with the values that the keys of `where` have."""
-    found = {key: sorted({str(value) for run in runs if (value := _value(run, key)) is not None}) for key in where}
-    known = {name for run in runs for name in run.data.params}
-    said = {
-        key: f"is {' or '.join(values[:5])}" if values else f"is not a param{suggestion(key, known)}"
-        for key, values in found.items()
-    }
-    return "; ".join(f"{key} {what}" for key, what in said.items())
+    values = {key: sorted({str(value) for run in runs if (value := _value(run, key)) is not None}) for key in where}
+    params = {name for run in runs for name in run.data.params}
+    return "; ".join(
+        f"{key} is {' or '.join(texts[:5])}" if texts else f"{key} is not a param{suggestion(key, params)}"
+        for key, texts in values.items()
+    )
 
 
 def _value(run: Run, key: str) -> str | float | None:
-    """Return the value of a metric or a param, or the data set; None where the run has none."""
+    """Return the value of a metric or a param, or the data set; None if the run has none."""
     if key == "dataset":
         return str(run.data.tags.get(key))
     return run.data.metrics.get(key, run.data.params.get(key))

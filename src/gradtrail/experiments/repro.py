@@ -33,10 +33,10 @@ _PARAMS = Path("params.yaml")
 
 
 def reproduce(arguments: list[str]) -> int:
-    """Run `dvc repro`. Where no source answers and the data set has a stand-in, switch to it, say so, and run it again.
+    """Run `dvc repro`. If no source answers and the data set has a stand-in, switch to it, print that, and run again.
 
     Args:
-        arguments: passed on to `dvc repro`.
+        arguments: Arguments for `dvc repro`.
 
     Returns:
         The exit status of `dvc repro`.
@@ -54,17 +54,18 @@ def reproduce(arguments: list[str]) -> int:
         return status
     _backfill()
     if all(argument.startswith("-") for argument in arguments):
-        _summarize(
-            time.monotonic() - started
-        )  # not after only some stages: results/metrics/ may belong to another state
+        # Not after only some stages: results/metrics/ may belong to another state
+        _summarize(time.monotonic() - started)
     _remind_of_stand_in()
     return 0
 
 
 @contextlib.contextmanager
 def _visible(targets: Sequence[str]) -> Iterator[None]:
-    """Show DVC the optional pipelines among the targets; those that have a `dvc.lock` afterwards stay visible."""
-    pipelines = [Path(name) for name in FILES[2::2] if Path(name) in {Path(one.partition(":")[0]) for one in targets}]
+    """Make the optional pipelines among the targets visible to DVC; those that then have a `dvc.lock` stay visible."""
+    pipelines = [
+        Path(name) for name in FILES[2::2] if Path(name) in {Path(target.partition(":")[0]) for target in targets}
+    ]
     for pipeline in pipelines:
         pipeline.with_name(".dvcignore").write_text("!/dvc.yaml\n")
     try:
@@ -76,7 +77,7 @@ def _visible(targets: Sequence[str]) -> Iterator[None]:
 
 
 def fit_dvc_to_git() -> None:
-    """Set DVC's `core.no_scm` where there is no git repository, and unset it where there is one.
+    """Set DVC's `core.no_scm` if there is no git repository, and unset it if there is one.
 
     `dvc repro` needs it in an unpacked archive; after `git init` it would break `dvc exp run`.
     """
@@ -91,9 +92,9 @@ def fit_dvc_to_git() -> None:
 
 
 def _validate_params() -> None:
-    """Refuse invalid params, and an environment that may change results, before DVC removes outs of stages to run.
+    """Refuse invalid params, and an environment that may change results, before DVC removes outputs of stages to run.
 
-    Params that were valid are so again, as long as neither they nor the code has changed.
+    Valid params are not validated again until they or the code change.
     """
     params = read_yaml(_PARAMS)
     config = load_section("environment", EnvironmentConfig) if "environment" in params else None
@@ -104,12 +105,12 @@ def _validate_params() -> None:
         require_known_sections()
         for section, into in section_configs().items():
             load_section(section, into)
-        with atomic_file(valid) as beside:
-            beside.write_text(key)
+        with atomic_file(valid) as temporary:
+            temporary.write_text(key)
 
 
 def _params_key() -> str:
-    """Return a digest of the params, the pipeline, and the times and sizes of the files of code."""
+    """Return a digest of the params, the pipeline, and the times and sizes of the source files."""
     code = Path(gradtrail.__file__ or "").parent
     stats = [(str(path), path.stat()) for path in sorted(code.rglob("*.py"))]
     described = [
@@ -126,7 +127,7 @@ def _dvc_repro(arguments: list[str], flag: Path) -> int:
 
 
 def _backfill() -> None:
-    """Make runs of states that DVC skipped or restored; a fault of the store is a warning."""
+    """Add the runs of states that DVC skipped or restored; an error of the store is a warning."""
     if not load_section("runtime", RuntimeConfig).tracking:
         return
     try:
@@ -136,12 +137,12 @@ def _backfill() -> None:
 
 
 def _summarize(seconds: float) -> None:
-    """Print the result: the time that the command took, the accuracy, and where the report is."""
+    """Print the accuracy, the time of the command, and the path of the report."""
     path, report = Path("results/metrics/evaluate.json"), Path("results/report.html")
     if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        interval = f"95 % interval {found['accuracy_low']:.2%} to {found['accuracy_high']:.2%}"
-        print(f"{found['dataset']}: test accuracy {found['accuracy']:.2%} ({interval}), in {_duration(seconds)}")
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+        interval = f"95 % interval {metrics['accuracy_low']:.2%} to {metrics['accuracy_high']:.2%}"
+        print(f"{metrics['dataset']}: test accuracy {metrics['accuracy']:.2%} ({interval}), in {_duration(seconds)}")
         print(f"report: {report}; `make ui` compares the runs" if report.is_file() else "`make ui` compares the runs")
 
 
@@ -151,36 +152,36 @@ def _duration(seconds: float) -> str:
 
 
 def _use_stand_in() -> None:
-    """Set the data set's stand-in as `fetch.dataset` in `params.yaml`, leaving every other character as it is."""
-    wanted = _dataset(read_yaml(_PARAMS))
-    stand_in = DATASETS[wanted].stand_in
+    """Set `fetch.dataset` in `params.yaml` to the stand-in of the data set, and change no other character."""
+    original = _dataset(read_yaml(_PARAMS))
+    stand_in = DATASETS[original].stand_in
     text = _PARAMS.read_text(encoding="utf-8")
-    changed = re.sub(rf"(?ms)(^fetch:.*?^\s+dataset:\s*)(['\"]?){wanted}\b\2", rf"\g<1>{stand_in}", text, count=1)
-    with atomic_file(_PARAMS) as beside:
-        beside.write_text(changed, encoding="utf-8")
+    changed = re.sub(rf"(?ms)(^fetch:.*?^\s+dataset:\s*)(['\"]?){original}\b\2", rf"\g<1>{stand_in}", text, count=1)
+    with atomic_file(_PARAMS) as temporary:
+        temporary.write_text(changed, encoding="utf-8")
     if _dataset(read_yaml(_PARAMS)) != stand_in:
         raise UserError(f"{_PARAMS}: fetch.dataset could not be changed automatically; set it to {stand_in}")
     _banner(
-        f"No source of {title(wanted)} answered. Continuing with {title(stand_in)}.\n"
-        f"fetch.dataset in params.yaml is now {stand_in}; every metrics file, run and figure says so.",
-        title(wanted),
+        f"No source of {title(original)} answered. Continuing with {title(stand_in)}.\n"
+        f"fetch.dataset in params.yaml is now {stand_in}; every metrics file, run and figure names it.",
+        title(original),
     )
 
 
 def _remind_of_stand_in() -> None:
-    """Say so where the data set is one that stands in for another."""
-    found = _dataset(read_yaml(_PARAMS))
-    if wanted := stands_in_for(found):
-        name, variable = title(wanted), DATASETS[wanted].folder_variable
+    """Print a reminder if the data set is a stand-in for another."""
+    stand_in = _dataset(read_yaml(_PARAMS))
+    if original := stands_in_for(stand_in):
+        name, variable = title(original), DATASETS[original].folder_variable
         _banner(
-            f"These are results on {title(found)}, not on {name}.\nTo use {name}, set fetch.dataset: {wanted} in "
+            f"These are results on {title(stand_in)}, not on {name}.\nTo use {name}, set fetch.dataset: {original} in "
             f"params.yaml and run `make repro` with a network or {variable}.",
             name,
         )
 
 
-def _banner(text: str, wanted: str) -> None:
-    Console(stderr=True).print(Panel(text, title=f"NOT {wanted}", border_style="bold red"))
+def _banner(text: str, original: str) -> None:
+    Console(stderr=True).print(Panel(text, title=f"NOT {original}", border_style="bold red"))
 
 
 def _dataset(params: dict[str, Any]) -> Any:

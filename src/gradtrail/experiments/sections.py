@@ -1,7 +1,7 @@
-"""The sections of `params.yaml`, and the config class of each: the one that a stage's script loads it into.
+"""The sections of `params.yaml`, and the config class that a stage's script loads each section into.
 
-A script says `stage.params(TrainConfig)`, or `stage.params(TrainConfig, "train")` for the section of another stage. Its
-text is read, not run, so a new stage's section is validated before DVC starts with no list to put it on.
+A script calls `stage.params(TrainConfig)`, or `stage.params(TrainConfig, "train")` for the section of another stage.
+The script is parsed, not run, so a new stage's section is validated before DVC starts without being registered.
 """
 
 import ast
@@ -15,29 +15,29 @@ from gradtrail.stages.common.pipeline_file import read_pipelines
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError, suggestion
 
-_SHARED = {"environment": EnvironmentConfig, "runtime": RuntimeConfig}  # which every stage loads, not its script
+_SHARED = {"environment": EnvironmentConfig, "runtime": RuntimeConfig}  # loaded by every stage, not by its script
 
 
 def section_configs(folder: Path = Path()) -> dict[str, type]:
-    """Return the config class of each section that can be validated before the stages that read it start.
+    """Return the config class of each section that can be validated before its stages start.
 
     A section that a stage loads in another way is validated by its stage, when it starts.
     """
-    found: dict[str, type] = {}
+    configs: dict[str, type] = {}
     for stage, spec in read_pipelines(folder).items():
         for script in (folder / dep for dep in spec.deps if dep.endswith(".py") and (folder / dep).is_file()):
-            found |= _loaded_by(script, stage)
-    return found | {name: config for name, config in _SHARED.items() if name in _sections_read(folder)}
+            configs |= _loaded_by(script, stage)
+    return configs | {name: config for name, config in _SHARED.items() if name in _sections_read(folder)}
 
 
 def require_known_sections(folder: Path = Path()) -> None:
-    """Refuse a section of `params.yaml` that no stage reads where its name is near to one that a stage reads.
+    """Refuse a section of `params.yaml` that no stage reads if its name is similar to one that a stage reads.
 
-    Any other may belong to another pipeline, or to a stage that was taken out.
+    Any other may belong to another pipeline, or to a removed stage.
     """
-    known = _sections_read(folder)
+    sections = _sections_read(folder)
     for section in read_yaml(folder / PARAMS):
-        if section not in known and (near := suggestion(str(section), sorted(known))):
+        if section not in sections and (near := suggestion(str(section), sorted(sections))):
             raise UserError(f"{PARAMS}: no stage reads the section {str(section)!r}{near}")
 
 
@@ -47,15 +47,15 @@ def _sections_read(folder: Path) -> set[str]:
 
 
 def _loaded_by(script: Path, stage: str) -> dict[str, type]:
-    """Return section → config class, from the calls of `stage.params` in a script."""
+    """Return the config class of each section, from the calls of `stage.params` in a script."""
     nodes = [*ast.walk(ast.parse(script.read_text(encoding="utf-8"), str(script)))]
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     modules = {alias.asname or alias.name: str(node.module) for node in imports for alias in node.names}
-    found: dict[str, type] = {}
+    configs: dict[str, type] = {}
     for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(ast.Name("stage"), "params"), args=[ast.Name(config), *rest]):
                 section = rest[0].value if rest and isinstance(rest[0], ast.Constant) else stage
                 if config in modules:
-                    found[str(section)] = getattr(importlib.import_module(modules[config]), config)
-    return found
+                    configs[str(section)] = getattr(importlib.import_module(modules[config]), config)
+    return configs

@@ -1,4 +1,4 @@
-"""`gradtrail ui`: MLflow's UI on this repository's store, with links to views of the trainings and of compiling."""
+"""`gradtrail ui`: MLflow's UI for this repository's store, with links to views of trainings and compilations."""
 
 import contextlib
 import os
@@ -23,20 +23,20 @@ _POLL_SECONDS, _GRACE_SECONDS = 0.2, 5.0
 
 
 def serve(port: int) -> int:
-    """Sync the store, print the links to the views, and run the UI; a tracking server has a UI of its own.
+    """Sync the store, print the links to the views, and run the UI unless a tracking server runs it already.
 
     Returns:
         The exit status: 0 after Ctrl-C or SIGTERM, else that of the UI.
 
     Raises:
-        UserError: the port cannot be used; one line.
+        UserError: The port cannot be used.
     """
     is_server = not store_uri().startswith(SQLITE)
     if not is_server:
         _require_free(port)
     try:
         print(sync.sync().describe())
-    except UserError as error:  # the runs in the store can be shown nevertheless
+    except UserError as error:  # the UI can still display the runs in the store
         print(f"gradtrail: {one_line(error)}", file=sys.stderr)
     client = open_store()
     experiment = experiment_id(client, "models")
@@ -57,7 +57,7 @@ def _print_links(views: Iterable[View], base: str, experiment: str) -> None:
 
 def _require_free(port: int) -> None:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a port just left is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, for a port that was just released
         try:
             probe.bind((_HOST, port))
         except OSError as error:
@@ -65,26 +65,26 @@ def _require_free(port: int) -> None:
 
 
 def _run_until_stopped(command: list[str]) -> int:
-    """Run a server; at Ctrl-C, SIGTERM or a closed terminal end it and all processes that it has started.
+    """Run a server; on Ctrl-C, SIGTERM or a closed terminal, end it and all processes that it has started.
 
-    It runs in a session of its own, so that the signal of a terminal reaches this process alone. Signals may come
-    twice, as from a terminal and from make.
+    It runs in a new session, so that the terminal signals only this process. Signals may arrive twice: from a terminal
+    and from make.
     """
-    asked: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in _SIGNALS}
+    signals: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: signals.append(number)) for number in _SIGNALS}
     server = subprocess.Popen(command, env=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}, start_new_session=True)
     try:
-        while not asked:
+        while not signals:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return server.wait(_POLL_SECONDS)
         return 0
     finally:
-        started = _started_by(server)
-        for process in started:
+        processes = _process_tree(server)
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
-        psutil.wait_procs(started, _GRACE_SECONDS)
-        for process in {*started, *_started_by(server)}:
+        psutil.wait_procs(processes, _GRACE_SECONDS)
+        for process in {*processes, *_process_tree(server)}:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         server.wait()
@@ -92,11 +92,12 @@ def _run_until_stopped(command: list[str]) -> int:
             signal.signal(number, handler)
 
 
-def _started_by(server: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return a server's process and those below it, also such as have lost their parent or have their own session."""
-    found: dict[int, psutil.Process] = {}
+def _process_tree(server: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return a server's process and its descendants, including orphans and those with another session."""
+    processes: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             if os.getsid(process.pid) == server.pid:
-                found |= {each.pid: each for each in (process, *process.children(recursive=True))}
-    return [*found.values()]
+                tree = (process, *process.children(recursive=True))
+                processes |= {member.pid: member for member in tree}
+    return [*processes.values()]

@@ -6,25 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cluster_repository import new_request
 from servers import free_port
 
 from gradtrail.cluster.ray import client as clients
 from gradtrail.cluster.ray.client import Cluster
 from gradtrail.cluster.ray.events import SOME_FAILED, Event
-from gradtrail.cluster.task.request import Request, own_python
 from gradtrail.support.errors import UserError
 
-REQUEST = Request(
-    git_url="/srv/x.git",
-    commit="0" * 40,
-    tracking_uri="http://127.0.0.1:5000",
-    cache=None,
-    cpus=1.0,
-    gpus=0.0,
-    python=own_python(),
-    packages={},
-    experiments=(),
-)
+REQUEST = new_request(packages={})
 
 
 class FakeClient:
@@ -69,7 +59,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     return fake
 
 
-def test_the_same_experiments_are_the_same_job_while_it_is_open(fake: FakeClient) -> None:
+def test_same_experiments_attach_to_the_open_job(fake: FakeClient) -> None:
     cluster = Cluster("http://h:8265")
     job, is_new = cluster.start(REQUEST, ["b", "a"])
     assert is_new
@@ -82,42 +72,35 @@ def test_the_same_experiments_are_the_same_job_while_it_is_open(fake: FakeClient
     assert cluster.start(REQUEST, ["a", "b"]) == (f"{job}-2", False)
 
 
-def test_a_job_has_the_code_and_no_environment(fake: FakeClient) -> None:
+def test_job_contains_the_code_and_no_environment(fake: FakeClient) -> None:
     Cluster("http://h:8265").start(REQUEST, ["a"])
     (job,) = fake.submitted
     assert {"request.json", "pipeline/versions.yaml", "gradtrail/cluster/ray/job.py"} <= job["files"]
     assert set(job["runtime_env"]) == {"working_dir"}, "variables would be shown by Ray's dashboard"
 
 
-def test_a_job_is_followed_from_its_beginning_to_its_end(fake: FakeClient) -> None:
-    events = [Event(name="a", what=what, seconds=0.0) for what in ("waiting", "running", "made")]
+def test_events_of_a_job_are_followed_to_its_end(fake: FakeClient) -> None:
+    events = [Event(name="a", state=state, seconds=0.0) for state in ("waiting", "running", "made")]
     lines = [event.line() + "\n" for event in events]
     fake.looks = [("RUNNING", lines[0]), ("RUNNING", "".join(lines[:2])), ("SUCCEEDED", "".join(lines))]
     assert list(Cluster("http://h:8265").follow("job")) == [events[0], None, events[1], None, events[2]]
 
 
 @pytest.mark.parametrize(
-    ("status", "log", "said"),
+    ("status", "log", "message"),
     [
         ("STOPPED", "", "job x was stopped; the same command starts what is missing"),
-        ("FAILED", Event(name="", what="refused", seconds=0, detail="jax 1, but 2").line() + "\n", "jax 1, but 2"),
+        ("FAILED", Event(name="", state="refused", seconds=0, detail="jax 1, but 2").line() + "\n", "jax 1, but 2"),
     ],
 )
-def test_a_job_that_did_not_come_to_its_own_end_is_one_line(fake: FakeClient, status: str, log: str, said: str) -> None:
+def test_stopped_or_refused_job_is_one_line(fake: FakeClient, status: str, log: str, message: str) -> None:
     fake.looks = [(status, log)]
-    with pytest.raises(UserError, match=f"^{said}$"):
+    with pytest.raises(UserError, match=f"^{message}$"):
         list(Cluster("http://h:8265").follow("x"))
 
 
-def test_a_job_in_which_experiments_failed_came_to_its_end(fake: FakeClient) -> None:
-    fake.looks = [("FAILED", Event(name="a", what="failed", seconds=0, detail="why").line() + "\n")]
-    (event,) = Cluster("http://h:8265").follow("x")
-    assert event
-    assert event.detail == "why"
-
-
 @pytest.mark.parametrize(
-    ("exit_code", "log", "said"),
+    ("exit_code", "log", "message"),
     [
         (
             1,
@@ -128,28 +111,28 @@ def test_a_job_in_which_experiments_failed_came_to_its_end(fake: FakeClient) -> 
         (None, "some line\n", "its node died"),
     ],
 )
-def test_a_job_that_crashed_says_why_and_is_none_in_which_experiments_failed(
-    fake: FakeClient, exit_code: int | None, log: str, said: str
+def test_crashed_job_is_one_line_with_its_reason(
+    fake: FakeClient, exit_code: int | None, log: str, message: str
 ) -> None:
     fake.exit_code = exit_code
-    fake.looks = [("FAILED", log + Event(name="a", what="running", seconds=0).line() + "\n")]
-    with pytest.raises(UserError, match=f"^job x failed: {said}; `ray job logs x` shows more$"):
+    fake.looks = [("FAILED", log + Event(name="a", state="running", seconds=0).line() + "\n")]
+    with pytest.raises(UserError, match=f"^job x failed: {message}; `ray job logs x` shows more$"):
         list(Cluster("http://h:8265").follow("x"))
 
 
 @pytest.mark.parametrize("address", ["10.0.0.5:8265", "ray://h:10001", "http://", "auto"])
-def test_an_address_that_is_none_is_one_line(address: str) -> None:
+def test_invalid_address_is_one_line(address: str) -> None:
     with pytest.raises(UserError, match=r"^--on: must be the address of Ray's job server, such as http://"):
         Cluster(address)
 
 
-def test_without_ray_a_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_one_line_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.job_submission", None)
     with pytest.raises(UserError, match=r"^Ray is not installed here: `make env CLUSTER=1`, or "):
         Cluster("http://h:8265")
 
 
-def test_no_server_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "require_ray", lambda: FakeClient)
     address = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(UserError, match=rf"^--on {address}: no Ray job server answers there \(ConnectionError\)$"):
@@ -157,7 +140,7 @@ def test_no_server_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         (
             RuntimeError("Unauthenticated: wrong authentication token"),
@@ -167,11 +150,11 @@ def test_no_server_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         (ValueError("no JSON"), r"no Ray job server answers there \(ValueError\)"),
     ],
 )
-def test_a_server_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, fault: Exception, said: str) -> None:
+def test_refusal_of_the_server_is_one_line(monkeypatch: pytest.MonkeyPatch, fault: Exception, message: str) -> None:
     def refuse(_: str) -> None:
         raise fault
 
     monkeypatch.setattr(clients, "require_ray", lambda: refuse)
     monkeypatch.setattr(clients.requests, "get", lambda *_, **__: None)
-    with pytest.raises(UserError, match=f"^--on http://h:8265: {said}"):
+    with pytest.raises(UserError, match=f"^--on http://h:8265: {message}"):
         Cluster("http://h:8265")

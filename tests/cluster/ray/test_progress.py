@@ -1,4 +1,4 @@
-"""What a job does is one line a step in a pipe; who failed is told with its reason."""
+"""State a job does is one line a step in a pipe; who failed is told with its reason."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from gradtrail.cluster.ray.progress import show
 LABELS = {"gradtrail-1": "low, seed 0", "gradtrail-2": "high, seed 0"}
 
 
-def event(name: str, what: str, detail: str = "", attempt: int = 0) -> Event:
-    return Event(name=name, what=what, seconds=1.0, detail=detail, attempt=attempt)  # type: ignore[arg-type]
+def event(name: str, state: str, detail: str = "", attempt: int = 0) -> Event:
+    return Event(name=name, state=state, seconds=1.0, detail=detail, attempt=attempt)  # type: ignore[arg-type]
 
 
-def test_a_line_for_each_step_and_the_reasons_of_failures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipe_gets_one_line_per_step_and_the_reasons_of_failures(capsys: pytest.CaptureFixture[str]) -> None:
     events = [
         event("gradtrail-1", "waiting"),
         None,
@@ -32,9 +32,9 @@ def test_a_line_for_each_step_and_the_reasons_of_failures(capsys: pytest.Capture
     ]
 
 
-def test_on_a_terminal_it_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_gets_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     show("rates", [event("gradtrail-1", "running", "[bold]node"), event("gradtrail-2", "made")], LABELS)
-    said = capsys.readouterr().err
-    assert "rates: 1 of 2 done" in said
-    assert "[bold]node" in said, "a detail is no markup"
+    output = capsys.readouterr().err
+    assert "rates: 1 of 2 done" in output
+    assert "[bold]node" in output, "a detail is no markup"

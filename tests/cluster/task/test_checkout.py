@@ -1,6 +1,5 @@
 """Checkouts of a node: clean, one for each process at a time, made once and reused."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,7 @@ from gradtrail.cluster.task.checkout import node_folder
 from gradtrail.support.errors import UserError
 
 
-def test_a_checkout_has_the_commit_and_a_cache_and_is_clean_again_the_next_time(
-    shared: SharedRepository, tmp_path: Path
-) -> None:
+def test_checkout_has_the_commit_and_is_clean_when_reused(shared: SharedRepository, tmp_path: Path) -> None:
     node = node_folder(shared.url)
     with node.checkout(shared.commit, None) as folder:
         assert (folder / "file").read_text() == "content"
@@ -32,40 +29,14 @@ def test_a_checkout_has_the_commit_and_a_cache_and_is_clean_again_the_next_time(
         assert run_git(folder, "config", "remote.origin.url") == shared.url
 
 
-def test_two_at_a_time_have_two_checkouts(shared: SharedRepository) -> None:
+def test_two_processes_have_two_checkouts(shared: SharedRepository) -> None:
     node = node_folder(shared.url)
     with node.checkout(shared.commit, None) as one, node.checkout(shared.commit, None) as other:
         assert one != other
         assert (other / "file").is_file()
 
 
-def test_a_fault_in_the_block_is_raised_and_frees_the_checkout(shared: SharedRepository) -> None:
-    node = node_folder(shared.url)
-    with pytest.raises(ZeroDivisionError), node.checkout(shared.commit, None) as first:
-        raise ZeroDivisionError
-    with node.checkout(shared.commit, None) as second:
-        assert first == second
-
-
-def test_many_threads_clone_once(shared: SharedRepository) -> None:
-    node = node_folder(shared.url)
-    faults: list[BaseException] = []
-
-    def require() -> None:
-        try:
-            node.require(shared.commit)
-        except BaseException as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=require) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
-
-
-def test_a_commit_that_came_later_is_fetched_and_one_that_is_nowhere_is_one_line(shared: SharedRepository) -> None:
+def test_later_commit_is_fetched_and_a_missing_one_is_one_line(shared: SharedRepository) -> None:
     node = node_folder(shared.url)
     node.require(shared.commit)
     (shared.clone / "file").write_text("second")

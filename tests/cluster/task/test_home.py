@@ -1,4 +1,4 @@
-"""Bringing home what was made: a fault of git, DVC or a store is one line, a bug of this project is not hidden."""
+"""Fetching results: an error of git, DVC or a store is a warning of one line, a bug of this project is raised."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from dvc.exceptions import DvcException
 
 from gradtrail.cluster.task import home
 from gradtrail.cluster.task.home import fetch_experiments
-from gradtrail.cluster.task.make import experiment_ref
 from gradtrail.cluster.task.places import Places
+from gradtrail.cluster.task.refs import experiment_ref
 
 
 @pytest.fixture
@@ -34,18 +34,18 @@ def fail_with(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         type("ClientError", (Exception,), {"__module__": "botocore.exceptions"})("denied for very-secret\nagain"),
     ],
 )
-def test_a_remote_that_fails_is_a_warning_of_one_line(
+def test_failing_remote_is_a_warning_of_one_line(
     places: Places, fault: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SOME_PASSWORD", "very-secret")
     fail_with(fault, monkeypatch)
     fetch_experiments(places, ["gradtrail-1"])
-    said = "warning: not all results are fetched yet (denied for *** again); run the same command again\n"
-    assert capsys.readouterr().err == said
+    warning = "warning: not all results are fetched yet (denied for *** again); run the same command again\n"
+    assert capsys.readouterr().err == warning
     assert run_git(Path(), "rev-parse", experiment_ref(places.commit, "gradtrail-1")) == places.commit
 
 
-def test_a_bug_is_not_hidden(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_is_raised(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(TypeError("a bug"), monkeypatch)
     with pytest.raises(TypeError):
         fetch_experiments(places, ["gradtrail-1"])

@@ -21,35 +21,35 @@ stages:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedRepository:
     """A clone whose commit is pushed, with a DVC remote and a tracking server."""
-    found = make_shared_repository(tmp_path / "git")
-    (found.clone / "dvc.yaml").write_text(_PIPELINE)
-    (found.clone / "params.yaml").write_text("train: 1\n")
-    (found.clone / "src" / "code").mkdir(parents=True)
-    (found.clone / "src" / "code" / "a.py").write_text("A = 1\n")
-    (found.clone / ".dvc" / "config").write_text(
+    shared = make_shared_repository(tmp_path / "git")
+    (shared.clone / "dvc.yaml").write_text(_PIPELINE)
+    (shared.clone / "params.yaml").write_text("train: 1\n")
+    (shared.clone / "src" / "code").mkdir(parents=True)
+    (shared.clone / "src" / "code" / "a.py").write_text("A = 1\n")
+    (shared.clone / ".dvc" / "config").write_text(
         "[core]\n    remote = storage\n['remote \"storage\"']\n    url = s3://b/p\n"
     )
-    run_git(found.clone, "add", "-A")
-    run_git(found.clone, "commit", "-qm", "a pipeline")
-    run_git(found.clone, "push", "-q", "origin", "HEAD:main")
-    monkeypatch.chdir(found.clone)
+    run_git(shared.clone, "add", "-A")
+    run_git(shared.clone, "commit", "-qm", "a pipeline")
+    run_git(shared.clone, "push", "-q", "origin", "HEAD:main")
+    monkeypatch.chdir(shared.clone)
     monkeypatch.delenv("DVC_ROOT", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://10.0.0.5:5000")
-    return found
+    return shared
 
 
-def refused(said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def refused(message: str) -> None:
+    with pytest.raises(UserError, match=message):
         shared_places()
 
 
-def test_what_is_shared(project: SharedRepository) -> None:
-    found = shared_places()
-    assert (found.commit, found.remote, found.git_url) == (project.commit, "origin", project.url)
-    assert (found.tracking_uri, found.cache) == ("http://10.0.0.5:5000", None)
+def test_addresses_are_those_of_remotes_and_server(project: SharedRepository) -> None:
+    places = shared_places()
+    assert (places.commit, places.remote, places.git_url) == (project.commit, "origin", project.url)
+    assert (places.tracking_uri, places.cache) == ("http://10.0.0.5:5000", None)
 
 
-def test_uncommitted_changes_in_what_stages_read_are_refused(project: SharedRepository) -> None:
+def test_uncommitted_changes_of_inputs_are_refused(project: SharedRepository) -> None:
     (project.clone / "params.yaml").write_text("train: 2\n")
     refused(r"^uncommitted changes in params\.yaml: a cluster runs commits; commit them, or `git stash` them$")
     for number in range(5):
@@ -57,7 +57,7 @@ def test_uncommitted_changes_in_what_stages_read_are_refused(project: SharedRepo
     refused(r"^uncommitted changes in params\.yaml, src/code/new0\.py, src/code/new1\.py and 3 more: ")
 
 
-def test_other_changes_do_not_matter(project: SharedRepository) -> None:
+def test_uncommitted_changes_of_other_files_are_accepted(project: SharedRepository) -> None:
     (project.clone / "results").mkdir(exist_ok=True)
     (project.clone / "results" / "table.md").touch()
     (project.clone / "experiments.yaml").touch()
@@ -66,61 +66,59 @@ def test_other_changes_do_not_matter(project: SharedRepository) -> None:
     assert shared_places().commit == project.commit
 
 
-def test_a_commit_that_the_remote_lacks_is_refused(project: SharedRepository) -> None:
+def test_unpushed_commit_is_refused(project: SharedRepository) -> None:
     run_git(project.clone, "commit", "-q", "--allow-empty", "-m", "another")
     refused(rf"^git remote origin has no commit {project.commit[:12]}: `git push origin` first$")
     run_git(project.clone, "push", "-q", "origin", "HEAD:refs/heads/a-branch")
     assert shared_places().commit == project.commit
 
 
-def test_a_remote_that_is_away_is_one_line(project: SharedRepository, tmp_path: Path) -> None:
+def test_unreachable_remote_is_one_line(project: SharedRepository, tmp_path: Path) -> None:
     project.bare.rename(tmp_path / "away")
     refused(r"^git remote origin: `git fetch` failed: .*shared\.git' does not appear to be a git repository$")
 
 
-def test_no_remote_or_one_of_several(project: SharedRepository) -> None:
+def test_only_remote_is_used_and_none_or_several_are_refused(project: SharedRepository) -> None:
     run_git(project.clone, "remote", "rename", "origin", "one")
     assert shared_places().remote == "one"
     run_git(project.clone, "remote", "add", "two", project.url)
-    refused(r"^a cluster needs a git remote that it can reach: it has one, two, and the branch follows none; ")
+    refused(r"^a cluster needs a git remote that it can reach: it has one, two, and the branch tracks none; ")
     for name in ("one", "two"):
         run_git(project.clone, "remote", "remove", name)
     refused(r"^a cluster needs a git remote that it can reach: it has none; ")
 
 
 @pytest.mark.parametrize("uri", ["", "sqlite:////srv/mlflow.db"])
-def test_a_store_that_no_other_machine_reaches_is_refused(
-    project: SharedRepository, monkeypatch: pytest.MonkeyPatch, uri: str
-) -> None:
+def test_local_store_is_refused(project: SharedRepository, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     refused(r"^MLFLOW_TRACKING_URI: must name a tracking server that the cluster reaches, such as ")
 
 
-def test_password_in_the_address_of_the_git_remote_is_refused_and_not_shown(project: SharedRepository) -> None:
+def test_password_in_the_address_of_the_git_remote_is_refused_and_not_printed(project: SharedRepository) -> None:
     run_git(project.clone, "remote", "set-url", "origin", "https://ann:hunter22@host/x.git")
     with pytest.raises(UserError, match=r"^git remote origin: its address holds a password; ") as caught:
         shared_places()
     assert "hunter22" not in str(caught.value)
 
 
-def test_without_a_default_dvc_remote_in_the_commit_it_says_how_to_add_one(project: SharedRepository) -> None:
+def test_missing_dvc_remote_is_one_line_with_the_command_to_add_one(project: SharedRepository) -> None:
     (project.clone / ".dvc" / "config").write_text("[core]\n    analytics = false\n")
     run_git(project.clone, "commit", "-qam", "no remote")
     run_git(project.clone, "push", "-q", "origin", "HEAD:main")
     refused(r"^\.dvc/config: no default remote in the commit; `dvc remote add --default storage s3://")
 
 
-def test_on_this_machine_nothing_needs_to_be_shared(project: SharedRepository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_places_need_no_remote(project: SharedRepository, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     run_git(project.clone, "remote", "remove", "origin")
-    found = local_places()
-    assert found.git_url == str(project.clone / ".git")
-    assert found.tracking_uri == f"sqlite:///{project.clone / 'mlflow.db'}"
-    assert found.cache == str(project.clone / ".dvc" / "cache")
+    places = local_places()
+    assert places.git_url == str(project.clone / ".git")
+    assert places.tracking_uri == f"sqlite:///{project.clone / 'mlflow.db'}"
+    assert places.cache == str(project.clone / ".dvc" / "cache")
 
 
-def test_without_a_commit_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_commit_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_git(tmp_path, "init", "-q")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"^a cluster runs commits: no git repository with a commit is here$"):
+    with pytest.raises(UserError, match=r"^a cluster runs commits: this is no git repository with a commit$"):
         local_places()

@@ -1,4 +1,4 @@
-"""Names of experiments: the same for the same, others for others; and which states they share."""
+"""Experiments have the same name if and only if they are the same; and the states that they share."""
 
 import shutil
 from pathlib import Path
@@ -26,11 +26,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan(changes: dict[str, Any], commit: str = COMMIT, stage: str = "evaluate") -> Experiment:
-    (found,) = plan_experiments([RequestedExperiment("a label", changes, stage)], commit)
-    return found
+    (experiment,) = plan_experiments([RequestedExperiment("a label", changes, stage)], commit)
+    return experiment
 
 
-def test_a_name_is_that_of_commit_stage_and_what_its_stages_read() -> None:
+def test_name_depends_on_commit_stage_and_params() -> None:
     one = plan({"train.seed": 1})
     assert one.name.startswith("gradtrail-")
     assert plan({"train.seed": 1}).name == one.name
@@ -39,22 +39,17 @@ def test_a_name_is_that_of_commit_stage_and_what_its_stages_read() -> None:
     assert plan({"train.seed": 1}, stage="gradients").name != one.name
 
 
-def test_a_param_that_its_stages_do_not_read_makes_no_other_experiment() -> None:
+def test_name_ignores_params_that_its_stages_do_not_read() -> None:
     assert plan({"train.seed": 1, "gradients.num_largest": 7}).name == plan({"train.seed": 1}).name
 
 
-def test_a_change_to_what_a_param_is_already_makes_no_other_experiment() -> None:
-    seed = YAML(typ="safe").load(Path("params.yaml").read_text())["train"]["seed"]
-    assert plan({"train.seed": seed}).name == plan({}).name
+def test_repeated_experiment_is_planned_once() -> None:
+    requested = [RequestedExperiment(label, {"train.seed": 1}, "evaluate") for label in ("one", "again")]
+    (experiment,) = plan_experiments(requested, COMMIT)
+    assert experiment.label == "one"
 
 
-def test_the_same_experiment_is_planned_once() -> None:
-    wanted = [RequestedExperiment(label, {"train.seed": 1}, "evaluate") for label in ("one", "again")]
-    (found,) = plan_experiments(wanted, COMMIT)
-    assert found.label == "one"
-
-
-def test_experiments_share_the_states_that_what_differs_comes_after() -> None:
+def test_experiments_share_the_states_before_their_first_difference() -> None:
     one, other = plan({"evaluate.calibration_bins": 5}), plan({"evaluate.calibration_bins": 7})
     assert one.name != other.name
     assert one.shared == other.shared
@@ -65,8 +60,7 @@ def test_experiments_share_the_states_that_what_differs_comes_after() -> None:
     assert plan({"fetch.dataset": "digits"}).shared[0] != one.shared[0]
 
 
-def test_states_that_the_lock_has_are_no_one_s_to_make(project: Path) -> None:
-    """Of a pipeline of two stages the first is locked, and so the second alone is anyone's to make."""
+def test_states_in_the_lock_are_not_shared(project: Path) -> None:
     (project / "in.txt").write_text("data")
     (project / "dvc.yaml").write_text(_TWO_STAGES)
     entry = live_entry(read_pipeline()["preprocess"], project)

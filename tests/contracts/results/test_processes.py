@@ -20,7 +20,7 @@ from gradtrail.stages.common.pipeline_file import read_pipeline
 
 STAGES = read_pipeline(ROOT / "dvc.yaml")
 SHARDS = 4
-AGAIN = "; `dvc repro` starts again, from the last checkpoint if there is one"
+AGAIN = "; `dvc repro` resumes from the last checkpoint, if there is one"
 
 pytestmark = pytest.mark.slow
 
@@ -84,9 +84,9 @@ def test_any_number_of_processes_writes_the_same_bytes_and_process_0_alone_has_a
 @pytest.mark.parametrize(
     ("index", "number", "happened"),
     [
-        (2, signal.SIGKILL, "process 2 was ended by SIGKILL"),
-        (1, signal.SIGSTOP, "process 1 stopped answering"),
-        (0, signal.SIGSTOP, "process 0 stopped answering"),
+        (2, signal.SIGKILL, "process 2 was killed by SIGKILL"),
+        (1, signal.SIGSTOP, "process 1 stopped responding"),
+        (0, signal.SIGSTOP, "process 0 stopped responding"),
     ],
 )
 def test_lost_process_ends_the_others_with_a_line_and_another_number_resumes_to_the_same_bytes(
@@ -148,7 +148,7 @@ def test_process_with_other_data_is_refused_in_a_line(project: Project, tmp_path
     ]
     outputs = [launcher.communicate(timeout=120)[0] for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [2, 2], outputs
-    assert outputs[0] == f"train: process 1 stopped answering{AGAIN}\n"
+    assert outputs[0] == f"train: process 1 stopped responding{AGAIN}\n"
     assert re.fullmatch(r"train: process 1: train of params\.yaml differs from that of process 0, on \S+\n", outputs[1])
 
 
@@ -161,7 +161,7 @@ def test_process_that_is_killed_before_the_first_step_is_named(project: Project)
     processes[1].kill()
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 2
-    assert output == f"train: process 1 was ended by SIGKILL{AGAIN}\n"
+    assert output == f"train: process 1 was killed by SIGKILL{AGAIN}\n"
     assert not any(item.is_running() for item in processes)
 
 
@@ -212,4 +212,4 @@ def test_process_that_never_joins_is_named(project: Project) -> None:
     processes_of(launcher, 3)[1].send_signal(signal.SIGSTOP)
     output, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 2
-    assert output == "train: process 1 did not join the others within `runtime.join_seconds`\n"
+    assert output == "train: process 1 did not connect within `runtime.join_seconds`\n"

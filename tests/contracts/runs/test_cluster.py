@@ -8,19 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_repository import run_git
+from cluster_repository import new_request, run_git
 from cluster_services import BUCKET, require_keys, s3, why_no_cluster
 from projects import Project, environment
 from small_project import finished_small_project
 
 from gradtrail.cluster.task.checkout import node_folder
 from gradtrail.cluster.task.home import fetch_experiments
-from gradtrail.cluster.task.make import experiment_ref, make_experiment
+from gradtrail.cluster.task.make import make_experiment
 from gradtrail.cluster.task.places import Places
 from gradtrail.cluster.task.plan import RequestedExperiment, plan_experiments
 from gradtrail.cluster.task.records import ensure_runs, states_of
+from gradtrail.cluster.task.refs import experiment_ref
 from gradtrail.cluster.task.request import Experiment as PlannedExperiment
-from gradtrail.cluster.task.request import Request, own_packages, own_python
+from gradtrail.cluster.task.request import Request
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.snapshots import Experiment
 from gradtrail.tracking.mlflow.client import StoreClient
@@ -49,7 +50,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 @pytest.mark.slow
-def test_an_experiment_is_made_in_a_clone_and_everything_of_it_is_shared(project: Project, tmp_path: Path) -> None:
+def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = project.git("rev-parse", "HEAD").strip()
     (experiment,) = plan_experiments([RequestedExperiment("a rate", {RATE: 0.25}, "evaluate")], commit)
     assert len(experiment.shared) == 1, "the training; the fetched data are in the lock"
@@ -60,10 +63,7 @@ def test_an_experiment_is_made_in_a_clone_and_everything_of_it_is_shared(project
     assert make_experiment(request, experiment) == "there"
 
     ref = experiment_ref(commit, experiment.name)
-    refs = run_git(
-        tmp_path / "shared.git", "for-each-ref", "--format=%(refname)", "refs/exps", "refs/gradtrail"
-    ).split()
-    assert refs == [ref, f"refs/gradtrail/made/{experiment.shared[0]}"]
+    assert run_git(tmp_path / "shared.git", "for-each-ref", "--format=%(refname)", "refs/exps").split() == [ref]
     made = run_git(tmp_path / "shared.git", "rev-parse", ref)
 
     places = Places(commit=commit, remote="origin", git_url=request.git_url, tracking_uri=store, cache=None)
@@ -91,12 +91,21 @@ def test_an_experiment_is_made_in_a_clone_and_everything_of_it_is_shared(project
     (rebuilt,) = find({"state": states["evaluate"]}, finished=True)
     assert rebuilt.data.tags["rebuilt"] == "true"
     assert rebuilt.data.tags["dvc.exp_name"] == experiment.name
+
+    # An experiment with the same training restores it from the DVC remote on another node
+    monkeypatch.setenv("GRADTRAIL_CLUSTER_DIR", str(tmp_path / "another node"))
+    changes = {RATE: 0.25, "evaluate.calibration_bins": 7}
+    (second,) = plan_experiments([RequestedExperiment("other bins", changes, "evaluate")], commit)
+    assert second.shared == experiment.shared
+    assert make_experiment(request, second) == "made"
+    (training,) = find({"state": states["train"]})
+    assert training.data.tags.get("attempts", "1") == "1"
     _require_no_secret(tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster())
-def test_an_s3_that_refuses_the_key_is_one_line_and_the_same_call_goes_on_with_a_good_one(
+def test_wrong_key_of_s3_is_one_line_and_the_same_call_succeeds_with_a_good_one(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -121,14 +130,14 @@ def test_an_s3_that_refuses_the_key_is_one_line_and_the_same_call_goes_on_with_a
         assert "\n" not in said
         assert "Forbidden" in said
         assert key["AWS_SECRET_ACCESS_KEY"] not in said
-        assert not run_git(tmp_path / "shared.git", "for-each-ref", "refs/exps", "refs/gradtrail")
+        assert not run_git(tmp_path / "shared.git", "for-each-ref", "refs/exps")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AWS_ACCESS_KEY_ID"])
         assert make_experiment(request, experiment) == "made"
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="not installed: ray")
-def test_a_sweep_on_a_ray_of_this_machine(project: Project, tmp_path: Path) -> None:
+def test_sweep_runs_on_a_local_ray(project: Project, tmp_path: Path) -> None:
     evaluate = project.folder / "pipeline" / "evaluate.py"
     evaluate.write_text(evaluate.read_text().replace('"length"', '"accuracy": 0.9, "loss": 0.5, "length"'))
     project.commit("a figure to compare")
@@ -148,17 +157,8 @@ def test_a_sweep_on_a_ray_of_this_machine(project: Project, tmp_path: Path) -> N
 
 
 def _request(folder: Path, commit: str, store: str, experiment: PlannedExperiment) -> Request:
-    return Request(
-        git_url=str(folder / "shared.git"),
-        commit=commit,
-        tracking_uri=store,
-        cache=None,
-        cpus=1.0,
-        gpus=0.0,
-        python=own_python(),
-        packages=own_packages(),
-        experiments=(experiment,),
-    )
+    git_url = str(folder / "shared.git")
+    return new_request(git_url=git_url, commit=commit, tracking_uri=store, experiments=(experiment,))
 
 
 def _own_code(project: Project) -> dict[str, str]:

@@ -131,7 +131,7 @@ def test_an_interrupted_call_goes_on_and_two_at_once_run_nothing_twice(project: 
     both = [project.start(*command("rates", "--seeds", "0"), env=env) for _ in range(2)]
     outputs = [each.communicate(timeout=300)[0] for each in both]
     assert [each.returncode for each in both] == [0, 0], outputs
-    assert sum("another comparison is running; waiting" in output for output in outputs) == 1
+    assert sum("waiting for another comparison" in output for output in outputs) == 1
     assert any("experiments queued before: " in output for output in outputs)
     assert trained(project) == once("0")
     assert experiments(project) == 2

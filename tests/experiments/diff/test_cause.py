@@ -32,17 +32,18 @@ def comparison(
         )
         for name, extra in (("A", {}), ("B", seconds or {}))
     ]
-    found = [
+    functions = [
         Function("train_step", NUMBERS | extra, is_cached, "")
         for extra, is_cached in zip(({}, numbers or {}), cached, strict=True)
     ]
     instructions = (DOT,), (DOT, *([gained] if gained else []))
     is_other = bool(gained or (numbers and ("flops" in numbers or "donated_buffers" in numbers)))
     first, second = (
-        Program(instructions=each, digest=str(bool(number and is_other))) for number, each in enumerate(instructions)
+        Program(instructions=instructions_of_run, digest=str(bool(number and is_other)))
+        for number, instructions_of_run in enumerate(instructions)
     )
     machines = "machine" in differing.get("environment", {})
-    pair = FunctionPair("train_step", *found, (first, second), machines)
+    pair = FunctionPair("train_step", *functions, (first, second), machines)
     none: Any = {"params": {}, "data": {}, "code": [], "environment": {}}
     return Comparison(before=sides[0], after=sides[1], functions=[pair], **none | differing)  # type: ignore[arg-type]
 
@@ -66,7 +67,7 @@ PLANTED = {
         {"numbers": {"donated_buffers": 9.0}} | EDITED,
         "train_step no longer reuses the memory of 24 donated arguments (33, then 9)",
     ),
-    "float64": ({"gained": WIDE} | EDITED, f"float64 in train_step, where the first run has none, from {LOSSES}:30"),
+    "float64": ({"gained": WIDE} | EDITED, f"float64 in train_step, unlike the first run, from {LOSSES}:30"),
     "a flag": (
         {"params": {"environment.xla_flags": ("[]", "['--xla_fast']")}, "seconds": SLOWER},
         "XLA's flags changed from [] to ['--xla_fast']; the optimized HLO is the same",
@@ -103,7 +104,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_cause_is_named(name: str) -> None:
+def test_planted_cause_is_named(name: str) -> None:
     planted, words = PLANTED[name]
     assert words in most_likely_cause(comparison(**planted))
 
@@ -119,23 +120,23 @@ def test_a_planted_cause_is_named(name: str) -> None:
         {"environment": {"processor.cores_allowed": ("2", "1")}},  # likewise
     ],
 )
-def test_no_cause_is_named_where_nothing_made_it_slower(differing: dict[str, Any]) -> None:
-    assert "No cause: nothing that is recorded " in most_likely_cause(comparison(**differing))
+def test_no_cause_is_named_without_a_relevant_difference(differing: dict[str, Any]) -> None:
+    assert "No cause: no recorded " in most_likely_cause(comparison(**differing))
 
 
-def test_that_nothing_differs_is_said_only_where_nothing_does() -> None:
-    assert "nothing that is recorded differs" in most_likely_cause(comparison())
+def test_message_distinguishes_no_difference_from_irrelevant_ones() -> None:
+    assert "no recorded value differs" in most_likely_cause(comparison())
     memory = {"environment": {"memory_mib": ("1", "2")}}
-    assert "nothing that is recorded explains a difference" in most_likely_cause(comparison(**memory))
+    assert "no recorded difference explains it" in most_likely_cause(comparison(**memory))
 
 
-def test_the_same_uncommitted_edit_of_both_runs_is_no_difference() -> None:
+def test_same_uncommitted_edit_of_both_runs_is_no_difference() -> None:
     both = "diff --git a/one.py b/one.py\n+ 1\n"
     before, after = _edits(both), _edits(both + "diff --git a/two.py b/two.py\n+ 2\n")
     assert before["one.py"] == after["one.py"]
     assert after.keys() - before.keys() == {"two.py"}
 
 
-def test_a_seed_is_no_cause_beside_another_param() -> None:
+def test_seed_is_no_cause_if_another_param_differs() -> None:
     params = {"train.seed": ("0", "1"), "train.batch_size": ("128", "256")}
     assert "train.seed" not in most_likely_cause(comparison(params=params, gained=DOT))

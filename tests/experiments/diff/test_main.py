@@ -29,39 +29,33 @@ def refused(project: Project, *arguments: str) -> str:
     return line
 
 
-def test_a_larger_batch_is_named_by_every_way_to_say_which_run(project: Project) -> None:
+def test_larger_batch_is_named_for_every_word_for_a_run(project: Project) -> None:
     new, old = project.runs_of("train")[:2]
     for before in (old["id"], old["id"][:8], old["tags"]["state"]):
-        said = project.gradtrail("diff", before, "workspace").splitlines()
-        assert "train.batch_size " in said[0]
-        assert said[1].startswith("A  ")
-        assert any(line.startswith("train_step") and "other program" in line for line in said)
+        output = project.gradtrail("diff", before, "workspace").splitlines()
+        assert "train.batch_size " in output[0]
+        assert output[1].startswith("A  ")
+        assert any(line.strip().startswith("train_step") and "other program" in line for line in output)
     page = max((project.folder / "results/diff").glob("*.html")).read_text()
     assert "train.batch_size" in page
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")
-    found = json.loads(project.gradtrail("diff", old["id"], new["id"], "--json"))
-    assert [one["run_id"] for one in found["runs"]] == [old["id"], new["id"]]
-    assert found["params"].keys() == {"train.batch_size"}
-    assert {"verdict", "before", "after"} <= found["functions"][0].keys()
+    result = json.loads(project.gradtrail("diff", old["id"], new["id"], "--json"))
+    assert [one["run_id"] for one in result["runs"]] == [old["id"], new["id"]]
+    assert result["params"].keys() == {"train.batch_size"}
+    assert {"verdict", "before", "after"} <= result["functions"][0].keys()
 
 
-def test_two_attempts_of_one_state_have_the_same_programs_and_their_own_times(project: Project) -> None:
+def test_attempts_of_one_state_have_equal_programs_and_separate_times(project: Project) -> None:
     old = project.runs_of("train")[1]["id"]
-    found = json.loads(project.gradtrail("diff", f"{old}@1", f"{old}@2", "--json"))
-    assert {each["verdict"].partition(",")[0] for each in found["functions"]} == {"same program"}
-    first, second = (one["seconds"] for one in found["runs"])
+    result = json.loads(project.gradtrail("diff", f"{old}@1", f"{old}@2", "--json"))
+    assert {function["verdict"].partition(",")[0] for function in result["functions"]} == {"same program"}
+    first, second = (one["seconds"] for one in result["runs"])
     assert first.keys() == second.keys() == {"imports", "data", "compile", "compute", "tracking"}
     assert first != second
     assert all(value >= 0 for value in (first | second).values())
-    assert found["params"] == found["data"] == {}
-    assert found["code"] == []
-
-
-def test_nothing_is_logged(project: Project) -> None:
-    before = project.runs()
-    project.gradtrail("diff", "workspace", "workspace")
-    assert project.runs() == before
+    assert result["params"] == result["data"] == {}
+    assert result["code"] == []
 
 
 @pytest.mark.parametrize(
@@ -77,14 +71,14 @@ def test_bad_input_is_one_line(project: Project, arguments: list[str], words: st
     assert words in refused(project, *arguments)
 
 
-def test_runs_of_two_stages_are_not_compared(project: Project) -> None:
+def test_runs_of_different_stages_are_refused(project: Project) -> None:
     evaluation = project.runs_of("evaluate")[0]["id"]
-    assert "two runs of one stage can be compared" in refused(project, "workspace", evaluation)
+    assert "only runs of one stage can be compared" in refused(project, "workspace", evaluation)
 
 
-def test_a_rebuilt_run_says_what_it_lacks(project: Project, tmp_path: Path) -> None:
+def test_note_names_missing_artifacts_of_a_rebuilt_run(project: Project, tmp_path: Path) -> None:
     copy = project.copy(tmp_path / "copy")
     copy.empty_store()
     copy.sync()
-    said = copy.gradtrail("diff", "workspace", "workspace")
-    assert "was rebuilt from its outs: no times, programs or environment of its own" in said
+    output = copy.gradtrail("diff", "workspace", "workspace")
+    assert "was rebuilt from its outputs: it has no times, programs or environment" in output

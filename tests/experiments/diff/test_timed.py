@@ -24,10 +24,10 @@ def left_behind(project: Project) -> list[str]:
     return folders + project.git("worktree", "list").strip().splitlines()[1:]
 
 
-def test_a_program_with_itself_in_worktrees_that_go_away(project: Project) -> None:
+def test_timing_a_program_against_itself_leaves_no_worktree(project: Project) -> None:
     before = project.git("status", "--porcelain")
-    said = json.loads(project.gradtrail("diff", "workspace", "HEAD", "--time", "--seconds", "1", "--json"))
-    timed = said["timed"]
+    result = json.loads(project.gradtrail("diff", "workspace", "HEAD", "--time", "--seconds", "1", "--json"))
+    timed = result["timed"]
     assert timed["low"] < timed["ratio"] < timed["high"]
     assert timed["num_processes"] == 3
     assert timed["num_bursts"] >= 3 * 30
@@ -35,7 +35,7 @@ def test_a_program_with_itself_in_worktrees_that_go_away(project: Project) -> No
     assert project.git("status", "--porcelain") == before
 
 
-def test_what_cannot_be_timed_is_one_line_and_leaves_nothing(project: Project, tmp_path: Path) -> None:
+def test_failed_timing_is_one_line_and_leaves_nothing(project: Project, tmp_path: Path) -> None:
     bare = tmp_path / "bare" / "python"
     bare.parent.mkdir()
     bare.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'jax'\" >&2\nexit 1\n")
@@ -53,7 +53,7 @@ def test_what_cannot_be_timed_is_one_line_and_leaves_nothing(project: Project, t
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM])
-def test_a_stopped_comparison_leaves_nothing(project: Project, number: signal.Signals) -> None:
+def test_stopped_timing_leaves_nothing(project: Project, number: signal.Signals) -> None:
     process = project.start("gradtrail", "diff", "workspace", "HEAD", "--time", "--seconds", "600")
     ends = time.monotonic() + 120
     while not (project.folder / ".gradtrail/timed").is_dir() or len(left_behind(project)) < 3:

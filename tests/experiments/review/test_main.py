@@ -1,12 +1,10 @@
 """`gradtrail review` from the command line: what is missing or does not fit is one line; files are joined."""
 
 import dataclasses
-import functools
 import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock, Timeout
 from reviewing import write_project
 
 from gradtrail import cli
@@ -37,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_an_audit_it_says_how_to_make_one(
+def test_missing_audit_is_one_line_with_the_command_to_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = mistake(monkeypatch, capsys, "--port", "0")
@@ -54,7 +52,7 @@ def test_corrections_of_other_labels_are_refused(
     assert line.startswith(f"gradtrail: {PATH}: train {split.example_id[0]}: old is {old}, but the label is ")
 
 
-def test_a_reviewer_who_is_a_formula_is_refused(
+def test_reviewer_name_that_is_a_formula_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_project(folder)
@@ -62,7 +60,7 @@ def test_a_reviewer_who_is_a_formula_is_refused(
     assert line.startswith("gradtrail: --reviewer begins with '='")
 
 
-def test_a_split_and_a_limit_choose_what_is_looked_at(folder: Path) -> None:
+def test_split_and_limit_restrict_the_suspects(folder: Path) -> None:
     write_project(folder)
     whole = main.prepare(PATH, reviewer="Ann", split=None, limit=200)
     part = main.prepare(PATH, reviewer="Ann", split="validation", limit=4)
@@ -71,18 +69,18 @@ def test_a_split_and_a_limit_choose_what_is_looked_at(folder: Path) -> None:
     assert part.state()["progress"]["expected_left"] == whole.state()["progress"]["expected_left"]
 
 
-def test_files_that_agree_are_joined(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_agreeing_files_are_merged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_corrections(Path("ann.csv"), [ROW, dataclasses.replace(ROW, example_id=8)])
     write_corrections(
         Path("ben.csv"), [dataclasses.replace(ROW, reviewer="Ben"), dataclasses.replace(ROW, example_id=9, new=None)]
     )
     main.merge([Path("ann.csv"), Path("ben.csv")])
-    found = read_corrections(PATH)
-    assert [(row.example_id, row.reviewer) for row in found] == [(7, "Ann"), (8, "Ann"), (9, "Ann")]
+    rows = read_corrections(PATH)
+    assert [(row.example_id, row.reviewer) for row in rows] == [(7, "Ann"), (8, "Ann"), (9, "Ann")]
     assert capsys.readouterr().out == f"{PATH}: 3 decisions, 2 of them corrections\n"
 
 
-def test_files_that_disagree_are_listed_and_none_is_applied(
+def test_disagreements_are_listed_and_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_corrections(PATH, [ROW])
@@ -92,21 +90,21 @@ def test_files_that_disagree_are_listed_and_none_is_applied(
     monkeypatch.setattr(sys, "argv", ["gradtrail", "review", "--merge", "ann.csv", "ben.csv"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert ended.value.code == 2
-    assert told.out == "train 7: Ann says 1 → 2, Ben says it cannot be told\n"
-    assert told.err == f"gradtrail: 1 examples are decided differently; none is applied, {PATH} is as it was\n"
+    assert output.out == "train 7: Ann says 1 → 2, Ben says it cannot be told\n"
+    assert output.err == f"gradtrail: 1 examples are decided differently; {PATH} was not changed\n"
     assert PATH.read_bytes() == before
 
 
-def test_merge_keeps_what_the_target_has(capsys: pytest.CaptureFixture[str]) -> None:
-    kept = dataclasses.replace(ROW, example_id=3, reviewer="Eve")
-    write_corrections(PATH, [kept])
+def test_merge_keeps_decisions_of_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    existing = dataclasses.replace(ROW, example_id=3, reviewer="Eve")
+    write_corrections(PATH, [existing])
     write_corrections(Path("ann.csv"), [ROW])
     main.merge([Path("ann.csv")])
-    assert read_corrections(PATH) == [kept, ROW]
+    assert read_corrections(PATH) == [existing, ROW]
     before = PATH.read_bytes()
-    write_corrections(Path("ben.csv"), [dataclasses.replace(kept, reviewer="Ben", new=1)])
+    write_corrections(Path("ben.csv"), [dataclasses.replace(existing, reviewer="Ben", new=1)])
     capsys.readouterr()
     with pytest.raises(UserError, match="1 examples are decided differently"):
         main.merge([Path("ben.csv")])
@@ -114,15 +112,7 @@ def test_merge_keeps_what_the_target_has(capsys: pytest.CaptureFixture[str]) -> 
     assert PATH.read_bytes() == before
 
 
-def test_merge_waits_for_who_writes_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_corrections(Path("ann.csv"), [ROW])
-    monkeypatch.setattr(main, "FileLock", functools.partial(FileLock, timeout=0))
-    with FileLock(".gradtrail/corrections.lock"), pytest.raises(Timeout):
-        main.merge([Path("ann.csv")])
-    assert not PATH.exists()
-
-
-def test_files_are_relative_to_where_the_person_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_relative_to_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "labels").mkdir()
     monkeypatch.chdir(folder / "labels")
     write_corrections(Path("ann.csv"), [ROW])
@@ -138,5 +128,5 @@ def test_files_are_relative_to_where_the_person_stands(folder: Path, monkeypatch
 def test_merge_needs_files_and_files_need_merge(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert mistake(monkeypatch, capsys, "--merge").startswith("gradtrail: --merge: needs the files to join")
-    assert mistake(monkeypatch, capsys, "a.csv").startswith("gradtrail: --merge: needs the files to join")
+    assert mistake(monkeypatch, capsys, "--merge").startswith("gradtrail: --merge: needs files to merge")
+    assert mistake(monkeypatch, capsys, "a.csv").startswith("gradtrail: --merge: needs files to merge")

@@ -23,7 +23,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_grid_is_every_combination_and_points_come_after_it(tmp_path: Path) -> None:
+def test_grid_is_every_combination_followed_by_the_points(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         f"""
@@ -50,7 +50,7 @@ points:
     assert comparison.timed, "each experiment trains one seed"
 
 
-def test_keys_that_end_alike_are_labelled_in_full(tmp_path: Path) -> None:
+def test_keys_with_the_same_last_part_are_labelled_in_full(tmp_path: Path) -> None:
     one, other = "train.mlp.activation", "train.cnn.activation"
     text = f"""
 points:
@@ -65,14 +65,8 @@ points:
     assert [str(run) for run in planned] == [*(f"{label}, seed 0" for label in labels), f"{labels[0]}, seed 1"]
 
 
-def test_only_seeds(tmp_path: Path) -> None:
-    comparison, planned = read_sweep(written(tmp_path, f"grid: {{{SEED}: [1, 2]}}"))
-    assert comparison.variants == {"params.yaml": {}}
-    assert [run.seed for run in planned] == [1, 2]
-
-
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("about: nothing", r"no experiments; `grid` and `points` must have 1 to 10,000"),
         ("grid: {train.seed: []}", r"grid\.train\.seed: has no values"),
@@ -85,9 +79,7 @@ def test_only_seeds(tmp_path: Path) -> None:
         ),
         ("grid: {gradients.num_largest: [1]}", r"grid\.gradients\.num_largest changes neither training nor evaluation"),
         ("grid: {train.seed: [-1]}", r"train\.seed: must be distinct integers from 0 to"),
-        ("grid: {train.seed: [a]}", r"train\.seed: must be distinct integers from 0 to .*; got a$"),
         ("grid: {train.seed: [0, b]}", r"train\.seed: must be distinct integers from 0 to .*; got b$"),
-        ("grid: {train.seed: [[0, 1]]}", r"train\.seed: must be distinct integers from 0 to .*; got \[0, 1\]$"),
         ("points: [{train.seed: true}]", r"train\.seed: must be distinct integers from 0 to .*; got True$"),
         ("grids: {}", r"rates\.yaml\.grids is not a known key$"),
         (
@@ -96,12 +88,7 @@ def test_only_seeds(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said) as caught:
+def test_invalid_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         read_sweep(written(tmp_path, text))
     assert "\n" not in str(caught.value)
-
-
-def test_no_such_file() -> None:
-    with pytest.raises(UserError, match=r"^nothing\.yaml: no such file$"):
-        read_sweep(Path("nothing.yaml"))

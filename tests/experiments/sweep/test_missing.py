@@ -42,10 +42,10 @@ class Engine:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> set[PlannedRun]:
     """The runs that the store has."""
-    found: set[PlannedRun] = set()
+    stored: set[PlannedRun] = set()
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(missing, "_find", lambda planned, _: [_Completed(run) for run in planned if run in found])
-    return found
+    monkeypatch.setattr(missing, "_find", lambda planned, _: [_Completed(run) for run in planned if run in stored])
+    return stored
 
 
 class _Completed:
@@ -53,32 +53,19 @@ class _Completed:
         self.planned = planned
 
 
-def test_only_what_is_missing_is_run_and_everything_is_told(made: set[PlannedRun]) -> None:
+def test_engine_runs_only_missing_experiments(made: set[PlannedRun]) -> None:
     made.add(PlannedRun("on", 0))
     engine = Engine(made, {})
     planned = planned_runs(SEEDS, SEEDS.seeds)
     assert len(complete("clip", SEEDS, planned, engine, "x")) == 4
-    ((everything, wanted, stage),) = engine.asked
+    ((everything, missing_ones, stage),) = engine.asked
     assert stage == "evaluate"
     assert set(everything) == {"on, seed 0", "on, seed 1", "off, seed 0", "off, seed 1"}
-    assert set(wanted) == set(everything) - {"on, seed 0"}
-    assert wanted["off, seed 1"] == {"train.clip_norm": None, "train.seed": 1, "train.members": 1}
+    assert set(missing_ones) == set(everything) - {"on, seed 0"}
+    assert missing_ones["off, seed 1"] == {"train.clip_norm": None, "train.seed": 1, "train.members": 1}
 
 
-def test_nothing_is_started_where_nothing_is_missing(made: set[PlannedRun]) -> None:
-    made |= set(planned_runs(SEEDS, SEEDS.seeds))
-    engine = Engine(made, {})
-    complete("clip", SEEDS, sorted(made), engine, "x")
-    assert engine.asked == []
-
-
-def test_a_run_that_failed_is_told_with_its_reason(made: set[PlannedRun], capsys: pytest.CaptureFixture[str]) -> None:
-    engine = Engine(made, {"on, seed 1": "train: too hot"})
-    assert len(complete("clip", SEEDS, planned_runs(SEEDS, SEEDS.seeds), engine, "x")) == 3
-    assert capsys.readouterr().err == "on, seed 1: failed; train: too hot\n"
-
-
-def test_params_that_a_stage_would_refuse_start_nothing(made: set[PlannedRun]) -> None:
+def test_invalid_params_start_no_experiment(made: set[PlannedRun]) -> None:
     hot = Comparison(about="?", seeds=(0,), variants={"a": {"train.epochs": -1}, "b": {}}, timed=True)
     engine = Engine(made, {})
     with pytest.raises(UserError, match=r"^x\.a: train\.epochs"):
@@ -86,7 +73,7 @@ def test_params_that_a_stage_would_refuse_start_nothing(made: set[PlannedRun]) -
     assert engine.asked == []
 
 
-def test_dvcs_queue_gets_the_changes_as_options_and_must_keep_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_gets_the_changes_as_options_and_must_store_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     queued: list[list[str]] = []
     names = ["one", "two", "lost"]
     monkeypatch.setattr(engines, "queue_experiments", lambda commands: queued.extend(commands) or names)
@@ -96,7 +83,7 @@ def test_dvcs_queue_gets_the_changes_as_options_and_must_keep_an_experiment(monk
     engine = QueueEngine(1, _queue=None)  # type: ignore[arg-type] # which is not read
     assert engine.run("clip", {}, changes, "evaluate") == {
         "b": "`dvc queue logs two` shows why",
-        "c": "DVC reports success, but kept no experiment; `dvc queue logs lost` shows why",
+        "c": "DVC reports success, but stored no experiment; `dvc queue logs lost` shows why",
     }
     assert [" ".join(command) for command in queued] == [
         "exp run --queue -S train.clip_norm=1.0 evaluate",

@@ -41,7 +41,7 @@ def wait(queue: Any, labels: dict[str, str] = LABELS) -> list[str]:
     return wait_for(queue, labels, jobs=2, title="clipping")
 
 
-def test_it_waits_for_its_own_and_says_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_queue_waits_for_its_experiments_and_prints_their_ends(capsys: pytest.CaptureFixture[str]) -> None:
     queue = Queue(tasks("ab"), tasks("bx", "a"), tasks("x", "b"), tasks("x", "b"), tasks("x", failed="b"), tasks("x"))
     assert wait(queue) == ["b"]
     lines = capsys.readouterr().err.splitlines()
@@ -50,13 +50,7 @@ def test_it_waits_for_its_own_and_says_what_is_done(capsys: pytest.CaptureFixtur
     assert queue.read() == tasks("x"), "a task that was not waited for"
 
 
-def test_for_nothing_no_worker_is_started() -> None:
-    queue = Queue(tasks())
-    assert wait(queue, {}) == []
-    assert queue.starts == []
-
-
-def test_where_the_workers_went_before_the_end_new_ones_are_started() -> None:
+def test_new_workers_start_if_the_old_ones_ended_early() -> None:
     queue = Queue(tasks("ab", has_worker=False), tasks("b", "a"), tasks(has_worker=False))
     assert wait(queue) == []
     assert queue.starts == [2, 2]
@@ -65,7 +59,7 @@ def test_where_the_workers_went_before_the_end_new_ones_are_started() -> None:
 @pytest.mark.parametrize(
     ("left", "num_starts"), [(tasks("b", has_worker=False), 3), (tasks("", "b", has_worker=False), 1)]
 )
-def test_waiting_ends_where_no_worker_starts(left: Tasks, num_starts: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_ends_if_no_worker_starts(left: Tasks, num_starts: int, capsys: pytest.CaptureFixture[str]) -> None:
     queue = Queue(left)
     assert wait(queue) == ["b"]
     assert len(queue.starts) == num_starts
@@ -86,15 +80,8 @@ class Reader(ExperimentQueue):
         self._queue = SimpleNamespace(iter_queued=read, iter_active=list, iter_failed=list)
 
 
-def test_half_a_file_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_file_of_the_queue_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_queue, "_PAUSE_SECONDS", 0)
     assert Reader(*[UNREADABLE] * 3)._entries() == ([], [], [])
     with pytest.raises(UserError, match=r"^DVC's queue cannot be read: half a file$"):
         Reader(*[UNREADABLE] * 4)._entries()
-
-
-def test_what_dvc_no_longer_has_is_no_unreadable_queue() -> None:
-    reader = Reader()
-    del reader._queue.iter_failed
-    with pytest.raises(AttributeError, match="iter_failed"):
-        reader._entries()

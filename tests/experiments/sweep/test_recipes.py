@@ -9,10 +9,9 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.experiments.sweep import recipes
 from gradtrail.experiments.sweep.recipes import Recipe, Result
 from gradtrail.stages.common.active_params import active_params
-from gradtrail.stages.common.overrides import changed, flatten, require_known
+from gradtrail.stages.common.overrides import changed, flatten
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.tags import shown
 
 PARAMS = read_yaml(ROOT / "params.yaml")
@@ -29,12 +28,12 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def test_every_recipe_of_the_repository_is_a_valid_training() -> None:
+def test_recipes_of_the_repository_are_valid_trainings() -> None:
     for name, recipe in recipes.read_recipes().items():
         validate(changed(PARAMS, recipe.set)["train"], TrainConfig, name)
 
 
-def test_a_command_is_a_line_that_a_person_could_type() -> None:
+def test_command_of_a_recipe_can_be_typed() -> None:
     recipe = Recipe(about="", set={"train.model": "cnn", "train.clip_norm": None, "train.cnn.channels": [8, 16]})
     line = " ".join(recipes.command(recipe, range(3, 5)))
     changes = (
@@ -43,42 +42,30 @@ def test_a_command_is_a_line_that_a_person_could_type() -> None:
     assert line == f"dvc exp run --temp {changes} evaluate"
 
 
-def test_a_key_that_is_no_param_is_named() -> None:
-    with pytest.raises(
-        UserError, match=r"^mine\.train\.modle is not a key of params\.yaml; did you mean 'train\.model'\?$"
-    ):
-        require_known(PARAMS, {"train.modle": "cnn"}, "mine")
-
-
-def test_an_unknown_recipe_is_told_which_there_are() -> None:
-    with pytest.raises(UserError, match=r"no recipe mpl; it has mlp, "):
-        recipes.choose("mpl")
-
-
 def run(accuracy: float, **params: str) -> tuple[dict[str, str], dict[str, float]]:
     """A training as MLflow has it; `train_seed` stands for `train.seed`."""
     changed = {key.replace("_", ".", 1): value for key, value in params.items()}
     return WANTED | changed, {"eval/accuracy": accuracy, "train/num_parameters": 7.0, "train/seconds": 2.0}
 
 
-def test_results_are_those_of_equal_params_one_a_seed_the_newest_first() -> None:
+def test_results_are_the_newest_run_per_seed_with_equal_params() -> None:
     runs = [run(0.9, train_seed="1"), run(0.8), run(0.1), run(0.2, train_epochs="20"), run(0.3, fetch_dataset="digits")]
     incomplete = ({"train.seed": "4"}, {"eval/accuracy": 0.4})
     result = recipes.summarize("mlp", "", WANTED, [*runs, incomplete])
     assert (result.seeds, result.accuracies, result.num_parameters) == ((0, 1), (0.8, 0.9), 7)
 
 
-def test_the_params_that_are_looked_for_are_all_that_a_training_read() -> None:
+def test_params_of_a_run_are_those_that_dvc_locked() -> None:
     """By `dvc.lock`, which DVC wrote."""
     locked = read_yaml(ROOT / "dvc.lock")["stages"]
     read: dict[str, Any] = {}
     for name in ("fetch", "preprocess", "train"):
         read |= locked[name]["params"]["params.yaml"]
     expected = active_params({key: shown(value) for key, value in flatten(read).items()})
-    assert recipes.wanted_params(Recipe(about="", set={}), PARAMS, read_pipeline()) == expected
+    assert recipes.params_of_run(Recipe(about="", set={}), PARAMS, read_pipeline()) == expected
 
 
-def test_the_table_gives_mean_and_spread_and_says_what_was_not_run() -> None:
+def test_table_has_mean_and_spread_or_not_run() -> None:
     done = Result(
         name="mlp",
         about="the default",

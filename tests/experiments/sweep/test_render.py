@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawing import assert_same_png_twice
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison, times_note
+from gradtrail.experiments.sweep.render import answer, as_markdown, as_table, draw_comparison, times_note
 from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.spec import Comparison, PlannedRun
 from gradtrail.experiments.sweep.stats import Summary, are_times_comparable, summarize
@@ -52,37 +51,35 @@ def of(*runs: list[CompletedRun]) -> dict[str, Summary]:
     return {summary.label: summary for summary in summaries}
 
 
-def test_each_variant_is_compared_with_the_first_in_pairs_and_intervals_are_simultaneous() -> None:
-    found = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("same", SAME))
-    assert found["better"].difference == paired_difference(BETTER, PLAIN, num_comparisons=2)
-    assert found["same"].difference == paired_difference(SAME, PLAIN, num_comparisons=2)
-    assert [each.verdict for each in found.values()] == ["baseline", "significant", "not significant"]
-    ratio = found["better"].log_time_ratio
+def test_variants_are_compared_with_the_first_in_pairs() -> None:
+    summaries = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("same", SAME))
+    assert summaries["better"].difference == paired_difference(BETTER, PLAIN, num_comparisons=2)
+    assert summaries["same"].difference == paired_difference(SAME, PLAIN, num_comparisons=2)
+    assert [summary.verdict for summary in summaries.values()] == [
+        "baseline",
+        "significant",
+        "not significant",
+    ]
+    ratio = summaries["better"].log_time_ratio
     assert ratio is not None
     assert ratio.mean == pytest.approx(math.log(0.5), abs=0.01)
     assert ratio.is_significant
-    assert found["better"].loss == pytest.approx(1 - sum(BETTER) / 3)
+    assert summaries["better"].loss == pytest.approx(1 - sum(BETTER) / 3)
 
 
-def test_only_seeds_that_both_have_make_pairs() -> None:
-    found = of(completed("plain", PLAIN), completed("better", [0.93, 0.92], first=1))
-    assert found["better"].difference == paired_difference([0.93, 0.92], PLAIN[1:])
-    assert [one.planned.seed for one in found["better"].runs] == [1, 2]
-
-
-def test_one_seed_has_no_verdict_and_does_not_count_in_the_adjustment() -> None:
-    found = of(
+def test_single_seed_has_no_verdict_and_no_effect_on_the_adjustment() -> None:
+    summaries = of(
         completed("plain", PLAIN),
         completed("better", BETTER),
         completed("same", SAME[:1]),
         completed("other", SAME, first=7),
     )
-    assert found["same"].verdict == "unknown: one seed"
-    assert found["other"].verdict == "unknown: no seed in common"
-    assert found["better"].difference == paired_difference(BETTER, PLAIN)
+    assert summaries["same"].verdict == "unknown: one seed"
+    assert summaries["other"].verdict == "unknown: no seed in common"
+    assert summaries["better"].difference == paired_difference(BETTER, PLAIN)
 
 
-def test_the_table_has_all_metrics() -> None:
+def test_table_has_all_metrics() -> None:
     summaries = list(
         of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("other", [0.9])).values()
     )
@@ -97,19 +94,19 @@ def test_the_table_has_all_metrics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "p_value", "said"),
+    ("low", "high", "p_value", "cells"),
     [
         (0.00002, 0.003, 0.0499, "+0.10 (+0.002 to +0.30) | < 0.05 | significant"),
         (-0.00002, 0.003, 0.0501, "+0.10 (−0.002 to +0.30) | ≥ 0.05 | not significant"),
         (-0.003, 0.0, 0.05, "+0.10 (−0.30 to 0.00) | ≥ 0.05 | not significant"),
     ],
 )
-def test_rounding_does_not_hide_on_which_side_of_0_or_of_the_level_a_number_lies(
-    low: float, high: float, p_value: float, said: str
-) -> None:
-    found = of(completed("plain", PLAIN), completed("same", SAME))
+def test_rounding_keeps_the_side_of_zero_and_of_the_level(low: float, high: float, p_value: float, cells: str) -> None:
+    summaries = of(completed("plain", PLAIN), completed("same", SAME))
     difference = Difference(mean=0.001, low=low, high=high, p_value=p_value, num_pairs=3)
-    assert f"| {said} |" in as_markdown([found["plain"], replace(found["same"], difference=difference)], "", "")
+    assert f"| {cells} |" in as_markdown(
+        [summaries["plain"], replace(summaries["same"], difference=difference)], "", ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +122,7 @@ def test_rounding_does_not_hide_on_which_side_of_0_or_of_the_level_a_number_lies
         ({"began": 62.0, "ended": 64.0}, False),  # beside a run of the other seed
     ],
 )
-def test_times_are_comparable_of_runs_in_turn_on_one_kind_of_machine(
+def test_times_are_comparable_for_runs_in_turn_on_one_kind_of_machine(
     changes: dict[str, Any], is_comparable: bool
 ) -> None:
     plain, (better, rest) = completed("plain", PLAIN[:2]), completed("better", BETTER[:2])
@@ -134,61 +131,31 @@ def test_times_are_comparable_of_runs_in_turn_on_one_kind_of_machine(
     assert are_times_comparable(plain[0], better, [*plain, better, rest]) == is_comparable
 
 
-def test_times_are_not_comparable_of_runs_beside_another_variant_or_hours_apart() -> None:
-    (plain,), (better,), (same,) = (completed(label, [0.9]) for label in ("plain", "better", "same"))
-    assert are_times_comparable(plain, better, [plain, better, same])
-    assert not are_times_comparable(plain, better, [plain, better, replace(same, began=6.0, ended=9.0)])
-    later = replace(better, began=4000.0, ended=4004.0)
-    assert not are_times_comparable(plain, later, [plain, later])
-
-
-def test_of_runs_in_blocks_of_a_variant_no_time_ratio_is_given_and_the_note_says_so() -> None:
+def test_runs_in_blocks_of_a_variant_have_no_time_ratio() -> None:
     """As they are trained where the queue was filled variant by variant: what drifts looks like a difference."""
     better = [replace(run, began=run.began + 600, ended=run.ended + 600) for run in completed("better", BETTER)]
-    found = list(of(completed("plain", PLAIN), better).values())
-    assert "× baseline" not in as_markdown(found, "", "")
-    assert "trains" not in answer(found)
-    assert times_note(found).startswith("The training times of better are not comparable with those of the baseline")
+    summaries = list(of(completed("plain", PLAIN), better).values())
+    assert "× baseline" not in as_markdown(summaries, "", "")
+    assert "trains" not in answer(summaries)
+    assert times_note(summaries).startswith(
+        "The training times of better are not comparable with those of the baseline"
+    )
     assert times_note(list(of(completed("plain", PLAIN), completed("better", BETTER)).values())) == ""
 
 
-def test_of_two_kinds_of_machine_the_note_names_both() -> None:
-    found = of(completed("plain", PLAIN), completed("same", SAME, seconds=1.0, machine="AuthenticAMD-26"))
-    assert found["same"].log_time_ratio is None
-    assert times_note(list(found.values())).endswith("from 2 kinds of machine: AuthenticAMD-26, GenuineIntel-6.")
-
-
-def test_the_accuracy_by_corrected_labels_is_a_column_of_its_own_where_it_is_known() -> None:
+def test_accuracy_with_corrected_labels_has_a_column_if_known() -> None:
     baseline, other = completed("plain", PLAIN), completed("other", PLAIN)
-    known = [replace(run, accuracy_corrected=run.accuracy + 0.01) for run in other]
-    table = as_table(list(of(baseline, known).values()), "t")
+    corrected = [replace(run, accuracy_corrected=run.accuracy + 0.01) for run in other]
+    table = as_table(list(of(baseline, corrected).values()), "t")
     column = next(column for column in table.columns if column.header == "corrected labels, %")
     assert list(column.cells) == ["", "91.17 ± 0.76"]
     without = as_table(list(of(baseline, other).values()), "t")
     assert "corrected labels, %" not in [column.header for column in without.columns]
 
 
-def test_without_times_there_is_no_column_for_them() -> None:
-    summaries = list(of(completed("plain", PLAIN, seconds=None), completed("same", SAME, seconds=None)).values())
-    text = as_markdown(summaries, "", "")
-    assert "training" not in text
-    assert "compile" not in text
-    assert "trains" not in text
-
-
-def test_markdown_has_question_table_and_answer() -> None:
-    summaries = list(of(completed("plain", PLAIN), completed("same", SAME)).values())
-    lines = as_markdown(summaries, "**which?**", "how to read it").splitlines()
-    assert lines[0] == "**which?**"
-    rows = [line for line in lines if line.startswith("|")]
-    assert len({row.count("|") for row in rows}) == 1
-    assert rows[3].startswith("| same | 0, 1, 2 | 90.17 ± 0.75 | 0.00 (−0.22 to +0.22) | 1.000 | not significant |")
-    assert lines[-3:] == [answer(summaries), "", "how to read it"]
-
-
-def test_the_answer_for_few_variants_is_a_sentence_each() -> None:
-    found = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.25), completed("same", [0.9]))
-    first, second = answer(list(found.values())).split(". ")
+def test_answer_for_few_variants_has_a_sentence_per_variant() -> None:
+    summaries = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.25), completed("same", [0.9]))
+    first, second = answer(list(summaries.values())).split(". ")
     assert first.startswith("better differs from plain by +2.05 points (+1.93 to +2.17): significant")
     assert first.endswith("; it trains 1.60 × as fast (1.56 to 1.65)")
     assert second == "same differs from plain by 0.00 points: unknown: one seed."
@@ -196,39 +163,14 @@ def test_the_answer_for_few_variants_is_a_sentence_each() -> None:
     assert same.endswith(": not significant; its training time does not differ significantly.")
 
 
-def test_the_answer_for_many_variants_groups_them_by_verdict() -> None:
-    found = of(
+def test_answer_for_many_variants_groups_them_by_verdict() -> None:
+    summaries = of(
         completed("plain", PLAIN), completed("same", SAME), completed("better", BETTER), completed("other", [0.9])
     )
-    assert answer(list(found.values())) == (
+    assert answer(list(summaries.values())) == (
         "Compared with plain, in points of test accuracy: significant: better (+2.05); "
         "not significant: same (0.00); unknown: one seed: other (0.00)."
     )
-
-
-def test_where_the_baseline_failed_the_rest_is_shown() -> None:
-    summaries = list(of(completed("better", BETTER)).values())
-    assert answer(summaries) == "There is nothing to compare yet."
-    assert "92.22" in as_markdown(summaries, "", "")
-
-
-def test_the_frame_has_a_row_per_run() -> None:
-    frame = as_frame([*completed("plain", PLAIN), *completed("other", [0.5], seconds=None)])
-    assert len(frame) == 4
-    assert frame.iloc[1].to_dict() == {
-        "variant": "plain",
-        "seed": 1,
-        "test_accuracy": 0.91,
-        "test_accuracy_corrected_labels": None,
-        "test_loss": pytest.approx(0.09),
-        "train_seconds": 2.0,
-        "compile_seconds": 0.5,
-        "began": 60.0,
-        "ended": 64.0,
-        "machine": "GenuineIntel-6",
-        "dataset": "digits 01234567",
-        "mlflow_run": "plain1",
-    }
 
 
 def drawn(summaries: list[Summary], path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:
@@ -239,9 +181,11 @@ def drawn(summaries: list[Summary], path: Path, monkeypatch: pytest.MonkeyPatch)
     return figures[0]
 
 
-def test_the_figure_has_every_run_the_means_and_the_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("other", [0.9], first=9))
-    figure = drawn(list(found.values()), tmp_path / "a.png", monkeypatch)
+def test_figure_has_runs_means_and_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summaries = of(
+        completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("other", [0.9], first=9)
+    )
+    figure = drawn(list(summaries.values()), tmp_path / "a.png", monkeypatch)
     accuracy, seconds = figure.axes
     assert [tick.get_text() for tick in accuracy.get_xticklabels()] == ["plain", "better", "other"]
     points = [line.get_ydata() for line in accuracy.lines if line.get_marker() == "o"]
@@ -254,24 +198,14 @@ def test_the_figure_has_every_run_the_means_and_the_intervals(tmp_path: Path, mo
     assert seconds.get_title().endswith("not all comparable"), "`other` has no seed in common"
 
 
-def test_a_bar_reaches_the_line_of_the_baseline_where_the_difference_is_not_significant(
+def test_bar_reaches_the_baseline_if_and_only_if_not_significant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the seeds that both have are not all: then the means of all seeds differ by another amount."""
-    found = of(completed("plain", [*PLAIN, 0.5]), completed("better", BETTER), completed("same", SAME))
-    accuracy = drawn(list(found.values()), tmp_path / "a.png", monkeypatch).axes[0]
+    summaries = of(completed("plain", [*PLAIN, 0.5]), completed("better", BETTER), completed("same", SAME))
+    accuracy = drawn(list(summaries.values()), tmp_path / "a.png", monkeypatch).axes[0]
     bars = [bar for bar in accuracy.containers if isinstance(bar, ErrorbarContainer) and bar.has_yerr]
-    line = 100 * found["plain"].mean
+    line = 100 * summaries["plain"].mean
     spans = [bar.lines[2][0].get_segments()[0][:, 1] for bar in bars]
     assert [not low <= line <= high for low, high in spans] == [True, False]
-    assert [found[label].verdict for label in ("better", "same")] == ["significant", "not significant"]
-
-
-def test_the_figure_of_runs_without_times_has_no_times_and_equal_bytes(tmp_path: Path) -> None:
-    summaries = list(of(completed("plain", PLAIN[:1], seconds=None), completed("same", SAME, seconds=None)).values())
-    assert_same_png_twice(lambda path: draw_comparison(path, summaries, "which"), tmp_path)
-
-
-def test_a_figure_without_times_has_one_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    summaries = list(of(completed("plain", PLAIN, seconds=None), completed("same", SAME, seconds=None)).values())
-    assert len(drawn(summaries, tmp_path / "a.png", monkeypatch).axes) == 1
+    assert [summaries[label].verdict for label in ("better", "same")] == ["significant", "not significant"]

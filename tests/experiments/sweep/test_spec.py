@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from factories import ROOT
 
-from gradtrail.core.train.optimizers import OptimizerKind
-from gradtrail.core.train.schedules import ScheduleKind
 from gradtrail.experiments.sections import section_configs
 from gradtrail.experiments.sweep import spec
 from gradtrail.experiments.sweep.main import compare
@@ -18,7 +16,6 @@ from gradtrail.experiments.sweep.spec import (
     Training,
     params_of,
     read_comparisons,
-    require_seeds,
     trainings_of,
 )
 from gradtrail.stages.common.params import read_yaml, validate
@@ -35,7 +32,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def test_each_variant_of_the_repository_is_valid_and_differs_from_the_others() -> None:
+def test_variants_of_the_repository_are_valid_and_distinct() -> None:
     configs = section_configs()
     for name, comparison in read_comparisons().items():
         variants = [params_of(Training(label, range(1)), comparison, PARAMS) for label in comparison.variants]
@@ -46,13 +43,7 @@ def test_each_variant_of_the_repository_is_valid_and_differs_from_the_others() -
         assert len(comparison.seeds) >= 3
 
 
-def test_the_kinds_are_all_compared() -> None:
-    found = read_comparisons()
-    assert {*found["optimizers"].variants} == {*OptimizerKind.__args__}
-    assert {*found["schedules"].variants} == {*ScheduleKind.__args__}
-
-
-def test_runs_are_queued_seed_by_seed_the_variants_in_an_order_that_is_random_and_fixed() -> None:
+def test_runs_are_queued_by_seed_with_variants_in_a_fixed_random_order() -> None:
     comparison = read_comparisons()["optimizers"]
     runs = spec.planned_runs(comparison, range(20))
     trainings = trainings_of(runs, together=False)
@@ -64,29 +55,15 @@ def test_runs_are_queued_seed_by_seed_the_variants_in_an_order_that_is_random_an
     assert len(firsts) > 3, "no variant is always the first"
 
 
-def test_a_training_changes_its_variant_and_its_seeds() -> None:
-    assert Training("on", range(1)).changes(CLIPPING) == {"train.clip_norm": 1.0, "train.seed": 0, "train.members": 1}
-    assert Training("off", range(2, 5)).changes(CLIPPING) == {
-        "train.clip_norm": None,
-        "train.seed": 2,
-        "train.members": 3,
-    }
-
-
-def test_consecutive_seeds_of_a_variant_are_trained_together() -> None:
+def test_consecutive_seeds_of_a_variant_are_one_training() -> None:
     missing = [PlannedRun("a", seed) for seed in (4, 0, 1, 7, 2)] + [PlannedRun("b", 3)]
-    found = trainings_of(missing, together=True)
-    assert sorted(map(str, found)) == ["a, seed 4", "a, seed 7", "a, seeds 0 to 2", "b, seed 3"]
-    assert sorted(run for training in found for run in training.runs) == sorted(missing)
-
-
-def test_an_unknown_comparison_is_told_which_there_are() -> None:
-    with pytest.raises(UserError, match=r"^experiments\.yaml: no comparison clip; it has precision, clipping, "):
-        spec.choose("clip")
+    trainings = trainings_of(missing, together=True)
+    assert sorted(map(str, trainings)) == ["a, seed 4", "a, seed 7", "a, seeds 0 to 2", "b, seed 3"]
+    assert sorted(run for training in trainings for run in training.runs) == sorted(missing)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"seeds": []}, r"mine\.seeds: must be distinct integers from 0"),
         ({"seeds": [0, 0]}, r"mine\.seeds: must be distinct integers from 0"),
@@ -98,23 +75,16 @@ def test_an_unknown_comparison_is_told_which_there_are() -> None:
         ({"abuot": ""}, r"mine\.abuot is not a known key"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_its_place(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_invalid_comparison_is_one_line_with_its_key(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     content = {"mine": {"about": "", "seeds": [0], "variants": {"one": {}, "two": {}}} | change}
     path = tmp_path / "experiments.yaml"
     path.write_text(str(content).replace("None", "null").replace("True", "true"))
-    with pytest.raises(UserError, match=said) as fault:
+    with pytest.raises(UserError, match=message) as fault:
         read_comparisons(path)
     assert "\n" not in str(fault.value)
 
 
-@pytest.mark.parametrize("seeds", [[], [1, 1], [-1, 0], [0, 2**32]])
-def test_seeds_are_different_and_whole(seeds: list[int]) -> None:
-    with pytest.raises(UserError, match=r"^--seeds: must be distinct integers from 0"):
-        require_seeds(seeds, "--seeds")
-    assert require_seeds([3, 1], "--seeds") == (3, 1)
-
-
-def test_without_git_it_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_git_repository_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("params.yaml", "experiments.yaml", "dvc.yaml"):
         shutil.copy(ROOT / name, tmp_path)
     monkeypatch.chdir(tmp_path)

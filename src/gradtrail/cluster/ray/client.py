@@ -1,7 +1,7 @@
-"""Submits a job to a Ray cluster through its job server, or attaches to the one that is under way, and follows it.
+"""Submits a job to a Ray cluster through its job server, or attaches to the running one, and follows it.
 
-The job runs on the cluster by itself: who follows it may stop and come again. Ray's client mode would take the tasks
-along when the laptop is closed.
+The job runs on the cluster independently: a command may stop following it and attach again. With Ray's client mode the
+tasks would end when the laptop is closed.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from gradtrail.support.errors import UserError, one_line
 
 _ADDRESS = "such as http://10.0.0.5:8265"
 _CONNECT_SECONDS = 5.0
-_AWAY_SECONDS = 120.0  # that a job server may be silent while a job is followed
+_AWAY_SECONDS = 120.0  # longest time without an answer of the job server while a job is followed
 _POLL_SECONDS = 1.0
 _INSTALL = "Ray is not installed here: `make env CLUSTER=1`, or pip install 'gradtrail[cluster]'"
 
@@ -36,10 +36,10 @@ class Cluster:
     """A Ray cluster's job server.
 
     Args:
-        address: of it, as `http://HOST:8265`.
+        address: Address such as `http://HOST:8265`.
 
     Raises:
-        UserError: no Ray answers there, or none is installed here.
+        UserError: No Ray job server answers, or Ray is not installed here.
     """
 
     def __init__(self, address: str):
@@ -47,32 +47,31 @@ class Cluster:
             raise UserError(f"--on: must be the address of Ray's job server, {_ADDRESS}, or local; got {address!r}")
         client = require_ray()
         try:
-            requests.get(f"{address.rstrip('/')}/api/version", timeout=_CONNECT_SECONDS)  # Ray's client waits for ever
+            requests.get(f"{address.rstrip('/')}/api/version", timeout=_CONNECT_SECONDS)  # Ray's client has no timeout
             self._client: Any = client(address)
         except requests.HTTPError as error:
             raise UserError(
-                f"--on {address}: what answers there is no Ray job server ({one_line(error)[:200]})"
+                f"--on {address}: the answer is not from a Ray job server ({one_line(error)[:200]})"
             ) from None
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"--on {address}: no Ray job server answers there ({type(error).__name__})") from None
         except RuntimeError as error:
             raise UserError(f"--on {address}: Ray refuses: {_reason(error)}") from None
 
-    def start(self, request: Request, what: Sequence[str]) -> tuple[str, bool]:
-        """Attach to the open job that makes certain experiments, or submit it.
+    def start(self, request: Request, names: Sequence[str]) -> tuple[str, bool]:
+        """Attach to the open job that runs certain experiments, or submit it.
 
         Args:
-            request: of a new job.
-            what: names of all experiments that the job is about, those that are there already included.
+            request: Request of a new job.
+            names: Names of all experiments of the command, including those that are done.
 
         Returns:
-            The job's id, and whether it is a new one.
+            The job's id, and whether it is new.
         """
-        known = hashlib.sha256("\n".join([request.git_url, *sorted(what)]).encode()).hexdigest()[:16]
+        digest = hashlib.sha256("\n".join([request.git_url, *sorted(names)]).encode()).hexdigest()[:16]
         jobs = {job.submission_id: job for job in self._client.list_jobs() if job.submission_id}
-        numbered = f"gradtrail-{known}"
         for number in range(1, len(jobs) + 2):
-            name = numbered if number == 1 else f"{numbered}-{number}"
+            name = f"gradtrail-{digest}" if number == 1 else f"gradtrail-{digest}-{number}"
             if name not in jobs:
                 return name, self._submit(name, request)
             if not jobs[name].status.is_terminal():
@@ -80,7 +79,7 @@ class Cluster:
         raise AssertionError
 
     def _submit(self, name: str, request: Request) -> bool:
-        """Submit a job; return whether it is a new one: someone else may just have submitted it."""
+        """Submit a job; return whether it is new: another command may just have submitted it."""
         with _shipped(request) as folder:
             try:
                 self._client.submit_job(
@@ -96,10 +95,10 @@ class Cluster:
         return True
 
     def follow(self, job: str) -> Iterator[Event | None]:
-        """Yield the events of a job from its beginning, and None after each look at it, until it has ended.
+        """Yield the events of a job from its beginning, and None after every poll, until it has ended.
 
         Raises:
-            UserError: the job was refused or stopped, or failed as a whole; or its server went away.
+            UserError: The job was refused or stopped, or failed as a whole, or its server does not answer.
         """
         num_seen, events = 0, list[Event]()
         answered = time.monotonic()
@@ -108,7 +107,7 @@ class Cluster:
                 info, log = self._client.get_job_info(job), self._client.get_job_logs(job)
             except (RuntimeError, OSError) as error:
                 if time.monotonic() - answered > _AWAY_SECONDS:
-                    raise UserError(f"job {job}: Ray's job server went away ({one_line(error)[:200]})") from None
+                    raise UserError(f"job {job}: Ray's job server does not answer ({one_line(error)[:200]})") from None
                 time.sleep(_POLL_SECONDS)
                 continue
             answered = time.monotonic()
@@ -121,32 +120,32 @@ class Cluster:
             yield None
             time.sleep(_POLL_SECONDS)
 
-    def _require_end(self, job: str, info: Any, events: Sequence[Event], others: Sequence[str]) -> None:
-        """Raise UserError where a job did not come to its own end."""
-        if refused := next((event for event in events if event.what == "refused"), None):
+    def _require_end(self, job: str, info: Any, events: Sequence[Event], lines: Sequence[str]) -> None:
+        """Raise UserError if a job did not run to its end."""
+        if refused := next((event for event in events if event.state == "refused"), None):
             raise UserError(refused.detail)
         if info.status == "STOPPED":
             raise UserError(f"job {job} was stopped; the same command starts what is missing")
         if info.status == "FAILED" and info.driver_exit_code != SOME_FAILED:
-            has_ended = info.driver_exit_code is not None  # else it was lost with its node, which only Ray knows
-            said = reason("\n".join(others)) if has_ended and others else one_line(info.message or "no reason given")
-            raise UserError(f"job {job} failed: {said[:400]}; `ray job logs {job}` shows more")
+            has_ended = info.driver_exit_code is not None  # otherwise its node died, which only Ray reports
+            why = reason("\n".join(lines)) if has_ended and lines else one_line(info.message or "no reason given")
+            raise UserError(f"job {job} failed: {why[:400]}; `ray job logs {job}` shows more")
 
 
 def require_ray() -> Any:
-    """Return the class of Ray's job client; raise UserError where Ray is not installed."""
+    """Return the class of Ray's job client; raise UserError if Ray is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         from ray.job_submission import JobSubmissionClient  # late: an optional package
     except ImportError:
         raise UserError(_INSTALL) from None
-    logging.getLogger(JobSubmissionClient.__base__.__module__).setLevel(logging.WARNING)  # else it tells of uploads
+    logging.getLogger(JobSubmissionClient.__base__.__module__).setLevel(logging.WARNING)  # no messages about uploads
     return JobSubmissionClient
 
 
 @contextlib.contextmanager
 def _shipped(request: Request) -> Iterator[Path]:
-    """Yield a folder with the request and this package, which Ray hands to the nodes: the task's own code."""
+    """Yield a folder with the request and this package, which Ray copies to the nodes."""
     package = Path(gradtrail.__file__ or "").parent
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -158,8 +157,8 @@ def _shipped(request: Request) -> Iterator[Path]:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return why Ray refused a request, in one line."""
-    said = one_line(error)
-    if "uthentication" in said or "nauthorized" in said:
+    """Return the reason why Ray refused a request."""
+    message = one_line(error)
+    if "uthentication" in message or "nauthorized" in message:
         return "its token is missing or wrong; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
-    return said[:300]
+    return message[:300]

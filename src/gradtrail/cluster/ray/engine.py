@@ -1,4 +1,4 @@
-"""Runs experiments on a Ray cluster in place of DVC's queue: what `--on` stands for."""
+"""Runs experiments on a Ray cluster instead of DVC's queue: the option `--on`."""
 
 import contextlib
 import os
@@ -22,23 +22,17 @@ VARIABLE = "RAY_API_SERVER_ADDRESS"  # in place of `--on`, as for Ray's own comm
 
 @dataclass(frozen=True, kw_only=True)
 class RayEngine:
-    """Makes experiments as a job of a Ray cluster.
+    """Runs experiments as a job of a Ray cluster."""
 
-    Attributes:
-        on: address of its job server; `local` starts a Ray on this machine.
-        cpus: of each experiment.
-        gpus: of each experiment.
-    """
-
-    on: str
-    cpus: float
-    gpus: float
+    on: str  # address of the job server; `local` starts a Ray on this machine
+    cpus: float  # CPUs per experiment
+    gpus: float  # GPUs per experiment
 
     def prepare(self, title: str) -> int:
-        """Refuse what the cluster could not run, before anything is submitted; return exit status 0.
+        """Check that the cluster can run the experiments, before anything is submitted; return exit status 0.
 
         Raises:
-            UserError: one line that says what to do.
+            UserError: The cluster cannot run them; the message names the remedy.
         """
         del title
         self._places()
@@ -49,23 +43,23 @@ class RayEngine:
     def run(
         self, title: str, planned: Mapping[str, Mapping[str, Any]], missing: Mapping[str, Mapping[str, Any]], stage: str
     ) -> dict[str, str]:
-        """Make the missing ones of the planned experiments.
+        """Run the missing ones of the planned experiments.
 
         Args:
-            title: of the progress table.
-            planned: label → changes to the params, of all experiments that the command is about: they name the job.
-            missing: likewise, of those to make.
-            stage: the last one to run.
+            title: Title of the progress table.
+            planned: All experiments of the command, label → changes to the params; the job's id is their digest.
+            missing: Those of them to run.
+            stage: Last stage to run.
 
         Returns:
-            Label → why it failed, of those that did.
+            The reason of each failure, by label.
 
         Raises:
-            UserError: the job as a whole failed; one line.
+            UserError: The job as a whole failed.
         """
         places = self._places()
-        names = [each.name for each in plan_experiments(_wanted(planned, stage), places.commit)]
-        experiments = plan_experiments(_wanted(missing, stage), places.commit)
+        names = [experiment.name for experiment in plan_experiments(_requested(planned, stage), places.commit)]
+        experiments = plan_experiments(_requested(missing, stage), places.commit)
         request = Request(
             git_url=places.git_url,
             commit=places.commit,
@@ -80,7 +74,9 @@ class RayEngine:
         labels = {experiment.name: experiment.label for experiment in experiments}
         with self._cluster() as cluster:
             job, is_new = cluster.start(request, names)
-            print(f"{title}: job {job} {'submitted' if is_new else 'is under way; following it'}", file=sys.stderr)
+            print(
+                f"{title}: job {job} {'submitted' if is_new else 'is running already; following it'}", file=sys.stderr
+            )
             try:
                 failed = show(title, cluster.follow(job), labels)
             except KeyboardInterrupt:
@@ -113,5 +109,5 @@ def engine(on: str | None, cpus: float, gpus: float) -> RayEngine | None:
     return RayEngine(on=address, cpus=cpus, gpus=gpus) if address else None
 
 
-def _wanted(experiments: Mapping[str, Mapping[str, Any]], stage: str) -> list[RequestedExperiment]:
+def _requested(experiments: Mapping[str, Mapping[str, Any]], stage: str) -> list[RequestedExperiment]:
     return [RequestedExperiment(label, dict(changes), stage) for label, changes in experiments.items()]

@@ -1,37 +1,26 @@
-"""What a job tells whoever follows it: lines in its log, one for each event, which a later follower reads as well."""
+"""Events of a job: one line of JSON per event in the job's log, so that a later command can read them again."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from gradtrail.stages.common.params import validate
-from gradtrail.support.errors import UserError
-
 _PREFIX = "gradtrail-event: "
 
-What = Literal["running", "waiting", "made", "there", "unchanged", "failed", "refused"]
-ENDED: tuple[What, ...] = ("made", "there", "unchanged", "failed")
+State = Literal["running", "waiting", "made", "there", "unchanged", "failed", "refused"]
+ENDED: tuple[State, ...] = ("made", "there", "unchanged", "failed")
 SOME_FAILED = 3  # exit status of a job in which experiments failed; 1 is that of any Python program that crashes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A step of an experiment, or of the job.
+    """A step of an experiment, or of the job."""
 
-    Attributes:
-        name: of the experiment; empty where the whole job is refused.
-        what: `waiting` for a worker or for another holder of its state, `running`, or how it ended.
-        seconds: since the job began.
-        detail: the node that runs it, or why it failed.
-        attempt: how many workers it had before this one.
-    """
-
-    name: str
-    what: What
-    seconds: float
-    detail: str = ""
-    attempt: int = 0
+    name: str  # name of the experiment; empty if the whole job is refused
+    state: State  # `waiting` for a worker or a shared state, `running`, or the outcome
+    seconds: float  # time since the job began
+    detail: str = ""  # node that runs it, or reason of a failure
+    attempt: int = 0  # number of workers that it had before
 
     def line(self) -> str:
         """Return the line of the log."""
@@ -40,18 +29,11 @@ class Event:
 
 def events_in(log: str) -> Iterator[Event]:
     """Yield the events of a log, whose last line may be incomplete."""
-    for line in _complete(log.splitlines(keepends=True)):
+    for line in log[: log.rfind("\n") + 1].splitlines():
         if line.startswith(_PREFIX):
-            try:
-                yield validate(json.loads(line.removeprefix(_PREFIX)), Event, "event")
-            except (ValueError, UserError):  # of another version of this project
-                continue
+            yield Event(**json.loads(line.removeprefix(_PREFIX)))
 
 
 def other_lines(log: str) -> list[str]:
-    """Return the lines of a log that are no events, such as those of a traceback."""
+    """Return the lines of a log that are not events, such as those of a traceback."""
     return [line for line in log.splitlines() if line.strip() and not line.startswith(_PREFIX)]
-
-
-def _complete(lines: Iterable[str]) -> Iterator[str]:
-    return (line for line in lines if line.endswith("\n"))

@@ -1,7 +1,7 @@
-"""What a job runs on the cluster: `python -m gradtrail.cluster.ray.job`, in a folder with `request.json`.
+"""The job on the cluster: `python -m gradtrail.cluster.ray.job`, in a folder with `request.json`.
 
-Ray schedules, counts resources, starts a task again whose worker or node died, and has nodes added where some wait.
-This only hands experiments to it, asks again for those that another job is making, and tells of each step in its log.
+Ray schedules tasks, counts resources, restarts a task whose worker or node died, and requests nodes if some wait. This
+module submits the experiments, those that share an unfinished state one after the other, and logs each step.
 """
 
 import contextlib
@@ -22,37 +22,35 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.secrets import redacted
 
 REQUEST = Path("request.json")
-_MOST_RETRIES = 20  # of a task whose worker or node died
+_MOST_RETRIES = 20  # retries of a task whose worker or node died
 _POLL_SECONDS = 1.0
-_LOOK_SECONDS = 3.0  # between two questions to Ray which tasks run where
-_BUSY_SECONDS = 10.0  # until an experiment that someone else makes is asked for again
+_LOOK_SECONDS = 3.0  # time between two queries of which tasks run where
 
 
 def main() -> int:
-    """Make all experiments; return the exit status: 0, `SOME_FAILED`, or 2 where the request is refused."""
+    """Run all experiments; return the exit status: 0, `SOME_FAILED`, or 2 if the request is refused."""
     began = time.monotonic()
 
-    def tell(name: str, what: Any, detail: str = "", attempt: int = 0) -> None:
+    def log(name: str, state: Any, detail: str = "", attempt: int = 0) -> None:
         seconds = round(time.monotonic() - began, 1)
-        event = Event(name=name, what=what, seconds=seconds, detail=redacted(detail), attempt=attempt)
+        event = Event(name=name, state=state, seconds=seconds, detail=redacted(detail), attempt=attempt)
         print(event.line(), flush=True)
 
     try:
         request = Request.read(REQUEST)
         require_same_versions(request, platform.node())
         ray.init(log_to_driver=False, logging_level="warning")
-        return _Job(request, tell).run()
+        return _Job(request, log).run()
     except UserError as error:
-        tell("", "refused", str(error))
+        log("", "refused", str(error))
         return 2
 
 
 class _Job:
     """The experiments of a request, as tasks of Ray."""
 
-    def __init__(self, request: Request, tell: Callable[..., None]):
-        self._request = request
-        self._tell = tell
+    def __init__(self, request: Request, log: Callable[..., None]):
+        self._log = log
         self._task = ray.remote(
             num_cpus=request.cpus,
             num_gpus=request.gpus,
@@ -60,67 +58,56 @@ class _Job:
             retry_exceptions=False,
             scheduling_strategy="SPREAD",
         )(_make)
-        self._put = ray.put(request)
+        self._request_ref = ray.put(request)
         self._tasks: dict[Any, Experiment] = {}
-        self._waiting = dict.fromkeys(request.experiments, 0.0)  # → when to ask for it
-        self._made: set[str] = set()  # keys of states that experiments share
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._waiting = [*request.experiments]
+        self._made: set[str] = set()  # keys of shared states that exist by now
+        self._running: dict[str, tuple[str, int]] = {}  # name → node and attempt that were logged last
         self._num_failed = 0
 
     def run(self) -> int:
         for experiment in self._waiting:
-            self._tell_once(experiment, "waiting")
-        looked = 0.0
+            self._log(experiment.name, "waiting")
+        last_look = 0.0
         while self._tasks or self._waiting:
-            self._submit_free()
-            ended, _ = ray.wait([*self._tasks], timeout=_POLL_SECONDS) if self._tasks else ([], None)
+            self._submit_ready()
+            ended, _ = ray.wait([*self._tasks], timeout=_POLL_SECONDS)
             for task in ended:
-                self._end(self._tasks.pop(task), task)
-            if not self._tasks and self._waiting:
-                time.sleep(_POLL_SECONDS)
-            elif time.monotonic() - looked > _LOOK_SECONDS:
-                self._look()
-                looked = time.monotonic()
+                self._finish(self._tasks.pop(task), task)
+            if time.monotonic() - last_look > _LOOK_SECONDS:
+                self._log_running()
+                last_look = time.monotonic()
         return SOME_FAILED if self._num_failed else 0
 
-    def _submit_free(self) -> None:
-        """Submit what waits, but for experiments that need a state which another one of this job is making."""
-        in_work = {key for each in self._tasks.values() for key in each.shared} - self._made
-        for experiment, when in [*self._waiting.items()]:
-            if time.monotonic() >= when and not in_work & {*experiment.shared}:
-                del self._waiting[experiment]
-                task = self._task.options(name=experiment.name).remote(self._put, experiment)
+    def _submit_ready(self) -> None:
+        """Submit the experiments that need no state which another experiment of this job is making."""
+        unfinished = {key for experiment in self._tasks.values() for key in experiment.shared} - self._made
+        for experiment in [*self._waiting]:
+            if not unfinished & {*experiment.shared}:
+                self._waiting.remove(experiment)
+                task = self._task.options(name=experiment.name).remote(self._request_ref, experiment)
                 self._tasks[task] = experiment
-                in_work |= {*experiment.shared} - self._made
+                unfinished |= {*experiment.shared} - self._made
 
-    def _end(self, experiment: Experiment, task: Any) -> None:
+    def _finish(self, experiment: Experiment, task: Any) -> None:
+        """Log the outcome of a task that ended."""
         try:
-            what, detail = ray.get(task), ""
+            outcome, detail = ray.get(task), ""
+            self._made |= {*experiment.shared}
         except RayTaskError as error:
-            what, detail = "failed", one_line(error.cause)
+            outcome, detail = "failed", one_line(error.cause)
         except ray.exceptions.RayError as error:
-            what, detail = "failed", f"Ray: {one_line(error)[:300]}"
-        if what == "busy":
-            self._waiting[experiment] = time.monotonic() + _BUSY_SECONDS
-            self._tell_once(experiment, "waiting", "someone else is making it")
-            return
-        self._num_failed += what == "failed"
-        self._made |= {*experiment.shared} if what != "failed" else set()
-        self._tell(experiment.name, what, detail)
+            outcome, detail = "failed", f"Ray: {one_line(error)[:300]}"
+        self._num_failed += outcome == "failed"
+        self._log(experiment.name, outcome, detail)
 
-    def _look(self) -> None:
-        """Tell which experiments have begun to run since the last look, and where."""
-        experiments = {each.name: each for each in self._tasks.values()}
-        for name, node, attempt in _running():
-            if name in experiments:
-                self._tell_once(experiments[name], "running", f"node {node[:8]}", attempt)
-
-    def _tell_once(self, experiment: Experiment, what: str, detail: str = "", attempt: int = 0) -> None:
-        """Tell of a step, unless it is the one that was told last."""
-        step = (what, detail, str(attempt))
-        if self._told.get(experiment.name) != step:
-            self._told[experiment.name] = step
-            self._tell(experiment.name, what, detail, attempt)
+    def _log_running(self) -> None:
+        """Log which experiments started to run since the last call, and on which node."""
+        names = {experiment.name for experiment in self._tasks.values()}
+        for name, node, attempt in _running_tasks():
+            if name in names and self._running.get(name) != (node, attempt):
+                self._running[name] = node, attempt
+                self._log(name, "running", f"node {node[:8]}", attempt)
 
 
 def _make(request: Request, experiment: Experiment) -> str:
@@ -128,8 +115,8 @@ def _make(request: Request, experiment: Experiment) -> str:
     return make_experiment(request, experiment)
 
 
-def _running() -> Iterator[tuple[str, str, int]]:
-    """Yield name, node and attempt of each task that runs; none where Ray's state cannot be had at the moment."""
+def _running_tasks() -> Iterator[tuple[str, str, int]]:
+    """Yield name, node and attempt of each running task; nothing if Ray's state API does not answer."""
     from ray.util.state import list_tasks
     from ray.util.state.exception import RayStateApiException
 

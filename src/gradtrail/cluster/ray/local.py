@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine alone, for as long as a block runs."""
+"""A Ray cluster on this machine, for the time of a block."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from gradtrail.support.paths import private_folder
 
 @contextlib.contextmanager
 def local_cluster() -> Iterator[str]:
-    """Start a Ray, with a job server on loopback; yield the server's address, and stop it in the end."""
+    """Start Ray with a job server on loopback; yield the server's address, and stop Ray in the end."""
     require_ray()
     import ray  # late: an optional package
 

@@ -1,9 +1,8 @@
-"""Shows what a job is doing: one table on a terminal, one line for each step in a pipe or a log."""
+"""Shows the progress of a job: one table on a terminal, one line per step in a pipe or a log."""
 
 import sys
 from collections.abc import Iterable, Mapping
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -11,8 +10,9 @@ from rich.text import Text
 
 from gradtrail.cluster.ray.events import ENDED, Event
 from gradtrail.support.errors import printable
+from gradtrail.support.tables import table
 
-_MOST_ROWS = 40  # of a table that is redrawn; those that ended first are left out
+_MOST_ROWS = 40  # rows of the table; the experiments that ended first are left out
 _STYLES = {"failed": "red", "running": "cyan", "made": "green", "there": "green", "unchanged": "green"}
 _WORDS = {"made": "done", "there": "done before", "unchanged": "the commit itself"}
 
@@ -21,12 +21,12 @@ def show(title: str, events: Iterable[Event | None], labels: Mapping[str, str]) 
     """Show the events of a job until they end.
 
     Args:
-        title: of the table, and the prefix of each line.
-        events: of the job; None where nothing happened for a second.
-        labels: name of an experiment → its name in messages.
+        title: Title of the table, and prefix of each line.
+        events: Events of the job; None if nothing happened for a second.
+        labels: Name of an experiment → its name in messages.
 
     Returns:
-        Name → why it failed, of those that did.
+        The reason of each failure, by the name of the experiment.
     """
     last: dict[str, Event] = {}
     is_terminal = sys.stderr.isatty()
@@ -40,33 +40,32 @@ def show(title: str, events: Iterable[Event | None], labels: Mapping[str, str]) 
             last[event.name] = event
             if is_terminal:
                 live.update(_table(title, last, labels), refresh=True)
-    return {name: event.detail for name, event in last.items() if event.what == "failed"}
+    return {name: event.detail for name, event in last.items() if event.state == "failed"}
 
 
 def _line(event: Event, labels: Mapping[str, str], last: Mapping[str, Event]) -> str:
-    count = f" ({_num_ended(last)} of {len(labels)})" if event.what in ENDED else ""
+    count = f" ({_num_ended(last)} of {len(labels)})" if event.state in ENDED else ""
     again = f", attempt {event.attempt + 1}" if event.attempt else ""
-    detail = f": {event.detail}" if event.what == "failed" else f" ({event.detail}{again})" if event.detail else ""
-    return printable(f"{labels[event.name]}: {_WORDS.get(event.what, event.what)}{detail}{count}")
+    detail = f": {event.detail}" if event.state == "failed" else f" ({event.detail}{again})" if event.detail else ""
+    return printable(f"{labels[event.name]}: {_WORDS.get(event.state, event.state)}{detail}{count}")
 
 
 def _table(title: str, last: Mapping[str, Event], labels: Mapping[str, str]) -> Table:
-    table = Table(title=f"{title}: {_num_ended(last)} of {len(labels)} done", box=SIMPLE_HEAD, title_justify="left")
-    for name in ("experiment", "state", "where, or why", "attempt", "after"):
-        table.add_column(name, justify="right" if name in ("attempt", "after") else "left", overflow="fold")
-    by_age = sorted(last.values(), key=lambda event: (event.what not in ENDED, event.seconds))
-    shown = {event.name for event in by_age[-_MOST_ROWS:]}
-    for event in (event for name, event in last.items() if name in shown):
-        state = Text(_WORDS.get(event.what, event.what), style=_STYLES.get(event.what, ""))
-        table.add_row(
-            Text(printable(labels[event.name])),
-            state,
-            Text(printable(event.detail)),
-            str(event.attempt + 1) if event.attempt else "",
-            f"{event.seconds:.0f} s",
-        )
-    return table
+    by_age = sorted(last.values(), key=lambda event: (event.state not in ENDED, event.seconds))
+    names = {event.name for event in by_age[-_MOST_ROWS:]}
+    rows: list[dict[str, str | Text]] = [
+        {
+            "experiment": Text(printable(labels[name])),
+            "state": Text(_WORDS.get(event.state, event.state), style=_STYLES.get(event.state, "")),
+            "where, or why": Text(printable(event.detail)),
+            "attempt": str(event.attempt + 1) if event.attempt else "",
+            "after": f"{event.seconds:.0f} s",
+        }
+        for name, event in last.items()
+        if name in names
+    ]
+    return table(f"{title}: {_num_ended(last)} of {len(labels)} done", rows, right=("attempt", "after"))
 
 
 def _num_ended(last: Mapping[str, Event]) -> int:
-    return sum(event.what in ENDED for event in last.values())
+    return sum(event.state in ENDED for event in last.values())

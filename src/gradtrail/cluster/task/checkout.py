@@ -1,7 +1,7 @@
-"""The clean checkouts of a node: one for each commit and each experiment that runs at the same time.
+"""The clean checkouts of a node: one per commit and experiment that runs at the same time.
 
-A node's folder has, for each repository, a bare clone, a DVC cache that all checkouts share, and the checkouts, which
-borrow the clone's objects. A checkout is held by one process; one that a killed process left is cleaned and reused.
+A node's folder has, per repository, a bare clone, a DVC cache that all checkouts share, and the checkouts, which borrow
+the clone's objects. One process at a time uses a checkout; after a killed process it is cleaned and reused.
 """
 
 import contextlib
@@ -17,21 +17,16 @@ from filelock import FileLock, Timeout
 from gradtrail.cluster.task.shell import CommandError, git
 from gradtrail.support.errors import UserError
 
-FOLDER = "GRADTRAIL_CLUSTER_DIR"  # variable that names the folder of a node
-_MOST_CHECKOUTS = 1000  # of one commit on one node
+FOLDER = "GRADTRAIL_CLUSTER_DIR"  # variable with the folder of a node
+_MOST_CHECKOUTS = 1000  # largest number per commit and node
 
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """What a node keeps of a repository.
-
-    Attributes:
-        path: its folder.
-        url: the repository's address.
-    """
+    """The folder of a repository on a node."""
 
     path: Path
-    url: str
+    url: str  # address of the repository
 
     @property
     def clone(self) -> Path:
@@ -43,11 +38,11 @@ class NodeFolder:
         """Yield a clean checkout of a commit that no other process uses while the block runs.
 
         Args:
-            commit: its hash.
-            cache: the DVC cache; the node's own where it is None.
+            commit: Hash of the commit.
+            cache: DVC cache; None for the node's cache.
 
         Raises:
-            UserError: the repository cannot be reached, or lacks the commit; one line.
+            UserError: The repository cannot be reached, or lacks the commit.
         """
         self.require(commit)
         commits = self.path / "checkouts" / commit[:16]
@@ -59,26 +54,20 @@ class NodeFolder:
             yield folder
 
     def require(self, commit: str) -> None:
-        """Get a commit into the clone, unless it is there.
+        """Fetch a commit into the clone, unless it has it.
 
         Raises:
-            UserError: the repository cannot be reached, or lacks the commit; one line.
+            UserError: The repository cannot be reached, or lacks the commit.
         """
         with self.lock("clone"):
             if not (self.clone / "HEAD").is_file():
-                beside = self.path / "clone.new"
-                shutil.rmtree(beside, ignore_errors=True)
-                git("clone", "--quiet", "--bare", self.url, str(beside))
-                beside.rename(self.clone)
+                temporary = self.path / "clone.new"
+                shutil.rmtree(temporary, ignore_errors=True)
+                git("clone", "--quiet", "--bare", self.url, str(temporary))
+                temporary.rename(self.clone)
             if not _has(self.clone, commit):
-                git(
-                    "fetch",
-                    "--quiet",
-                    self.url,
-                    "+refs/heads/*:refs/heads/*",
-                    "+refs/tags/*:refs/tags/*",
-                    folder=self.clone,
-                )
+                refs = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
+                git("fetch", "--quiet", self.url, *refs, folder=self.clone)
             if not _has(self.clone, commit):
                 raise UserError(f"{self.url}: has no commit {commit[:12]}: push it with `git push`")
 
@@ -96,7 +85,7 @@ def node_folder(url: str) -> NodeFolder:
 
 @contextlib.contextmanager
 def _first_free(folder: Path) -> Iterator[Path]:
-    """Yield the first of the folders `0`, `1`, … that no process holds."""
+    """Yield the first of the folders `0`, `1`, … that no process uses."""
     for number in range(_MOST_CHECKOUTS):
         lock = FileLock(folder / f"{number}.lock")
         try:
@@ -112,13 +101,13 @@ def _first_free(folder: Path) -> Iterator[Path]:
 
 
 def _prepare(folder: Path, clone: Path, commit: str) -> None:
-    """Make a clean checkout: the tracked files of the commit, no others but those that git ignores."""
+    """Make a clean checkout: the tracked files of the commit, and no others except ignored ones."""
     if not (folder / ".git" / "HEAD").is_file():
         shutil.rmtree(folder, ignore_errors=True)
         git("clone", "--quiet", "--shared", "--no-checkout", str(clone), str(folder))
-    for left in ("index.lock", "HEAD.lock"):  # by a git that was killed
-        (folder / ".git" / left).unlink(missing_ok=True)
-    shutil.rmtree(folder / ".dvc" / "tmp" / "exps", ignore_errors=True)  # copies of experiments that were killed
+    for name in ("index.lock", "HEAD.lock"):  # of a git that was killed
+        (folder / ".git" / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / ".dvc" / "tmp" / "exps", ignore_errors=True)  # copies of killed experiments
     git("checkout", "--quiet", "--force", "--detach", commit, folder=folder)
     git("clean", "--quiet", "--force", "-d", folder=folder)
     for ref in git("for-each-ref", "--format=%(refname)", "refs/exps", folder=folder).splitlines():
@@ -126,7 +115,7 @@ def _prepare(folder: Path, clone: Path, commit: str) -> None:
 
 
 def _configure(folder: Path, cache: Path) -> None:
-    """Set DVC's cache, and a name for commits of experiments where git has none."""
+    """Set DVC's cache, and a name for commits of experiments if git has none."""
     config = f"[core]\n    analytics = false\n    check_update = false\n[cache]\n    dir = {cache}\n"
     (folder / ".dvc" / "config.local").write_text(config, encoding="utf-8")
     for key, value in {"user.name": "gradtrail", "user.email": "gradtrail@localhost"}.items():

@@ -1,7 +1,7 @@
 """`python -m gradtrail.cluster.task.child`: runs an experiment with DVC, in a process that ends with its parent.
 
-The parent holds the other end of standard input. When it ends, however it ends, this process kills its own group, and
-with it DVC and the stage: no worker that was killed leaves a training behind that another worker makes anew.
+The parent holds the other end of standard input. If it ends for any reason, this process kills its own process group,
+and with it DVC and the stage, so that a killed worker leaves no training running that another worker starts again.
 """
 
 import json
@@ -17,83 +17,74 @@ from gradtrail.support.errors import one_line
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders:
-    """What to run, in the checkout that is the working folder.
+class DvcRun:
+    """One `dvc exp run` in the checkout that is the working folder."""
 
-    Attributes:
-        name: of the experiment.
-        ref: that DVC writes it to.
-        options: its changes to the params, as options of `dvc exp run`.
-        stage: the last one that it runs.
-        pull: whether files of states that the run-cache knows come from the DVC remote.
-        push: whether files and run-cache go to the DVC remote.
-    """
-
-    name: str
-    ref: str
-    options: Sequence[str]
-    stage: str
-    pull: bool
-    push: bool
+    name: str  # name of the experiment
+    ref: str  # ref that DVC creates
+    options: Sequence[str]  # changes to the params, as options of `dvc exp run`
+    stage: str  # last stage to run
+    pull: bool  # True if DVC looks up states in the DVC remote's run-cache
+    push: bool  # True if files and run-cache go to the DVC remote
 
     @property
     def command(self) -> list[str]:
-        """The command that runs it."""
+        """The command that starts it."""
         return [sys.executable, "-m", __name__, json.dumps(asdict(self))]
 
 
-def main(orders: Orders) -> int:
+def main(dvc_run: DvcRun) -> int:
     """Run the experiment and push its files; return the exit status."""
     from dvc.cli import main as dvc
 
-    pull = ["--pull"] if orders.pull else []
-    command = ["exp", "run", "--temp", *pull, "--name", orders.name, *orders.options, orders.stage]
+    pull = ["--pull"] if dvc_run.pull else []
+    command = ["exp", "run", "--temp", *pull, "--name", dvc_run.name, *dvc_run.options, dvc_run.stage]
     if status := dvc(command):
         return int(status)
-    return _push(orders.ref) if orders.push else 0
+    return _push(dvc_run.ref) if dvc_run.push else 0
 
 
 def _push(ref: str) -> int:
-    """Push the files of an experiment and the run-cache; return the exit status, after a line that says why."""
+    """Push the files of an experiment and the run-cache; if that fails, print why and return 1."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
     from gradtrail.support.git import git
 
     commit = git("rev-parse", "--verify", "--quiet", ref)
-    if not commit:  # DVC found nothing to do
+    if not commit:  # DVC had nothing to do
         return 0
-    told = _Told()
+    errors = _ErrorCollector()
     for library in ("dvc", "dvc_data", "dvc_objects"):
-        logging.getLogger(library).addHandler(told)
+        logging.getLogger(library).addHandler(errors)
     try:
         with Repo() as repo:
             repo.push(revs=[commit], workspace=False, run_cache=True)
     except (DvcException, OSError) as error:
-        why = "; ".join(dict.fromkeys([one_line(error), *told.faults[:1]]))
+        why = "; ".join(dict.fromkeys([one_line(error), *errors.messages[:1]]))
         print(f"ERROR: the files were not pushed: {why}", file=sys.stderr)
         return 1
     return 0
 
 
-class _Told(logging.Handler):
-    """Keeps what libraries say of the files that they could not transfer: their exception only counts them."""
+class _ErrorCollector(logging.Handler):
+    """Collects the errors that libraries log for single files: their exception only counts the files."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.faults: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        fault = record.exc_info[1] if record.exc_info else None
-        self.faults.append(one_line(f"{record.getMessage()} {fault or ''}"))
+        error = record.exc_info[1] if record.exc_info else None
+        self.messages.append(one_line(f"{record.getMessage()} {error or ''}"))
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 1):  # not through `sys.stdin`, whose lock the interpreter wants as it ends
+    while os.read(0, 1):  # not through `sys.stdin`, whose lock the interpreter needs on exit
         pass
     os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.exit(main(Orders(**json.loads(sys.argv[1]))))
+    sys.exit(main(DvcRun(**json.loads(sys.argv[1]))))

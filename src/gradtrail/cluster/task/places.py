@@ -1,7 +1,7 @@
-"""Where experiments of the working folder's commit can be made elsewhere: what must be shared, and is it?
+"""Checks that other machines can run experiments of the working folder's commit, and returns the addresses they need.
 
-Everything is looked at before anything is sent: uncommitted changes, a commit that the git remote lacks, a DVC remote
-that is not in the commit, a tracking server that no other machine can reach, passwords in addresses.
+All checks come before anything is sent: uncommitted changes, a commit that the git remote lacks, a DVC remote that is
+not in the commit, a tracking server that other machines cannot reach, passwords in addresses.
 """
 
 import configparser
@@ -17,27 +17,19 @@ from gradtrail.support.git import blobs, git, head_commit
 from gradtrail.support.paths import SQLITE, root, store_uri
 from gradtrail.support.secrets import has_password
 
-_ALSO = ("dvc.yaml", "dvc.lock", ".dvc/config", "src", "pipeline")
-_MOST_NAMED = 3
+_ALWAYS_READ = ("dvc.yaml", "dvc.lock", ".dvc/config", "src", "pipeline")
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """What a commit's experiments are made from and go to.
+    """The commit of the experiments, and the addresses of code, files and runs."""
 
-    Attributes:
-        commit: hash of the commit.
-        remote: name of the git remote; empty where it is this repository itself.
-        git_url: its address.
-        tracking_uri: MLflow's store.
-        cache: DVC's cache, where all nodes share it; None where there is a DVC remote.
-    """
-
-    commit: str
-    remote: str
-    git_url: str
-    tracking_uri: str
-    cache: str | None
+    commit: str  # hash of the commit
+    remote: str  # name of the git remote; empty if it is this repository itself
+    git_url: str  # address of the git remote
+    tracking_uri: str  # address of MLflow's store
+    cache: str | None  # DVC's cache if all nodes share it; None if they use the DVC remote
 
 
 def local_places() -> Places:
@@ -54,7 +46,7 @@ def shared_places() -> Places:
     """Return the places that other machines can reach.
 
     Raises:
-        UserError: one line that says what is missing, and what to do.
+        UserError: A requirement is missing; the message names it and the remedy.
     """
     commit = _clean_commit()
     remote = _remote()
@@ -74,20 +66,20 @@ def shared_places() -> Places:
 
 
 def _clean_commit() -> str:
-    """Return the commit that is checked out; raise UserError where the working folder differs in what stages read."""
+    """Return the commit that is checked out; raise UserError if the stages' inputs have uncommitted changes."""
     commit = head_commit()
     if not commit:
-        raise UserError("a cluster runs commits: no git repository with a commit is here")
+        raise UserError("a cluster runs commits: this is no git repository with a commit")
     pipeline = read_pipeline().values()
     made = {out for spec in pipeline for out in spec.outs}
     read = {path for spec in pipeline for path in (*spec.deps, *spec.params)} - made
-    paths = sorted({path for path in read if not any(path.startswith(f"{out}/") for out in made)} | {*_ALSO})
+    paths = sorted({path for path in read if not any(path.startswith(f"{out}/") for out in made)} | {*_ALWAYS_READ})
     status = git("status", "--porcelain", "--untracked-files=all", "--no-renames", "--", *paths)
     changed = [line.split(maxsplit=1)[1] for line in status.splitlines()]
     if changed:
-        more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        more = f" and {len(changed) - _MOST_NAMES} more" if len(changed) > _MOST_NAMES else ""
         raise UserError(
-            f"uncommitted changes in {', '.join(changed[:_MOST_NAMED])}{more}: "
+            f"uncommitted changes in {', '.join(changed[:_MOST_NAMES])}{more}: "
             "a cluster runs commits; commit them, or `git stash` them"
         )
     return commit
@@ -97,13 +89,13 @@ def _remote() -> str:
     """Return the git remote: that of the branch, or `origin`, or the only one."""
     branch = git("rev-parse", "--abbrev-ref", "HEAD")
     remotes = git("remote").splitlines()
-    named = git("config", f"branch.{branch}.remote") or ("origin" if "origin" in remotes else "")
-    if named in remotes:
-        return named
+    configured = git("config", f"branch.{branch}.remote") or ("origin" if "origin" in remotes else "")
+    if configured in remotes:
+        return configured
     if len(remotes) == 1:
         return remotes[0]
-    found = f"it has {', '.join(remotes)}, and the branch follows none" if remotes else "it has none"
-    raise UserError(f"a cluster needs a git remote that it can reach: {found}; `git remote add origin URL`")
+    state = f"it has {', '.join(remotes)}, and the branch tracks none" if remotes else "it has none"
+    raise UserError(f"a cluster needs a git remote that it can reach: {state}; `git remote add origin URL`")
 
 
 def _require_dvc_remote(commit: str) -> None:
@@ -112,7 +104,7 @@ def _require_dvc_remote(commit: str) -> None:
     try:
         config.read_string(content.decode(errors="replace"))
     except configparser.Error:
-        return  # DVC says what is wrong with it
+        return  # DVC reports the error
     if not config.get("core", "remote", fallback=""):
         raise UserError(
             ".dvc/config: no default remote in the commit; "

@@ -1,6 +1,6 @@
-"""Whether MLflow has the runs of an experiment's states; and rebuilds those that it lacks.
+"""Checks that MLflow has the runs of an experiment's states, and rebuilds missing ones.
 
-A stage ends without a run where the server was away. An experiment counts as made once the server has its runs.
+A stage ends without a run if the server was down. An experiment counts as done once the server has its runs.
 """
 
 import sys
@@ -22,7 +22,7 @@ _PAUSE_SECONDS = 3.0
 
 
 def states_of(folder: Path, commit: str, stages: Sequence[str]) -> dict[str, str]:
-    """Return the states of stages that the `dvc.lock` of a commit records, stage → key."""
+    """Return the states that the `dvc.lock` of a commit records, stage → key."""
     lock = parse_lock(parse_yaml(git("show", f"{commit}:dvc.lock", folder=folder).encode(), "dvc.lock"), "dvc.lock")
     return {stage: state_key(stage, locked_entry(lock[stage])) for stage in stages if stage in lock}
 
@@ -36,17 +36,17 @@ def stages_without_run(uri: str, states: dict[str, str]) -> list[str]:
 def ensure_runs(
     request_env: Mapping[str, str], folder: Path, experiment: Experiment, stages: Sequence[str], *, patience: float
 ) -> None:
-    """Wait until MLflow has a finished run of each state that an experiment made; rebuild those that it lacks.
+    """Wait until MLflow has a finished run of each state of an experiment; rebuild missing ones.
 
     Args:
-        request_env: the environment of the stages, which names MLflow's store.
-        folder: the checkout that made the experiment.
-        experiment: as DVC knows it.
-        stages: whose runs are wanted.
-        patience: seconds for a server that is away.
+        request_env: Environment of the stages, with the address of MLflow's store.
+        folder: Checkout that ran the experiment.
+        experiment: The experiment.
+        stages: Stages whose runs are required.
+        patience: Longest time in seconds to wait for a server that is down.
 
     Raises:
-        UserError: the server stayed away, or a run cannot be rebuilt; one line.
+        UserError: The server stayed down, or a run cannot be rebuilt.
     """
     states = states_of(folder, experiment.commit, stages)
     command = [sys.executable, "-m", __name__, experiment.name, experiment.baseline, experiment.commit]
@@ -58,7 +58,7 @@ def ensure_runs(
             if not missing:
                 return
             if is_rebuilt:
-                raise UserError(f"MLflow has no run of {', '.join(missing)}, and none can be rebuilt")
+                raise UserError(f"MLflow has no run of {', '.join(missing)}, and it cannot be rebuilt")
             run(command, folder=folder, env=request_env)
             is_rebuilt = True
         except Exception as error:

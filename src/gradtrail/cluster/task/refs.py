@@ -1,83 +1,43 @@
-"""Refs of a git repository that many write to: what exists there once is agreed on by all.
+"""Refs of experiments in the shared git repository. A ref is created once: of two pushes the first wins."""
 
-A push changes refs only from the values that they are expected to have, and all of them or none: git's own
-compare-and-swap. A file, an HTTP and an SSH remote all have it.
-"""
-
-import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from gradtrail.cluster.task.shell import SECONDS, CommandError, git
-
-NONE = ""  # the value of a ref that does not exist
+from gradtrail.cluster.task.shell import CommandError, git
 
 
-class SharedRefs:
-    """The refs of a remote repository.
+def experiment_ref(commit: str, name: str) -> str:
+    """Return the ref by which DVC knows an experiment of a commit."""
+    return f"refs/exps/{commit[:2]}/{commit[2:]}/{name}"
+
+
+def read_refs(url: str, refs: Sequence[str]) -> dict[str, str]:
+    """Return the values of those refs that exist in the repository at an address."""
+    lines = git("ls-remote", url, *refs).splitlines() if refs else []
+    values = (line.split(maxsplit=1) for line in lines)
+    return {ref: value for value, ref in values if ref in refs}
+
+
+def create_ref(url: str, ref: str, value: str, folder: Path) -> bool:
+    """Create a ref by a push that fails if the ref exists.
 
     Args:
-        url: its address.
-        folder: a repository that has the objects to push, and gets those that are read.
-        seconds: that a call of git may take.
-        deadline: after which none is made or goes on, by `time.monotonic`.
+        url: Address of the repository.
+        ref: Full name of the ref.
+        value: Commit that it names.
+        folder: Repository that has the commit.
+
+    Returns:
+        True if the ref has this value now; False if it had another one.
+
+    Raises:
+        CommandError: The repository cannot be reached or refuses the push.
     """
-
-    def __init__(self, url: str, folder: Path, *, seconds: float = SECONDS, deadline: float = math.inf):
-        self._url = url
-        self._folder = folder
-        self._seconds = seconds
-        self._deadline = deadline
-
-    def within(self, seconds: float, deadline: float = math.inf) -> "SharedRefs":
-        """Return the same refs, with less time for each call, and none after a deadline."""
-        return SharedRefs(self._url, self._folder, seconds=seconds, deadline=deadline)
-
-    def read(self, refs: Sequence[str]) -> dict[str, str]:
-        """Return the values of those of the refs that exist."""
-        if not refs:
-            return {}
-        lines = self._git("ls-remote", self._url, *refs).splitlines()
-        found = (line.split(maxsplit=1) for line in lines)
-        return {ref: value for value, ref in found if ref in refs}
-
-    def swap(self, changes: Mapping[str, tuple[str, str]]) -> bool:
-        """Change refs, all or none; return whether all of them had the expected values.
-
-        Args:
-            changes: ref → (expected value, new value); `NONE` stands for a ref that does not exist.
-
-        Raises:
-            CommandError: the remote cannot be reached or refuses.
-        """
-        leases = [f"--force-with-lease={ref}:{expected}" for ref, (expected, _) in changes.items()]
-        specs = [f"{new}:{ref}" for ref, (_, new) in changes.items()]
-        try:
-            self._git("push", "--quiet", "--atomic", *leases, self._url, *specs)
-        except CommandError:
-            now = self.read([*changes])
-            if all(now.get(ref, NONE) == new for ref, (_, new) in changes.items()):
-                return True  # the push arrived, its answer did not
-            if all(now.get(ref, NONE) == expected for ref, (expected, _) in changes.items()):
-                raise
-            return False
-        return True
-
-    def write_blob(self, content: str) -> str:
-        """Return the id of a new object, for a ref to name."""
-        return self._git("hash-object", "-w", "--stdin", stdin=content)
-
-    def read_blob(self, ref: str, value: str) -> str:
-        """Return the content of the object that a ref names."""
-        try:
-            return self._git("cat-file", "blob", value)
-        except CommandError:
-            self._git("fetch", "--quiet", "--no-write-fetch-head", self._url, ref)
-            return self._git("cat-file", "blob", value)
-
-    def _git(self, *arguments: str, stdin: str = "") -> str:
-        left = min(self._seconds, self._deadline - time.monotonic())
-        if left <= 0:
-            raise CommandError(f"`git {arguments[0]}`: no time is left")
-        return git(*arguments, folder=self._folder, stdin=stdin, seconds=left)
+    try:
+        git("push", "--quiet", f"--force-with-lease={ref}:", url, f"{value}:{ref}", folder=folder)
+    except CommandError:
+        current = read_refs(url, [ref])  # the push may have arrived although its answer was lost
+        if ref not in current:
+            raise
+        return current[ref] == value
+    return True

@@ -1,4 +1,4 @@
-"""What a job is to make: experiments of one commit, and where files, runs and refs go. Plain values, no secrets."""
+"""The request of a job: experiments of one commit, and the addresses of code, files and runs. It holds no secrets."""
 
 import dataclasses
 import json
@@ -13,26 +13,18 @@ from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.support.errors import UserError
 
-_BESIDE = ("dvc", "mlflow")  # packages that must be the same everywhere beside those of pipeline/versions.yaml
+_MORE_PACKAGES = ("dvc", "mlflow")  # packages besides those of pipeline/versions.yaml that must be the same everywhere
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """An experiment of DVC.
+    """An experiment of DVC."""
 
-    Attributes:
-        label: its name in messages.
-        name: DVC's name for it; the same for the same commit, params and stage.
-        changes: changes to the params, dotted key → value.
-        stage: the last stage that it runs.
-        shared: keys of states before the last stage's that others may be making too; see `plan.py`.
-    """
-
-    label: str
-    name: str
-    changes: dict[str, Any]
-    stage: str
-    shared: tuple[str, ...]
+    label: str  # name in messages
+    name: str  # name in DVC; the same for the same commit, params and stage
+    changes: dict[str, Any]  # changes to the params, dotted key → value
+    stage: str  # last stage to run
+    shared: tuple[str, ...]  # keys of the states before the last one that other experiments may need; see `plan.py`
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -45,37 +37,25 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Experiments, and where they come from and go to.
+    """Experiments of one commit, their resources, and the addresses of code, files and runs."""
 
-    Attributes:
-        git_url: address of the git repository that has the commit, and gets the experiments' refs.
-        commit: what is run.
-        tracking_uri: MLflow's store.
-        cache: folder of a DVC cache that all nodes share; None where files go through the DVC remote.
-        cpus: of each experiment.
-        gpus: of each experiment.
-        python: version of Python, such as `3.11`.
-        packages: package → version, which must be the same on each node.
-        experiments: each with another name.
-    """
-
-    git_url: str
+    git_url: str  # address of the git repository that has the commit, and gets the experiments' refs
     commit: str
-    tracking_uri: str
-    cache: str | None
-    cpus: float
-    gpus: float
-    python: str
-    packages: dict[str, str]
-    experiments: tuple[Experiment, ...]
+    tracking_uri: str  # address of MLflow's store
+    cache: str | None  # folder of a DVC cache that all nodes share; None if files go through the DVC remote
+    cpus: float  # CPUs per experiment
+    gpus: float  # GPUs per experiment
+    python: str  # version of Python, such as `3.11`
+    packages: dict[str, str]  # package → version, which must be the same on each node
+    experiments: tuple[Experiment, ...]  # with distinct names
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the request as JSON."""
         path.write_text(json.dumps(dataclasses.asdict(self), sort_keys=True), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> "Request":
-        """Read what `write` wrote; raise UserError where it is of another version of this project."""
+        """Read a request; raise UserError if another version of this project wrote it."""
         return validate(json.loads(path.read_text(encoding="utf-8")), cls, path.name)
 
 
@@ -86,18 +66,19 @@ def own_python() -> str:
 
 def own_packages() -> dict[str, str]:
     """Return the installed versions of the packages that must be the same everywhere."""
-    return {name: _version(name) for name in (*read_yaml(VERSIONS), *_BESIDE)}
+    return {name: _version(name) for name in (*read_yaml(VERSIONS), *_MORE_PACKAGES)}
 
 
 def require_same_versions(request: Request, node: str) -> None:
-    """Raise UserError where Python or a package has another version here than where the request was made."""
+    """Raise UserError if Python or a package has another version here than on the machine of the request."""
     if own_python() != request.python:
         raise UserError(
-            f"{node}: Python {own_python()}, but {request.python} asked for the experiments: use one image for both"
+            f"{node}: Python {own_python()}, but the request needs {request.python}: use one image for both"
         )
-    for name, wanted in request.packages.items():
-        if (found := _version(name)) != wanted:
-            raise UserError(f"{node}: {name} {found or 'is not installed'}, but {wanted} is asked for: use one lock")
+    for name, expected in request.packages.items():
+        if (installed := _version(name)) != expected:
+            message = f"{name} {installed or 'is not installed'}, but the request needs {expected}"
+            raise UserError(f"{node}: {message}: use one lock")
 
 
 def _version(package: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs git and other programs whose failures are one line without credentials, and none of which asks a question."""
+"""Runs git and other programs without prompts; a failure is one line without credentials."""
 
 import contextlib
 import os
@@ -9,22 +9,22 @@ from pathlib import Path
 
 from gradtrail.support.errors import UserError, one_line
 
-SECONDS = 300.0  # that a command may take; clones and pushes of a repository without data take seconds
-_MOST_LINE = 300  # characters of an error
+SECONDS = 300.0  # default time limit: clones and pushes of a repository without data take seconds
+_LONGEST_LINE = 300  # characters of an error
 _QUIET = {
-    "GIT_TERMINAL_PROMPT": "0",  # wrong credentials are an error, not a question that nobody sees
+    "GIT_TERMINAL_PROMPT": "0",  # wrong credentials are an error, not an invisible prompt
     "GIT_ASKPASS": "true",
     "LC_ALL": "C",
 }
 _SSH = {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
-_NO_REASON = (  # parts of lines that only follow from another line
+_CONSEQUENCES = (  # parts of lines that follow from an error and do not explain it
     *("hint:", "failed to push some refs", "Could not read from remote", "correct access rights", "repository exists."),
     *("failed to reproduce", "Having any troubles?"),
 )
 
 
 class CommandError(UserError):
-    """A command failed; the message is one line, and `output` all that it printed."""
+    """A command failed; the message is one line, and `output` is everything that it printed."""
 
     def __init__(self, message: str, output: str = ""):
         super().__init__(message)
@@ -32,16 +32,16 @@ class CommandError(UserError):
 
 
 def git(*arguments: str, folder: Path | None = None, stdin: str = "", seconds: float = SECONDS) -> str:
-    """Return what a git command prints, stripped.
+    """Return the output of a git command, stripped.
 
     Args:
-        arguments: of git.
-        folder: the repository; the working folder by default.
-        stdin: what it reads.
-        seconds: that it may take.
+        arguments: Arguments of git.
+        folder: Repository; the working folder by default.
+        stdin: Text for standard input.
+        seconds: Time limit.
 
     Raises:
-        CommandError: git failed, or took longer.
+        CommandError: Git failed or exceeded the limit.
     """
     return run(["git", *arguments], folder=folder, stdin=stdin, seconds=seconds)
 
@@ -54,17 +54,17 @@ def run(
     env: Mapping[str, str] | None = None,
     seconds: float | None = SECONDS,
 ) -> str:
-    """Return what a command prints, stripped.
+    """Return the output of a command, stripped.
 
     Args:
-        command: with its arguments.
-        folder: where it runs; the working folder by default.
-        stdin: what it reads.
-        env: its whole environment; this process's by default.
-        seconds: that it may take; None for no limit.
+        command: Program and arguments.
+        folder: Working folder of the command; this process's by default.
+        stdin: Text for standard input.
+        env: Complete environment; this process's by default.
+        seconds: Time limit; None for no limit.
 
     Raises:
-        CommandError: it failed, took longer, or is not installed.
+        CommandError: The command failed, exceeded the limit, or is not installed.
     """
     env = _SSH | dict(os.environ if env is None else env) | _QUIET
     name = " ".join(command[:2])
@@ -74,12 +74,12 @@ def run(
             command, cwd=folder, env=env, text=True, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
     except FileNotFoundError as error:
-        raise CommandError(f"`{name}`: {error.filename} is not there") from None
+        raise CommandError(f"`{name}`: {error.filename} is not installed") from None
     with process:
         try:
             stdout, stderr = process.communicate(stdin, timeout=seconds)
         except BaseException as error:
-            # Its children as well: git's helper holds the pipes open for as long as its connection hangs.
+            # Kill its children too: git's helper holds the pipes open while its connection hangs
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
@@ -91,7 +91,7 @@ def run(
 
 
 def reason(output: str) -> str:
-    """Return the line of a failed command's output that says why: the last one that is more than a consequence."""
+    """Return the line of a failed command's output that explains the failure: the last one that is no consequence."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    said = [line for line in lines if not any(sign in line for sign in _NO_REASON)] or lines or ["it said nothing"]
-    return one_line(said[-1]).removeprefix("ERROR: ").removeprefix("fatal: ")[:_MOST_LINE]
+    reasons = [line for line in lines if not any(part in line for part in _CONSEQUENCES)] or lines or ["no output"]
+    return one_line(reasons[-1]).removeprefix("ERROR: ").removeprefix("fatal: ")[:_LONGEST_LINE]

@@ -1,4 +1,4 @@
-"""A comparison as one page of HTML, without scripts or anything from elsewhere."""
+"""A comparison as one page of HTML, without scripts or external files."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from gradtrail.experiments.timed.ratio import Ratio
 PARTS = ("imports", "data", "compile", "compute", "tracking")
 
 
-def render(found: Comparison, cause: str, ratio: Ratio | None = None) -> str:
+def render(comparison: Comparison, cause: str, ratio: Ratio | None = None) -> str:
     """Return the page."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    sides = (found.before, found.after)
+    sides = (comparison.before, comparison.after)
     longest = max((sum(side.seconds.values()) for side in sides), default=0.0)
     bars = [
         {
@@ -28,11 +28,11 @@ def render(found: Comparison, cause: str, ratio: Ratio | None = None) -> str:
     ]
     return environment.get_template("page.html.j2").render(
         names=[side.name for side in sides],
-        stage=found.before.stage,
+        stage=comparison.before.stage,
         cause=cause,
         timed=ratio.describe() if ratio else "",
-        notes=notes(found),
+        notes=notes(comparison),
         bars=bars,
         parts=PARTS,
-        tables=list(all_tables(found)),
+        tables=list(all_tables(comparison)),
     )

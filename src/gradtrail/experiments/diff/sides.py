@@ -1,10 +1,9 @@
-"""One of the two runs that are compared: all that the store has of it, and words for what it lacks."""
+"""One of the two runs of a comparison: its artifacts in the store, and notes about missing ones."""
 
 import contextlib
 import json
 import math
 import re
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,35 +27,21 @@ _HLO = ".hlo.txt"
 
 @dataclass(frozen=True)
 class Function:
-    """A function that a run compiled.
+    """A function that a run compiled."""
 
-    Attributes:
-        name: such as `train_step`.
-        numbers: costs and times, by the keys of `functions` in `timings.json`; those that were not measured are absent.
-        cached: whether the machine code came from the compilation cache; None where that is unknown.
-        signature: shapes and dtypes of the arguments.
-    """
-
-    name: str
-    numbers: Mapping[str, float]
-    cached: bool | None
-    signature: str
+    name: str  # name such as `train_step`
+    numbers: Mapping[str, float]  # measured costs and times, by the keys of `functions` in `timings.json`
+    cached: bool | None  # True if the machine code came from the compilation cache; None if unknown
+    signature: str  # shapes and dtypes of the arguments
 
 
 @dataclass(frozen=True)
-class Side:
-    """A run, and what its artifacts say.
+class RunDetails:
+    """A run and its artifacts."""
 
-    Attributes:
-        label: what the user called it.
-        run: of MLflow.
-        attempt: which execution of its state is meant: times are of that one.
-        client: of the store.
-    """
-
-    label: str
+    label: str  # word by which the user referred to it
     run: Run
-    attempt: int
+    attempt: int  # number of the execution whose times are read
     client: MlflowClient = field(repr=False)
 
     @property
@@ -66,108 +51,98 @@ class Side:
 
     @property
     def name(self) -> str:
-        """What to call it in a sentence."""
+        """The name for messages."""
         attempts = int(self.run.data.tags.get("attempts", 1))
         attempt = f", attempt {self.attempt}" if attempts > 1 else ""
         return f"{self.run.info.run_name} {self.run.info.run_id[:8]}{attempt}"
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """`environment.json` of the attempt; empty where there is none."""
+        """`environment.json` of the attempt; empty if there is none."""
         return self._json(of_attempt("environment", self.attempt))
 
     @cached_property
     def timings(self) -> dict[str, Any]:
-        """`timings.json` of the attempt; empty where there is none."""
+        """`timings.json` of the attempt; empty if there is none."""
         return self._json(of_attempt("timings", self.attempt))
 
     @cached_property
     def lineage(self) -> dict[str, Any]:
-        """`lineage.json`: stage → what determines its outs."""
+        """`lineage.json`: command, params and deps by stage."""
         return self._json("lineage.json")
 
     @cached_property
     def functions(self) -> dict[str, Function]:
-        """The compiled functions by name, in the order in which they were compiled; empty without a profile."""
+        """The compiled functions by name, in the order of compilation; empty without a profile."""
         return {row["function"]: _function(row) for row in self.timings.get("functions", ())}
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Where the seconds of the attempt went: imports, data, compile, compute, tracking; empty where unknown."""
-        of: dict[str, float] = self.timings.get("seconds", {})
-        if not of or self.timings.get("resumed"):
+        """The seconds of the attempt by part: imports, data, compile, compute, tracking; empty if unknown."""
+        seconds: dict[str, float] = self.timings.get("seconds", {})
+        if not seconds or self.timings.get("resumed"):
             return {}
-        compiled = min(float(self.timings.get("compile_seconds", 0.0)), of["work"])
-        found = {"imports": of["imports"], "data": of["data"], "compile": compiled, "compute": of["work"] - compiled}
-        return found | {"tracking": of["tracking"]}
+        compiling = min(float(self.timings.get("compile_seconds", 0.0)), seconds["work"])
+        parts = {"imports": seconds["imports"], "data": seconds["data"], "compile": compiling}
+        return parts | {"compute": seconds["work"] - compiling, "tracking": seconds["tracking"]}
 
     @cached_property
     def diff(self) -> str:
-        """The uncommitted changes that it ran with."""
+        """The uncommitted changes of the run."""
         return self._text("git.diff")
 
     @property
     def commit(self) -> str:
-        """The commit that it ran; empty where none is recorded."""
+        """The commit of the run; empty if none is recorded."""
         return str(self.run.data.tags.get("mlflow.source.git.commit", ""))
 
     def program(self, function: str) -> Program | None:
-        """Return the optimized program of a function; None where none is stored, or it cannot be read: a warning."""
-        if not (text := self._text(f"{_COMPILE}{function}{_HLO}")):
-            return None
-        try:
-            return read_program(text, f"{self.name}: {_COMPILE}{function}{_HLO}")
-        except UserError as error:
-            print(f"warning: {error}", file=sys.stderr)
-            return None
+        """Return the optimized program of a function; None if none is stored."""
+        text = self._text(f"{_COMPILE}{function}{_HLO}")
+        return read_program(text) if text else None
 
-    def lacks(self) -> str:
-        """Return what a comparison has to do without, in words; or nothing."""
+    def missing_note(self) -> str:
+        """Return a note about artifacts that this run does not have; empty if it has all."""
         tags = self.run.data.tags
         if REBUILT in tags:
-            return f"{self.name} was rebuilt from its outs: no times, programs or environment of its own"
+            return f"{self.name} was rebuilt from its outputs: it has no times, programs or environment"
         if self.run.info.status == "RUNNING":
-            return f"{self.name} is still running: times and programs are those of attempts before, if any"
+            return f"{self.name} is still running: times and programs are those of earlier attempts, if any"
         if not self.functions:
             return f"{self.name} has no compile profile"
         if self.timings.get("resumed"):
-            return f"{self.name} went on from a checkpoint: the seconds of that attempt are those of the rest alone"
+            return f"{self.name} resumed from a checkpoint: the seconds of that attempt cover only the rest"
         return ""
 
     def _json(self, path: str) -> dict[str, Any]:
-        try:
-            content = json.loads(self._text(path) or "{}")
-        except ValueError as error:
-            print(f"warning: {self.name}: {path} is damaged: {one_line(error)}", file=sys.stderr)
-            return {}
-        return content if isinstance(content, dict) else {}
+        content: dict[str, Any] = json.loads(self._text(path) or "{}")
+        return content
 
     def _text(self, path: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
-            found = download(self.client, self.run.info.run_id, path, Path(folder))
-            return found.read_text(encoding="utf-8", errors="replace") if found else ""
+            file = download(self.client, self.run.info.run_id, path, Path(folder))
+            return file.read_text(encoding="utf-8", errors="replace") if file else ""
 
 
-def find_side(what: str, runs: list[Run], client: MlflowClient, stage: str | None) -> Side:
+def find_details(word: str, runs: list[Run], client: MlflowClient, stage: str | None) -> RunDetails:
     """Return the run that a word refers to.
 
     Args:
-        what: what `find_run` takes; with `@2` behind it, the second
-            execution of its state.
-        runs: all runs of the store, the newest first.
-        client: of the store.
-        stage: of the run to take where a commit or an experiment has several; None for the training.
+        word: Argument of `find_run`; a suffix such as `@2` chooses the second execution of the state.
+        runs: All runs of the store, the newest first.
+        client: Client of the store.
+        stage: Stage of the run if a commit or an experiment has several; None for the training.
 
     Raises:
-        UserError: there is none, or more than one; one line.
+        UserError: No run, or more than one, matches.
     """
-    match = _ATTEMPT.fullmatch(what)
-    name, attempt = (match[1], int(match[2])) if match else (what, None)
-    found = find_run(name, runs, stage)
-    attempts = int(found.data.tags.get("attempts", 1))
+    match = _ATTEMPT.fullmatch(word)
+    name, attempt = (match[1], int(match[2])) if match else (word, None)
+    run = find_run(name, runs, stage)
+    attempts = int(run.data.tags.get("attempts", 1))
     if attempt is not None and not 1 <= attempt <= attempts:
-        raise UserError(f"{one_line(what)[:100]}: the run has attempts 1 to {attempts}")
-    return Side(what, found, attempt or attempts, client)
+        raise UserError(f"{one_line(word)[:100]}: the run has attempts 1 to {attempts}")
+    return RunDetails(word, run, attempt or attempts, client)
 
 
 def _function(row: Mapping[str, Any]) -> Function:

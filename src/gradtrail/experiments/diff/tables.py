@@ -7,8 +7,9 @@ from typing import Any
 from rich.table import Table
 
 from gradtrail.experiments.diff.compare import Comparison, FunctionPair
+from gradtrail.support.tables import table
 
-_MOST_ROWS = 12  # of instructions or shapes of one function
+_MOST_ROWS = 12  # rows of instructions or shapes per function
 _COSTS = {
     "flops": "FLOPs",
     "bytes_accessed": "bytes",
@@ -16,66 +17,55 @@ _COSTS = {
     "hlo_instructions": "instructions",
     "hlo_fusions": "fusions",
 }
-_DIGITS = 12  # of a digest
+_DIGITS = 12  # digits of a digest
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text.
-
-    Attributes:
-        title: above it.
-        columns: names; those from the second on are aligned right where `is_numeric`.
-        rows: texts.
-        is_numeric: whether the columns after the first are numbers.
-    """
+    """A table of text."""
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    is_numeric: bool = False
+    is_numeric: bool = False  # True if the columns after the first hold numbers, which are aligned right
 
     def for_terminal(self) -> Table:
         """Return the table in the form that the library rich prints."""
-        table = Table(title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for number, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if self.is_numeric and number else "left", overflow="fold")
-        for row in self.rows:
-            table.add_row(*row)
-        return table
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return table(self.title, rows, right=self.columns[1:] if self.is_numeric else ())
 
 
-def notes(found: Comparison) -> list[str]:
-    """Return what the comparison has to do without."""
-    return [note for side in (found.before, found.after) if (note := side.lacks())]
+def notes(comparison: Comparison) -> list[str]:
+    """Return notes about missing artifacts of the runs."""
+    return [note for side in (comparison.before, comparison.after) if (note := side.missing_note())]
 
 
-def all_tables(found: Comparison) -> Iterator[TextTable]:
-    """Yield the tables of a comparison; those that would be empty are left out."""
+def all_tables(comparison: Comparison) -> Iterator[TextTable]:
+    """Yield the tables of a comparison that have rows."""
     yield from (
         TextTable(title, ("", "A", "B"), [(key, *pair) for key, pair in pairs.items()])
         for title, pairs in (
-            ("Params", found.params),
-            ("Machine, versions and switches", found.environment),
-            ("Data", {key: (one[:_DIGITS], other[:_DIGITS]) for key, (one, other) in found.data.items()}),
+            ("Params", comparison.params),
+            ("Machine, versions and switches", comparison.environment),
+            ("Data", {key: (one[:_DIGITS], other[:_DIGITS]) for key, (one, other) in comparison.data.items()}),
         )
         if pairs
     )
-    if found.code:
-        yield TextTable("Code", ("changed",), [(path,) for path in found.code])
-    if found.totals:
-        yield _seconds(found)
-    if found.functions:
-        yield _functions(found)
-    for pair in found.functions:
+    if comparison.code:
+        yield TextTable("Code", ("changed",), [(path,) for path in comparison.code])
+    if comparison.totals:
+        yield _seconds(comparison)
+    if comparison.functions:
+        yield _functions(comparison)
+    for pair in comparison.functions:
         yield from _instructions(pair)
 
 
-def as_json(found: Comparison, cause: str) -> dict[str, Any]:
-    """Return everything as plain values."""
+def as_json(comparison: Comparison, cause: str) -> dict[str, Any]:
+    """Return the comparison as plain values."""
     return {
         "cause": cause,
-        "notes": notes(found),
+        "notes": notes(comparison),
         "runs": [
             {
                 "run_id": side.run.info.run_id,
@@ -86,46 +76,46 @@ def as_json(found: Comparison, cause: str) -> dict[str, Any]:
                 "commit": side.commit,
                 "seconds": side.seconds,
             }
-            for side in (found.before, found.after)
+            for side in (comparison.before, comparison.after)
         ],
-        "params": found.params,
-        "environment": found.environment,
-        "data": found.data,
-        "code": found.code,
+        "params": comparison.params,
+        "environment": comparison.environment,
+        "data": comparison.data,
+        "code": comparison.code,
         "functions": [
             {
                 "function": pair.name,
                 "verdict": pair.verdict,
                 "before": dict(pair.before.numbers) if pair.before else None,
                 "after": dict(pair.after.numbers) if pair.after else None,
-                "cached": [one.cached if one else None for one in (pair.before, pair.after)],
+                "cached": [function.cached if function else None for function in (pair.before, pair.after)],
                 "instructions": [vars(change) for change in pair.changes],
                 "shapes": [{"before": one, "after": other, "count": count} for one, other, count in pair.reshaped],
             }
-            for pair in found.functions
+            for pair in comparison.functions
         ],
     }
 
 
-def _seconds(found: Comparison) -> TextTable:
-    before, after = found.before.seconds, found.after.seconds
-    rows = [(part, f"{before[part]:.1f}", f"{after[part]:.1f}", f"{found.seconds(part):+.1f}") for part in before]
+def _seconds(comparison: Comparison) -> TextTable:
+    before, after = comparison.before.seconds, comparison.after.seconds
+    rows = [(part, f"{before[part]:.1f}", f"{after[part]:.1f}", f"{comparison.seconds(part):+.1f}") for part in before]
     totals = sum(before.values()), sum(after.values())
-    rows.append(("in all", f"{totals[0]:.1f}", f"{totals[1]:.1f}", f"{totals[1] - totals[0]:+.1f}"))
+    rows.append(("total", f"{totals[0]:.1f}", f"{totals[1]:.1f}", f"{totals[1] - totals[0]:+.1f}"))
     return TextTable("Where the seconds went", ("", "A", "B", "B − A"), rows, is_numeric=True)
 
 
-def _functions(found: Comparison) -> TextTable:
+def _functions(comparison: Comparison) -> TextTable:
     columns = ("function", "", *_COSTS.values(), "compile, s", "cached", "call, ms", "ratio")
     rows = []
-    for pair in found.functions:
+    for pair in comparison.functions:
         costs = [_change(pair, key, _compact) for key in _COSTS]
         compiled = _change(pair, "compile_seconds", "{:.2f}".format)
         cached = " → ".join(dict.fromkeys(_cached(one.cached if one else None) for one in (pair.before, pair.after)))
         steady = _change(pair, "steady_call_seconds", lambda seconds: f"{1e3 * seconds:.3g}")
         ratio = pair.ratio("steady_call_seconds")
-        shown = "–" if ratio is None else f"{ratio:.2f} ×"
-        rows.append((pair.name, pair.verdict, *costs, compiled, cached, steady, shown))
+        ratio_text = "–" if ratio is None else f"{ratio:.2f} ×"
+        rows.append((pair.name, pair.verdict, *costs, compiled, cached, steady, ratio_text))
     return TextTable("Compiled functions", columns, rows, is_numeric=True)
 
 
@@ -143,10 +133,10 @@ def _instructions(pair: FunctionPair) -> Iterator[TextTable]:
         yield TextTable(f"{pair.name}: the same instructions, of other shapes", ("", "A", "B"), rows)
 
 
-def _change(pair: FunctionPair, key: str, show: Callable[[float], str]) -> str:
-    """Return a number of both runs; one alone where they are shown alike."""
-    shown = ["–" if number is None else show(number) for number in pair.numbers(key)]
-    return " → ".join(dict.fromkeys(shown))
+def _change(pair: FunctionPair, key: str, form: Callable[[float], str]) -> str:
+    """Return a number of both runs; only one if both have the same text."""
+    texts = ["–" if number is None else form(number) for number in pair.numbers(key)]
+    return " → ".join(dict.fromkeys(texts))
 
 
 def _compact(number: float) -> str:

@@ -1,4 +1,4 @@
-"""Times the trainings of two runs: the code of their commits with their uncommitted changes, and their params."""
+"""Times the trainings of two runs, with the code of their commits, their uncommitted changes, and their params."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradtrail.core.common.validation import POSITIVE, check_fields
-from gradtrail.experiments.diff.sides import Side
+from gradtrail.experiments.diff.sides import RunDetails
 from gradtrail.experiments.timed.checkout import check_out, scratch, write_params
 from gradtrail.experiments.timed.main import Revision, time_revisions
 from gradtrail.experiments.timed.ratio import Ratio
@@ -22,25 +22,20 @@ _IMAGES = re.compile(r"uint8\[(\d+),(\d+),(\d+)\]")
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How to time two runs.
+    """Options for timing two runs."""
 
-    Attributes:
-        seconds: the budget.
-        pythons: the interpreters of A and B.
-    """
-
-    seconds: float
-    pythons: tuple[Path, Path]
+    seconds: float  # budget
+    pythons: tuple[Path, Path]  # interpreters of A and B
 
     def __post_init__(self) -> None:
         check_fields(self, seconds=POSITIVE)
 
 
-def time_runs(sides: Sequence[Side], timing: Timing) -> Ratio:
-    """Time the trainings of two runs in turn, with the code, the params and the shapes of the data of each.
+def time_runs(sides: Sequence[RunDetails], timing: Timing) -> Ratio:
+    """Time the trainings of two runs in turn, with the code, the params and the data shapes of both runs.
 
     Raises:
-        UserError: the runs are of another stage, their code is not to be had, or does not run; one line.
+        UserError: A run is not a training, its code is not available, or does not run.
     """
     with stopping_on_signals("stopped"), scratch() as folder:
         revisions = [
@@ -50,17 +45,17 @@ def time_runs(sides: Sequence[Side], timing: Timing) -> Ratio:
         return time_revisions(*revisions, seconds=timing.seconds, cache=folder / "cache")
 
 
-def _revision(name: str, side: Side, python: Path, into: Path) -> Revision:
+def _revision(name: str, side: RunDetails, python: Path, into: Path) -> Revision:
     if side.stage != TRAIN:
         raise UserError(f"{name}: a run of the stage {side.stage}; only trainings can be timed with --time")
     step = side.functions.get("train_step")
     images = _IMAGES.search(step.signature) if step else None
     if images is None:
-        raise UserError(f"{name}: no compile profile says the shapes of its data; only a run that has one can be timed")
+        raise UserError(f"{name}: without a compile profile the shapes of its data are unknown, so it cannot be timed")
     count, height, width = map(int, images.groups())
     dirty = side.run.data.tags.get("git.dirty") == "true"
     if dirty and not side.diff:
-        raise UserError(f"{name}: ran with changes that were not committed, and has no git.diff")
+        raise UserError(f"{name}: ran with uncommitted changes, and has no git.diff")
     folder = check_out(name, side.commit, into, side.diff if dirty else "")
     write_params(folder, side.run.data.params)
     return Revision(
@@ -73,20 +68,20 @@ def _revision(name: str, side: Side, python: Path, into: Path) -> Revision:
     )
 
 
-def interpreter(python: str | None, place: Path, option: str) -> Path:
-    """Return the absolute path of an interpreter, this one for None.
+def interpreter(python: str | None, folder: Path, option: str) -> Path:
+    """Return the absolute path of an interpreter; None stands for this one.
 
     Args:
-        python: a path, relative to `place`, or a command.
-        place: the folder that a person stands in.
-        option: for an error.
+        python: Path relative to `folder`, or a command.
+        folder: Folder in which the user ran the command.
+        option: Option to name in errors.
 
     Raises:
-        UserError: there is none; one line.
+        UserError: There is no such interpreter.
     """
     if python is None:
         return Path(sys.executable)
-    found = shutil.which(place / python if os.sep in python else python)
-    if found is None:
+    path = shutil.which(folder / python if os.sep in python else python)
+    if path is None:
         raise UserError(f"{option}: no interpreter of Python at {python!r} that can be run")
-    return Path(found).absolute()  # not resolved: the link is what makes an environment
+    return Path(path).absolute()  # not resolved: Python finds its environment by the link

@@ -1,4 +1,4 @@
-"""`gradtrail review`: look through suspected label errors in a browser, and join what several people decided."""
+"""`gradtrail review`: review suspected label errors in a browser, and merge the decisions of several people."""
 
 import getpass
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ def review(path: Path, *, reviewer: str | None, split: str | None, limit: int, p
     """Serve the page for reviewing labels until Ctrl-C or SIGTERM.
 
     Args:
-        path: of the file of corrections.
-        reviewer: who decides; by default git's user, or else the system's.
-        split: to look at; None for all.
-        limit: number of labels at most.
-        port: on loopback.
+        path: File of corrections.
+        reviewer: Name to record with each decision; by default git's user, or else the system's.
+        split: Split to review; None for all.
+        limit: Maximum number of labels.
+        port: Port on loopback.
 
     Raises:
-        UserError: one line.
+        UserError: The audit, the data or the file of corrections is missing or invalid, or the port is in use.
     """
     with server.open_port(port) as listening:
         server.serve(prepare(path, reviewer=reviewer, split=split, limit=limit), listening)
@@ -48,11 +48,9 @@ def review(path: Path, *, reviewer: str | None, split: str | None, limit: int, p
 
 def prepare(path: Path, *, reviewer: str | None, split: str | None, limit: int) -> Review:
     """Return a review of the labels that the audit suspects most; see `review`."""
-    if not suspects.PATH.is_file():
-        raise UserError(f"{suspects.PATH}: no such file; run `make audit` first, which finds the labels to look at")
+    table = suspects.read_suspects(suspects.PATH)
     info = read_info(_DATA)
     splits = read_splits(_DATA, info)
-    table = suspects.read_suspects(suspects.PATH, info.num_classes)
     decisions = Decisions(path, _lock())
     require_fit(list(decisions.read().values()), splits, info.num_classes, path)
     is_test = (table["split"] == "test").tolist()
@@ -73,32 +71,32 @@ def prepare(path: Path, *, reviewer: str | None, split: str | None, limit: int) 
 
 
 def merge(paths: Sequence[Path], into: Path = PATH) -> None:
-    """Add files of corrections to one; an example that several decide alike stands there once.
+    """Add files of corrections to one file; equal decisions about an example are written once.
 
     Args:
-        paths: of the files.
-        into: path of the file that they are added to, which keeps what it has; made where there is none.
+        paths: Files to add.
+        into: File that they are added to, which keeps its decisions; created if it does not exist.
 
     Raises:
-        UserError: a file is damaged, or two disagree: each such example is a line on stdout, and nothing is written.
+        UserError: A file is damaged, or two disagree: each such example is printed, and nothing is written.
     """
     with FileLock(_lock()):
         files = [into, *paths] if into.exists() else paths
         rows: list[Correction] = [*dict.fromkeys(row for path in files for row in read_corrections(path))]
         if differing := disagreements(rows):
             print("\n".join(differing))
-            raise UserError(f"{len(differing)} examples are decided differently; none is applied, {into} is as it was")
-        joined = {row.example: row for row in reversed(rows)}
-        write_corrections(into, joined.values())
-    print(f"{into}: {len(joined)} decisions, {sum(row.changes for row in joined.values())} of them corrections")
+            raise UserError(f"{len(differing)} examples are decided differently; {into} was not changed")
+        merged = {row.example: row for row in reversed(rows)}
+        write_corrections(into, merged.values())
+    print(f"{into}: {len(merged)} decisions, {sum(row.changes for row in merged.values())} of them corrections")
 
 
 def _lock() -> Path:
-    """Return the path of the lock that all who write corrections share."""
+    """Return the lock that all writers of corrections share."""
     return private_folder() / "corrections.lock"
 
 
 def _class_names(info: DatasetInfo) -> list[str]:
-    """Return what the page calls each class: its number, with its name where the data set has names."""
+    """Return the label of each class on the page: its number, and its name if the data set has names."""
     numbered = enumerate(class_names(info.name, info.num_classes))
     return [name if name == str(label) else f"{label} {name}" for label, name in numbered]

@@ -1,4 +1,4 @@
-"""The page's server: on loopback alone, for whoever has the link that is printed, and for this page alone."""
+"""The server of the review page: on loopback, for the holder of the printed link and no other page."""
 
 import hmac
 import re
@@ -23,7 +23,7 @@ _FILES = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]+)?")  # what a browser may know this machine by
+_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]+)?")  # names of this machine in a browser
 _MAX_BODY_BYTES = 4096
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -37,7 +37,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What the page sends: see `Review.decide`."""
+    """The body of a decision; see `Review.decide`."""
 
     index: int
     new: int | None
@@ -48,10 +48,10 @@ def make_app(review: Review, token: str) -> Flask:
     """Return the application. No part of a request becomes a path: its three files are read here.
 
     Args:
-        review: what the page shows and changes.
-        token: whoever opens `/?token=…` gets a cookie with it, and nobody without the cookie is answered.
+        review: Labels and decisions that the page displays and changes.
+        token: Secret of the link. `/?token=…` sets a cookie with it, and requests without the cookie are refused.
     """
-    cookie = f"review-{secrets.token_hex(4)}"  # a name of its own: a browser sends the cookies of all ports
+    cookie = f"review-{secrets.token_hex(4)}"  # a unique name: a browser sends the cookies of all ports
     app = Flask(__name__, static_folder=None, template_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = _MAX_BODY_BYTES
     for path, (name, kind) in _FILES.items():
@@ -68,15 +68,15 @@ def make_app(review: Review, token: str) -> Flask:
 
     @app.post("/api/decide")
     def decide() -> dict[str, Any]:
-        sent = validate(request.get_json(), Decision, "decision")
-        return review.decide(sent.index, sent.new, sent.reason)
+        decision = validate(request.get_json(), Decision, "decision")
+        return review.decide(decision.index, decision.new, decision.reason)
 
     @app.post("/api/undo")
     def undo() -> dict[str, Any]:
-        request.get_json()  # which a form of another page cannot send
+        request.get_json()  # refuses a form of another page, which cannot send JSON
         return review.undo()
 
-    def refuse_other_people() -> Response | tuple[Response, int] | None:
+    def require_token() -> Response | tuple[Response, int] | None:
         if request.path == "/" and _are_equal(request.args.get("token", ""), token):
             answer = Response(status=303, headers={"Location": "/"})
             answer.set_cookie(cookie, token, httponly=True, samesite="Strict")
@@ -85,25 +85,25 @@ def make_app(review: Review, token: str) -> Flask:
             return jsonify(error="open the link that `gradtrail review` printed"), 403
         return None
 
-    app.before_request(_refuse_other_pages)
-    app.before_request(refuse_other_people)
+    app.before_request(_require_own_origin)
+    app.before_request(require_token)
     app.after_request(_add_headers)
     app.register_error_handler(UserError, lambda error: (jsonify(error=str(error)), 400))
     app.register_error_handler(HTTPException, lambda error: (jsonify(error=error.name), error.code or 500))
-    app.register_error_handler(OSError, _refuse_disk)
+    app.register_error_handler(OSError, _answer_disk_error)
     return app
 
 
-def _refuse_other_pages() -> tuple[Response, int] | None:
-    """Refuse what another page asks: one whose name was rebound to this machine, or one of another origin."""
+def _require_own_origin() -> tuple[Response, int] | None:
+    """Refuse requests of other pages: those of another origin, and of a host name that was rebound to this machine."""
     host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
     if not _OWN_HOST.fullmatch(host) or origin not in (None, f"http://{host}"):
-        return jsonify(error="only the page of `gradtrail review` may ask, on this machine"), 403
+        return jsonify(error="only the page of `gradtrail review` on this machine may send requests"), 403
     return None
 
 
-def _are_equal(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(), token.encode())
+def _are_equal(text: str, token: str) -> bool:
+    return hmac.compare_digest(text.encode(), token.encode())
 
 
 def _add_headers(response: Response) -> Response:
@@ -111,23 +111,23 @@ def _add_headers(response: Response) -> Response:
     return response
 
 
-def _refuse_disk(error: OSError) -> tuple[Response, int]:
-    if not (said := environment_error(error)):
+def _answer_disk_error(error: OSError) -> tuple[Response, int]:
+    if not (message := environment_error(error)):
         raise error
-    return jsonify(error=f"{said}; nothing was saved"), 500
+    return jsonify(error=f"{message}; nothing was saved"), 500
 
 
 class Quiet(WSGIRequestHandler):
     def log_request(self, *_: object) -> None:
-        """Say nothing of a request that was answered."""
+        """Log no answered request."""
 
 
 def open_port(port: int) -> socket.socket:
-    """Return a socket that listens on loopback; raise UserError where the port is taken."""
+    """Return a socket that listens on loopback; raise UserError if the port is in use."""
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
-        raise UserError(f"--port {port}: cannot be opened on {HOST} ({error.strerror}); name another one") from None
+        raise UserError(f"--port {port}: cannot be opened on {HOST} ({error.strerror}); choose another one") from None
 
 
 def serve(review: Review, listening: socket.socket) -> None:
@@ -137,7 +137,7 @@ def serve(review: Review, listening: socket.socket) -> None:
     app = make_app(review, token)
     server = make_server(HOST, port, app, threaded=True, request_handler=Quiet, fd=listening.fileno())
     link = f"http://{HOST}:{port}/?token={token}"
-    print(f"reviewing {len(review.suspects)} labels as {review.reviewer}: {link} (Ctrl-C ends)", flush=True)
+    print(f"reviewing {len(review.suspects)} labels as {review.reviewer}: {link} (Ctrl-C stops)", flush=True)
     with stopping_on_signals("stopped"):
         server.serve_forever()  # returns on KeyboardInterrupt, which SIGTERM raises too
     print(f"\n{review.summary()}")

@@ -24,27 +24,27 @@ Example = tuple[bool, int]
 
 
 class Decisions:
-    """The file of corrections, read and written anew for each decision: it is the only state there is.
+    """The file of corrections, read and written for every decision: it is the only state.
 
     Args:
-        path: of the file; made by the first decision where there is none.
-        lock: path of a lock that processes which write the file share.
+        path: File of corrections; the first decision creates it.
+        lock: Path of the lock that all writers of the file share.
     """
 
     def __init__(self, path: Path, lock: Path):
         self.path = path
         self._lock = FileLock(lock)
-        self._undo: list[tuple[Correction, Correction | None]] = []  # what was written, and what stood there before
+        self._undo: list[tuple[Correction, Correction | None]] = []  # decisions and what they replaced
 
     def read(self) -> dict[Example, Correction]:
         """Return the decisions in the file."""
         return {row.example: row for row in read_corrections(self.path)} if self.path.exists() else {}
 
     def record(self, row: Correction) -> dict[Example, Correction]:
-        """Write a decision, in the place of an earlier one about the same example; return all decisions.
+        """Write a decision, in place of an earlier one about the same example; return all decisions.
 
         Raises:
-            UserError: another reviewer decided it differently, or the file is damaged.
+            UserError: Another reviewer decided it differently, or the file is damaged.
         """
         with self._lock:
             rows = self.read()
@@ -58,10 +58,10 @@ class Decisions:
             return rows
 
     def undo(self) -> tuple[Example, dict[Example, Correction]] | None:
-        """Take this process's last decision back; return its example and all decisions, None where none is left.
+        """Undo this process's last decision; return its example and all decisions, or None if none is left.
 
         Raises:
-            UserError: the decision was changed elsewhere since, and stays so; or the file is damaged.
+            UserError: The decision was changed elsewhere since and is not undone, or the file is damaged.
         """
         with self._lock:
             if not self._undo:
@@ -70,7 +70,9 @@ class Decisions:
             rows = self.read()
             if rows.pop(written.example, None) != written:
                 self._undo.pop()
-                raise UserError(f"{self.path}: {written} was changed elsewhere since, and stays so; reload the page")
+                raise UserError(
+                    f"{self.path}: {written} was changed elsewhere since and is not undone; reload the page"
+                )
             if before:
                 rows[written.example] = before
             write_corrections(self.path, rows.values())
@@ -80,27 +82,16 @@ class Decisions:
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """What the server answers with; every answer is plain data for JSON.
+    """The answers of the server, as plain data for JSON."""
 
-    Attributes:
-        suspects: in the order in which they are looked at.
-        train: the split that neighbours are rows of.
-        decisions: about these suspects and any other examples.
-        probabilities: that the label is wrong, of every example that the audit scored.
-        class_names: of all classes.
-        title: of the data set.
-        reviewer: who decides.
-        now: returns the time in UTC.
-    """
-
-    suspects: Sequence[Suspect]
-    train: Split
-    decisions: Decisions
-    probabilities: Mapping[Example, float]
+    suspects: Sequence[Suspect]  # in the order of the review
+    train: Split  # split that the neighbours are rows of
+    decisions: Decisions  # decisions about these suspects and any other examples
+    probabilities: Mapping[Example, float]  # probability that the label is wrong, of every scored example
     class_names: Sequence[str]
-    title: str
+    title: str  # title of the data set
     reviewer: str
-    now: Callable[[], str]
+    now: Callable[[], str]  # returns the time in UTC
 
     def state(self) -> dict[str, Any]:
         """Return all suspects without their images, and the progress."""
@@ -132,16 +123,16 @@ class Review:
         """Write a decision to the file.
 
         Args:
-            index: of the suspect.
-            new: the right class; the given one to keep it, None where it cannot be told.
-            reason: a note.
+            index: Index of the suspect.
+            new: Right class; the given one to keep it, None if it is unclear.
+            reason: A note.
 
         Returns:
-            What changed.
+            The changed item and the progress.
 
         Raises:
-            UserError: no such suspect or class, a reason that may not stand in the file, another reviewer decided
-                differently, or the file is damaged.
+            UserError: The index, the class or the reason is invalid, another reviewer decided differently, or the file
+                is damaged.
         """
         suspect = self._suspect(index)
         if new is not None and not 0 <= new < len(self.class_names):
@@ -158,7 +149,7 @@ class Review:
         return self._changed(index, self.decisions.record(row))
 
     def undo(self) -> dict[str, Any]:
-        """Take the last decision back; return what changed, with `index` None where there is nothing to undo."""
+        """Undo the last decision; return the changed item, with `index` None if there is nothing to undo."""
         if (undone := self.decisions.undo()) is None:
             return {"index": None}
         example, rows = undone
@@ -167,10 +158,10 @@ class Review:
 
     def summary(self) -> str:
         """Return the progress in a line."""
-        found = self._progress(self.decisions.read())
+        progress = self._progress(self.decisions.read())
         return (
-            f"{found['decided']} of {found['total']} labels reviewed: {found['corrected']} corrected, "
-            f"{found['unclear']} cannot be told; {self.decisions.path} has the decisions"
+            f"{progress['decided']} of {progress['total']} labels reviewed: {progress['corrected']} corrected, "
+            f"{progress['unclear']} unclear; {self.decisions.path} has the decisions"
         )
 
     def _suspect(self, index: int) -> Suspect:
@@ -197,12 +188,12 @@ class Review:
         }
 
     def _progress(self, rows: Mapping[Example, Correction]) -> dict[str, Any]:
-        found = [rows[suspect.example] for suspect in self.suspects if suspect.example in rows]
+        decided = [rows[suspect.example] for suspect in self.suspects if suspect.example in rows]
         return {
             "total": len(self.suspects),
-            "decided": len(found),
-            "corrected": sum(row.changes for row in found),
-            "unclear": sum(row.new is None for row in found),
+            "decided": len(decided),
+            "corrected": sum(row.changes for row in decided),
+            "unclear": sum(row.new is None for row in decided),
             "expected_left": sum(value for example, value in self.probabilities.items() if example not in rows),
         }
 

@@ -1,9 +1,8 @@
-"""`gradtrail show`: the lineage of a run down to the raw data, its outs, and the commands that restore them."""
+"""`gradtrail show`: the lineage of a run down to the raw data, its outputs, and the commands that restore them."""
 
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.tree import Tree
 
 from gradtrail.experiments.show.restore import restore_options
 from gradtrail.stages.common.dvc_cache import is_here, listing
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
     Entry,
     StageSpec,
@@ -33,49 +32,35 @@ from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.mlflow.tags import flat_params, outputs, shown
 
-_SHORT = 12  # digits of a state or an id that are shown
+_SHORT = 12  # digits of a state or an id in the output
 _FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
 Lineage = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass
-class _LineageStage:
-    """What is read of a stage in `lineage.json`."""
-
-    cmd: str
-    deps: dict[str, str]
-    params: dict[str, dict[str, Any]]
-
-
-@dataclass
-class _LineageFile:
-    stages: dict[str, _LineageStage]
-
-
-def show(what: str, place: Path) -> int:
-    """Print the lineage of a run, its outs, and how to restore them; return the exit status.
+def show(word: str, place: Path) -> int:
+    """Print the lineage of a run, its outputs, and how to restore them; return the exit status.
 
     Args:
-        what: see `look_up`. If it refers to several runs they are listed, and the status is 2.
-        place: the folder that a path is relative to.
+        word: Name, id, state, experiment or file of a run; see `look_up`. Several matches are listed, with status 2.
+        place: Folder that a path is relative to.
 
     Raises:
-        UserError: it refers to no run; one line.
+        UserError: No run matches.
     """
     client = open_store()
     index = RunIndex(client)
     console = stdout_console()
-    found = look_up(what, index.runs(), place)
-    if len(found) > 1:
-        console.print(f"{what}: {len(found)} runs; which one?", soft_wrap=True)
-        for run in found:
+    matches = look_up(word, index.runs(), place)
+    if len(matches) > 1:
+        console.print(f"{word}: {len(matches)} runs; which one?", soft_wrap=True)
+        for run in matches:
             line = f"  gradtrail show {run.info.run_id[:_SHORT]}   {_one_line(run)}"
             console.print(line, soft_wrap=True)
         return 2
-    (run,) = found
+    (run,) = matches
     lineage = _lineage(run, _artifact(client, run, "lineage.json"))
     diff = _artifact(client, run, "git.diff") if run.data.tags.get("git.dirty") == "true" else ""
-    by_state = {each.data.tags.get("state", ""): each for each in index.runs()}
+    by_state = {other.data.tags.get("state", ""): other for other in index.runs()}
     for line in _head(run, index, diff):
         console.print(line, soft_wrap=True)
     console.print(_chain(run, lineage, by_state))
@@ -114,26 +99,26 @@ def _head(run: Run, index: RunIndex, diff: str) -> Iterator[str]:
 
 
 def _chain(run: Run, lineage: Lineage, by_state: Mapping[str, Run]) -> Tree:
-    """Return the stages behind a run, each with the data that it read."""
+    """Return the tree of stages behind a run, with the data that each stage read."""
     pipeline = read_pipelines(Path())
-    seen: set[str] = set()
+    drawn: set[str] = set()
 
     def branch(name: str, tree: Tree) -> None:
         entry = lineage[name]
         state = state_key(name, Entry(cmd=entry["cmd"], params=entry["params"], deps=entry["deps"]))
-        made = by_state.get(state)
-        found = f"run {made.info.run_id[:_SHORT]}" if made else "no run"
-        node = tree.add(Text(f"{name}  state {state[:_SHORT]}  {found}"))
-        if name in seen:
+        stage_run = by_state.get(state)
+        run_text = f"run {stage_run.info.run_id[:_SHORT]}" if stage_run else "no run"
+        node = tree.add(Text(f"{name}  state {state[:_SHORT]}  {run_text}"))
+        if name in drawn:
             node.add(Text("see above"))
             return
-        seen.add(name)
+        drawn.add(name)
         data = {dep: md5 for dep, md5 in entry["deps"].items() if not is_code(dep)}
         for dep, md5 in data.items():
             node.add(Text(f"{dep}  {md5}"))
         upstream = _upstream(name, pipeline, lineage)
-        for each in upstream:
-            branch(each, node)
+        for stage in upstream:
+            branch(stage, node)
         if not upstream:
             for line in _raw_data(run, name, pipeline, lineage):
                 node.add(Text(line))
@@ -144,7 +129,7 @@ def _chain(run: Run, lineage: Lineage, by_state: Mapping[str, Run]) -> Tree:
 
 
 def _upstream(name: str, pipeline: Mapping[str, StageSpec], lineage: Lineage) -> list[str]:
-    """Return the stages directly before one, the last first, in the current pipeline, if it has the stage."""
+    """Return the stages directly before a stage in the current pipeline, the last first."""
     stages = upstream_stages(name, pipeline) if name in pipeline else []
     return [stage for stage in reversed(stages) if stage in lineage]
 
@@ -156,7 +141,7 @@ def _raw_data(run: Run, name: str, pipeline: Mapping[str, StageSpec], lineage: L
     read = {dep: md5 for entry in lineage.values() for dep, md5 in entry["deps"].items()} | outputs(run.data.tags)
     for path, md5 in read.items():
         if any(contains_path(out, path) for out in outs):
-            yield from (f"{path}/{file}  {found}" for file, found in (listing(md5) or {}).items())
+            yield from (f"{path}/{file}  {digest}" for file, digest in (listing(md5) or {}).items())
 
 
 def _changed_params(lineage: Lineage) -> Iterator[str]:
@@ -179,25 +164,21 @@ def _written(run: Run) -> Iterator[str]:
 def _restore_commands(run: Run, diff: str) -> Iterator[str]:
     options = restore_options(run, diff)
     for option in options:
-        yield f"{' && '.join(option.commands)}   # {option.about}" if option.commands else f"# {option.about}"
+        yield f"{' && '.join(option.commands)}   # {option.source}" if option.commands else f"# {option.source}"
     if not options:
-        yield "# no known commit, experiment or lock has it; the digests above name the files"
+        yield "# in no commit, experiment or lock; the digests above name the files"
 
 
 def _lineage(run: Run, text: str) -> Lineage:
-    """Return the content of a run's `lineage.json`; raise UserError where it is not what a run writes."""
-    damaged = UserError(f"{run.info.run_id}: its artifact lineage.json is missing or damaged")
-    try:
-        content = validate({"stages": json.loads(text)}, _LineageFile, "lineage.json", extra="ignore").stages
-    except (ValueError, RecursionError, UserError):
-        raise damaged from None
-    if run.data.tags["stage"] not in content:
-        raise damaged
-    return {name: vars(stage) for name, stage in content.items()}
+    """Return the content of a run's `lineage.json`, stage → command, params and deps."""
+    if not text:
+        raise UserError(f"{run.info.run_id}: its artifact lineage.json is missing")
+    lineage: Lineage = json.loads(text)
+    return lineage
 
 
 def _artifact(client: MlflowClient, run: Run, name: str) -> str:
     """Return the text of an artifact; empty if the run has no such artifact."""
     with tempfile.TemporaryDirectory() as folder:
-        found = download(client, run.info.run_id, name, Path(folder))
-        return found.read_text(encoding="utf-8", errors="replace") if found else ""
+        path = download(client, run.info.run_id, name, Path(folder))
+        return path.read_text(encoding="utf-8", errors="replace") if path else ""

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlflow.entities import Run
 
@@ -14,43 +14,37 @@ from gradtrail.tracking.lineage.recorded import has_files
 from gradtrail.tracking.lineage.snapshots import Snapshot, committed_snapshots, find_experiments, working_snapshot
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.relocate import local_path
-from gradtrail.tracking.mlflow.tags import CUT_OFF, NOT_IN_GIT, outputs
+from gradtrail.tracking.mlflow.tags import CUT_OFF, outputs
 
 _NUM_SHOWN = 3
-_SOURCE_OF_NOISE = "train.privacy.secret_sha256"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreOption:
-    """A way to restore the files of a state.
+    """A way to restore the files of a state."""
 
-    Attributes:
-        about: where the files come from.
-        commands: shell commands, in order, for the repository's root; empty where there is nothing to do.
-    """
-
-    about: str
-    commands: tuple[str, ...]
+    source: str  # place that the files come from: the working folder, an experiment or a commit
+    commands: tuple[str, ...]  # shell commands for the repository's root, in order; empty if there is nothing to do
 
 
 def restore_options(run: Run, diff: str) -> list[RestoreOption]:
-    """Return the ways to restore the files of a run's state; of commits and experiments the newest few, newest first.
+    """Return the ways to restore the files of a run's state, the newest few, newest first.
 
-    If a `dvc.lock` has the state (that of the working folder, a commit or an experiment), the files come from DVC's
-    cache. Otherwise `dvc repro` at the run's commit, with its uncommitted changes applied, restores them from the
-    run-cache or computes the same bytes. Changes of the working folder are stashed first.
+    If a `dvc.lock` (of the working folder, a commit or an experiment) records the state, DVC's cache has the files.
+    Otherwise `dvc repro` at the run's commit, with its uncommitted changes applied, restores them from the run-cache or
+    computes the same bytes. Local changes are stashed first.
 
     Args:
-        run: the run.
-        diff: the run's artifact `git.diff`; empty if it has none.
+        run: The run.
+        diff: The run's artifact `git.diff`; empty if it has none.
     """
     working = working_snapshot()
     if working and _state_in(working, run):
         return [_in_working_folder(working, run)]
     snapshots = [snapshot for snapshot in committed_snapshots()[0] if _state_in(snapshot, run)]
     newest = reversed(snapshots[-_NUM_SHOWN:])
-    options = [each for snapshot in newest for each in _in_snapshot(snapshot, run)] or list(_by_origin(run, diff))
-    return [RestoreOption(about=each.about, commands=(*_stash(each), *each.commands)) for each in options]
+    options = [option for snapshot in newest for option in _in_snapshot(snapshot, run)] or _at_commit_of(run, diff)
+    return [replace(option, commands=(*_stash(option), *option.commands)) for option in options]
 
 
 def _stash(option: RestoreOption) -> tuple[str, ...]:
@@ -62,53 +56,55 @@ def _stash(option: RestoreOption) -> tuple[str, ...]:
 
 
 def _state_in(snapshot: Snapshot, run: Run) -> bool:
-    """Whether a snapshot has the run's state."""
+    """Whether a snapshot records the run's state."""
     stage = Identity(run.data.tags["stage"], from_lock=True, snapshot=snapshot)
     if stage.name not in snapshot.pipeline or not stage.is_sound or stage.state != run.data.tags["state"]:
         return False
-    return outputs(run.data.tags) in ({}, stage.out_digests())  # another kind of machine may have written others
+    return outputs(run.data.tags) in ({}, stage.out_digests())  # on another kind of machine they may differ
 
 
 def _in_working_folder(working: Snapshot, run: Run) -> RestoreOption:
     stage = Identity(run.data.tags["stage"], from_lock=True, snapshot=working)
-    if all(stage.has_outs_of_lock(name) for name in stage.lineage):
-        return RestoreOption(about="the working folder has it", commands=())
-    return RestoreOption(about="the dvc.lock of the working folder has it", commands=(_fill(stage),))
+    is_complete = all(stage.has_outs_of_lock(name) for name in stage.lineage)
+    return RestoreOption(source="the working folder", commands=() if is_complete else (_fill(stage),))
 
 
 def _in_snapshot(snapshot: Snapshot, run: Run) -> Iterator[RestoreOption]:
     stage = Identity(run.data.tags["stage"], from_lock=True, snapshot=snapshot)
     experiments = find_experiments()
     if experiment := snapshot.experiment:
-        is_only_one = [one.name for one in experiments].count(experiment.name) == 1
-        apply = f"dvc exp apply {shlex.quote(experiment.name) if is_only_one else experiment.commit[:12]}"
-        # if the cache lacks files, DVC says which, and the second command restores them as for a commit
-        yield RestoreOption(about="an experiment", commands=(apply,) if _is_here(stage) else (apply, _fill(stage)))
-    if snapshot.commit not in {one.commit for one in experiments}:
-        about = git("log", "-1", "--format=%cs %s", snapshot.commit)
-        yield RestoreOption(
-            about=f"the commit of {about}", commands=(f"git checkout {snapshot.commit[:12]}", _fill(stage))
-        )
+        is_unique = [other.name for other in experiments].count(experiment.name) == 1
+        apply = f"dvc exp apply {shlex.quote(experiment.name) if is_unique else experiment.commit[:12]}"
+        # If the cache lacks files, DVC names them, and the second command restores them as for a commit
+        commands = (apply,) if _is_cached(stage) else (apply, _fill(stage))
+        yield RestoreOption(source=f"experiment {experiment.name}", commands=commands)
+    if snapshot.commit not in {other.commit for other in experiments}:
+        commands = (f"git checkout {snapshot.commit[:12]}", _fill(stage))
+        yield RestoreOption(source=_describe_commit(snapshot.commit), commands=commands)
+
+
+def _describe_commit(commit: str) -> str:
+    return f"commit of {git('log', '-1', '--format=%cs %s', commit)}"
 
 
 def _fill(stage: Identity) -> str:
     """Return the command that checks out the files of a lock, or pulls or computes them if the cache lacks some.
 
-    It names the pipeline: without a name DVC asks for the outs of an optional one too, if that was ever run.
+    The command names `dvc.yaml`: otherwise DVC also requires the outputs of an optional pipeline that was ever run.
     """
     files = " ".join(dict.fromkeys([FILES[0], dvc_file(stage.name)]))
-    if _is_here(stage):
+    if _is_cached(stage):
         return f"dvc checkout {files}"
     return f"dvc pull {files}" if has_remote() else _repro(stage.name)
 
 
 def _repro(stage: str) -> str:
-    """Return the command that runs a stage; DVC alone does not see an optional pipeline that has not been run."""
+    """Return the command that runs a stage; DVC alone does not see an optional pipeline that never ran."""
     target = dvc_target(stage)
     return f"{'dvc' if target == stage else 'gradtrail'} repro {shlex.quote(target)}"
 
 
-def _is_here(stage: Identity) -> bool:
+def _is_cached(stage: Identity) -> bool:
     """Whether DVC's cache or the working folder has all files of a lock; if one is missing, `dvc checkout` fails.
 
     Metrics files are part of a commit; without one they must be in the working folder.
@@ -116,30 +112,24 @@ def _is_here(stage: Identity) -> bool:
     snapshot = stage.snapshot
     if snapshot is None:
         return False
-    files = {FILES[0], dvc_file(stage.name)}  # that `_fill` names
+    files = {FILES[0], dvc_file(stage.name)}  # named by `_fill`
     names = [name for name in snapshot.pipeline if name in snapshot.lock and dvc_file(name) in files]
     stages = [Identity(name, from_lock=True, snapshot=snapshot) for name in names]
-    return all(has_files(one, commit=snapshot.commit) for one in stages)
+    return all(has_files(upstream, commit=snapshot.commit) for upstream in stages)
 
 
-def _by_origin(run: Run, diff: str) -> Iterator[RestoreOption]:
-    """Yield the option that starts from the run's commit and applies its uncommitted changes."""
+def _at_commit_of(run: Run, diff: str) -> list[RestoreOption]:
+    """Return the option that runs the stage again at the run's commit, with its uncommitted changes; or none."""
     tags = run.data.tags
     commit = tags.get("mlflow.source.git.commit", "")
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
-        return
-    checkout, repro = f"git checkout {commit[:12]}", _repro(tags["stage"])
-    same = "computes the same bytes"
-    if run.data.params.get(_SOURCE_OF_NOISE, "None") != "None":
-        same += ", with the secret of its noise"
-    if tags.get("git.dirty") != "true":
-        yield RestoreOption(about=f"no lock has it; its commit {same}", commands=(checkout, repro))
-    elif diff and not any(line.startswith(CUT_OFF) for line in diff.splitlines()):
-        about = f"no lock has it; its commit with its uncommitted changes {same}"
-        untracked = [line.removeprefix(NOT_IN_GIT) for line in diff.splitlines() if line.startswith(NOT_IN_GIT)]
-        about += f", unless it depends on an untracked file: {', '.join(untracked)}" if untracked else ""
-        has_hunks = any(line.startswith("diff --git ") for line in diff.splitlines())
-        yield RestoreOption(about=about, commands=(checkout, *(_apply_diff(run) if has_hunks else ()), repro))
+        return []
+    lines = diff.splitlines()
+    if tags.get("git.dirty") == "true" and (not diff or any(line.startswith(CUT_OFF) for line in lines)):
+        return []  # its changes are unknown
+    apply = _apply_diff(run) if any(line.startswith("diff --git ") for line in lines) else ()
+    commands = (f"git checkout {commit[:12]}", *apply, _repro(tags["stage"]))
+    return [RestoreOption(source=_describe_commit(commit), commands=commands)]
 
 
 def _apply_diff(run: Run) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What runs experiments: DVC's queue on this machine, or whatever else has the same two methods."""
+"""Engines that run experiments: DVC's queue on this machine, or a Ray cluster (`cluster/ray/engine.py`)."""
 
 import contextlib
 import sys
@@ -18,13 +18,13 @@ _STILL_RUNNING = (
 
 
 class Engine(Protocol):
-    """Runs experiments, each of which is a label and changes to the params: dotted key → value."""
+    """Runs experiments, given as label → changes to the params (dotted key → value)."""
 
     def prepare(self, title: str) -> int:
-        """Do what has to be done before it is known which experiments are missing; return an exit status.
+        """Prepare before the missing experiments are determined; return an exit status.
 
         Raises:
-            UserError: the engine cannot run experiments as things are; one line.
+            UserError: The engine cannot run experiments at present.
         """
         ...
 
@@ -34,38 +34,34 @@ class Engine(Protocol):
         """Run experiments and wait for them.
 
         Args:
-            title: of what is shown meanwhile.
-            planned: label → changes, of all experiments that the command is about.
-            missing: likewise, of those to run.
-            stage: the last one to run.
+            title: Title of the progress bar or table.
+            planned: All experiments of the command, label → changes.
+            missing: Those of them to run.
+            stage: Last stage to run.
 
         Returns:
-            Label → why it failed, of those that did.
+            The reason of each failure, by label.
         """
         ...
 
 
 @dataclass(frozen=True)
 class QueueEngine:
-    """DVC's queue of the working folder.
+    """DVC's queue of the working folder."""
 
-    Attributes:
-        jobs: number of experiments that run at a time.
-    """
-
-    jobs: int
+    jobs: int  # number of experiments that run in parallel
     _queue: ExperimentQueue = field(default_factory=ExperimentQueue)
 
     def prepare(self, title: str) -> int:
         """Wait for experiments that were queued before, and run `dvc repro`; return its exit status.
 
-        An experiment fails where DVC's cache lacks an out of the working folder.
+        An experiment fails if DVC's cache lacks an output of the working folder.
 
         Raises:
-            UserError: DVC cannot copy the repository; one line.
+            UserError: DVC cannot copy the repository.
         """
         require_copies()
-        with self._telling(title):
+        with self._explaining_interrupts(title):
             tasks = self._queue.read()
             earlier = {task: task for task in (*tasks.running, *tasks.waiting)}
             wait_for(self._queue, earlier, jobs=self.jobs, title="experiments queued before")
@@ -74,20 +70,20 @@ class QueueEngine:
     def run(
         self, title: str, planned: Mapping[str, Mapping[str, Any]], missing: Mapping[str, Mapping[str, Any]], stage: str
     ) -> dict[str, str]:
-        """Queue the missing experiments and wait for them; return label → why it failed."""
+        """Queue the missing experiments and wait for them; return the reason of each failure, by label."""
         del planned
-        with self._telling(title):
+        with self._explaining_interrupts(title):
             commands = [["exp", "run", "--queue", *as_options(changes), stage] for changes in missing.values()]
             labels = dict(zip(queue_experiments(commands), missing, strict=True))
             failed = wait_for(self._queue, labels, jobs=self.jobs, title=title)
-        kept = {experiment.name for experiment in find_experiments()}
-        lost = [name for name in labels if name not in kept and name not in failed]
-        reasons = dict.fromkeys(failed, "") | dict.fromkeys(lost, "DVC reports success, but kept no experiment; ")
+        existing = {experiment.name for experiment in find_experiments()}
+        lost = [name for name in labels if name not in existing and name not in failed]
+        reasons = dict.fromkeys(failed, "") | dict.fromkeys(lost, "DVC reports success, but stored no experiment; ")
         return {labels[name]: f"{reason}`dvc queue logs {name}` shows why" for name, reason in reasons.items()}
 
     @contextlib.contextmanager
-    def _telling(self, title: str) -> Iterator[None]:
-        """Say what goes on where a person stops waiting."""
+    def _explaining_interrupts(self, title: str) -> Iterator[None]:
+        """Print what keeps running if the user presses Ctrl-C."""
         try:
             yield
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`gradtrail sweep FILE`: run a grid or a list of params, each an experiment of DVC, and list the results."""
+"""`gradtrail sweep FILE`: run a grid or a list of params as DVC experiments, and list the results."""
 
 import itertools
 from collections import Counter
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradtrail.experiments.sweep.engine import Engine, QueueEngine
@@ -20,32 +19,26 @@ from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
+from gradtrail.support.tables import table
 
-_MOST = 10_000  # experiments of a sweep; a grid grows fast
+_MOST = 10_000  # largest number of experiments: a grid grows fast
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The content of a sweep's file.
+    """The content of a sweep's file."""
 
-    Attributes:
-        about: what it is for.
-        set: changes to the params of every experiment: dotted key → value.
-        grid: key → values; every combination is an experiment.
-        points: further experiments, each with its changes.
-    """
-
-    about: str = ""
-    set: dict[str, Any] = field(default_factory=dict)
-    grid: dict[str, list[Any]] = field(default_factory=dict)
-    points: tuple[dict[str, Any], ...] = ()
+    about: str = ""  # purpose
+    set: dict[str, Any] = field(default_factory=dict)  # changes to the params of every experiment, dotted key → value
+    grid: dict[str, list[Any]] = field(default_factory=dict)  # key → values; every combination is an experiment
+    points: tuple[dict[str, Any], ...] = ()  # changes of further experiments
 
 
 def read_sweep(path: Path) -> tuple[Comparison, list[PlannedRun]]:
-    """Read a sweep: its variants, which are all changes but the seed, and its runs.
+    """Read a sweep: its variants, which are all changes except the seed, and its runs.
 
     Raises:
-        UserError: one line that names the key and what is wrong with it.
+        UserError: A key or value is invalid; the message names it.
     """
     sweep = validate(read_yaml(path), Sweep, str(path))
     if empty := next((key for key, values in sweep.grid.items() if not values), None):
@@ -54,8 +47,8 @@ def read_sweep(path: Path) -> tuple[Comparison, list[PlannedRun]]:
     points = [dict(zip(sweep.grid, values, strict=True)) for values in itertools.islice(combinations, _MOST + 1)]
     points += sweep.points
     if not 0 < len(points) <= _MOST:
-        found = f"more than {_MOST:,}" if points else "no"
-        raise UserError(f"{path}: {found} experiments; `grid` and `points` must have 1 to {_MOST:,}")
+        count = f"more than {_MOST:,}" if points else "no"
+        raise UserError(f"{path}: {count} experiments; `grid` and `points` must have 1 to {_MOST:,}")
     _require_valid(path, sweep)
     default = read_yaml(PARAMS)["train"]["seed"]
     seeds = [point.get(SEED, default) for point in points]
@@ -67,24 +60,24 @@ def read_sweep(path: Path) -> tuple[Comparison, list[PlannedRun]]:
         run.label: sweep.set | {key: value for key, value in point.items() if key != SEED}
         for run, point in zip(planned, points, strict=True)
     }
-    # Each by itself, as if its time counted: points of a sweep differ in more than seeds.
+    # `timed`: one training per run, as points of a sweep differ in more than seeds
     comparison = Comparison(about=sweep.about, seeds=(default,), variants=variants, timed=True)
     return comparison, list(dict.fromkeys(planned))
 
 
 def sweep(path: Path, engine: Engine | None = None, *, jobs: int = 1) -> int:
-    """Run what is missing of a sweep and print its results, the best first.
+    """Run the missing experiments of a sweep and print its results, the best first.
 
     Args:
-        path: of the file.
-        engine: that runs the experiments; None for DVC's queue.
-        jobs: number of experiments that DVC's queue runs at a time.
+        path: File of the sweep.
+        engine: Engine that runs the experiments; None for DVC's queue.
+        jobs: Number of experiments that DVC's queue runs in parallel.
 
     Returns:
         The exit status: 0, 1 if a run failed, or that of `dvc repro` if it failed.
 
     Raises:
-        UserError: the file is invalid, or there is no commit; one line.
+        UserError: The file is invalid, or there is no commit.
     """
     comparison, planned = read_sweep(path)
     require_commit()
@@ -99,19 +92,23 @@ def sweep(path: Path, engine: Engine | None = None, *, jobs: int = 1) -> int:
 
 
 def as_table(runs: Sequence[CompletedRun], title: str) -> Table:
-    """Return runs as a table for a terminal, the most accurate first."""
-    table = Table(title=title.removesuffix(": "), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("params", "seed", "accuracy, %", "loss", "train, s", "run"):
-        table.add_column(name, justify="left" if name in ("params", "run") else "right")
-    for run in sorted(runs, key=lambda run: (-run.accuracy, run.loss, run.planned)):
-        seconds = "" if run.seconds is None else f"{run.seconds:.1f}"
-        cells = (f"{100 * run.accuracy:.2f}", f"{run.loss:.4f}", seconds, run.run_id[:8])
-        table.add_row(run.planned.label, str(run.planned.seed), *cells)
-    return table
+    """Return the runs as a table for a terminal, the most accurate first."""
+    rows = [
+        {
+            "params": run.planned.label,
+            "seed": str(run.planned.seed),
+            "accuracy, %": f"{100 * run.accuracy:.2f}",
+            "loss": f"{run.loss:.4f}",
+            "train, s": "" if run.seconds is None else f"{run.seconds:.1f}",
+            "run": run.run_id[:8],
+        }
+        for run in sorted(runs, key=lambda run: (-run.accuracy, run.loss, run.planned))
+    ]
+    return table(title.removesuffix(": "), rows, right=("seed", "accuracy, %", "loss", "train, s"))
 
 
 def _names(points: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return how labels call each key: by its last part, or by all of it where another key ends alike."""
+    """Return the name of each key in labels: its last part, or all of it if another key has the same last part."""
     last = {key: key.rpartition(".")[2] for point in points for key in point}
     counts = Counter(last.values())
     return {key: name if counts[name] == 1 else key for key, name in last.items()}

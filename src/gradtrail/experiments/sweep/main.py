@@ -1,8 +1,8 @@
-"""`gradtrail compare`: run what is missing of a comparison, and report the result.
+"""`gradtrail compare`: run the missing experiments of a comparison, and report the result.
 
-The runs are experiments of DVC: in its queue, they use the code and params of the working folder at the time of the
-call; on a cluster, those of the commit. Either way they continue when this process ends, and are kept under their names
-like any other. Experiments that are under way already are waited for, so that nothing is run twice.
+The runs are DVC experiments. In DVC's queue they use the code and params of the working folder at the time of the call,
+on a cluster those of the commit. Both continue when this process ends, and DVC lists the experiments by name like any
+other. Experiments that are already running are waited for, so that nothing runs twice.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _CAPTION = (
 
 
 def list_comparisons() -> int:
-    """Print all comparisons: their questions, and how many of their runs are complete; return exit status 0."""
+    """Print the question and the number of complete runs of each comparison; return exit status 0."""
     finder = run_finder()
     for name, comparison in read_comparisons().items():
         planned = planned_runs(comparison, comparison.seeds)
@@ -54,19 +54,19 @@ def list_comparisons() -> int:
 
 
 def compare(name: str, seeds: Sequence[int] | None, engine: Engine | None = None, *, jobs: int = 1) -> int:
-    """Run what is missing of a comparison, print its table, and write it to `results/comparisons/`.
+    """Run the missing experiments of a comparison, print its table, and write it to `results/comparisons/`.
 
     Args:
-        name: name of the comparison.
-        seeds: seeds of the training; None for those of `experiments.yaml`.
-        engine: that runs the experiments; None for DVC's queue.
-        jobs: number of experiments that DVC's queue runs at a time.
+        name: Name of the comparison.
+        seeds: Seeds of the training; None for those of `experiments.yaml`.
+        engine: Engine that runs the experiments; None for DVC's queue.
+        jobs: Number of experiments that DVC's queue runs in parallel.
 
     Returns:
         The exit status: 0, 1 if a run failed, or that of `dvc repro` if it failed.
 
     Raises:
-        UserError: a name, a seed or a param is invalid, or there is no commit; one line.
+        UserError: A name, a seed or a param is invalid, or there is no commit.
     """
     comparison = choose(name)
     planned = planned_runs(comparison, comparison.seeds if seeds is None else require_seeds(seeds, "--seeds"))
@@ -82,7 +82,7 @@ def compare(name: str, seeds: Sequence[int] | None, engine: Engine | None = None
 
 
 def require_commit() -> None:
-    """Raise UserError where there is no commit, which DVC's experiments start from."""
+    """Raise UserError if there is no commit for DVC experiments to start from."""
     if not head_commit():
         raise UserError("a comparison runs DVC experiments, which need a git repository with a commit")
 
@@ -107,12 +107,12 @@ def _report(name: str, comparison: Comparison, completed: Sequence[CompletedRun]
 
 @contextlib.contextmanager
 def sweep_lock() -> Iterator[None]:
-    """Hold the lock of comparisons and sweeps; where another process has it, say so and wait."""
+    """Hold the lock of comparisons and sweeps; if another process holds it, print that and wait."""
     lock = FileLock(private_folder() / "compare.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print("compare: another comparison is running; waiting for it to end", file=sys.stderr)
+        print("compare: waiting for another comparison to end", file=sys.stderr)
         lock.acquire()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The members of trainings in MLflow: which seeds a run has, and the metrics of each."""
+"""The members of trainings in MLflow: the seeds of a run, and the metrics per seed."""
 
 import re
 import tempfile
@@ -21,9 +21,9 @@ ReadTable = Callable[["Run"], SeedMetrics]
 
 
 def seeds_trained(run: "Run") -> range | None:
-    """Return the seeds of the members of a training's run; None where it has one, or where they share random numbers.
+    """Return the seeds of the members of a training's run; None if it has one member, or if they share random numbers.
 
-    Members that share some are not what a training with their seed alone would be.
+    Members that share random numbers differ from trainings with one seed.
     """
     params = run.data.params
     members = int(params.get(MEMBERS, 1))
@@ -33,12 +33,12 @@ def seeds_trained(run: "Run") -> range | None:
 
 
 def varies_all(params: Mapping[str, Any]) -> bool:
-    """Whether members differ in everything that is random, given the content of `params.yaml`."""
+    """Whether members differ in all random choices, given the content of `params.yaml`."""
     return {*params["train"]["vary"]} == {*VARIED}
 
 
 def read_table(client: "MlflowClient", evaluation: "Run") -> SeedMetrics:
-    """Return the metrics of each member from an evaluation's run; none where it has no such table."""
+    """Return the metrics of each member from an evaluation's run; empty if it has no such table."""
     from gradtrail.tracking.mlflow.artifacts import download  # late: listing recipes needs no store
 
     with tempfile.TemporaryDirectory() as folder:

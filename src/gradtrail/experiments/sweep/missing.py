@@ -1,8 +1,9 @@
-"""Finds which of the planned runs are complete, and has an engine run those that are missing."""
+"""Runs the planned runs that are not complete, with an engine."""
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gradtrail.experiments.sections import section_configs
 from gradtrail.experiments.sweep.engine import Engine
@@ -26,33 +27,36 @@ def run_finder() -> RunFinder:
 def complete(
     name: str, comparison: Comparison, planned: Sequence[PlannedRun], engine: Engine, source: str
 ) -> list[CompletedRun]:
-    """Run what is missing of the planned runs; return those that are complete, and say of the others why.
+    """Run the missing ones of the planned runs; return the complete ones, and print why the rest is not.
 
     Args:
-        name: of the comparison, in messages.
-        comparison: whose runs they are.
-        planned: the runs.
-        engine: that runs what is missing.
-        source: prefix of a variant's name in errors.
+        name: Name of the comparison in messages.
+        comparison: Comparison that the runs belong to.
+        planned: All runs.
+        engine: Engine that runs the missing ones.
+        source: Prefix of a variant's name in errors.
 
     Raises:
-        UserError: a param is invalid, the engine fails, or the store is out of reach; one line.
+        UserError: A param is invalid, the engine fails, or the store cannot be reached.
     """
     completed = with_store(lambda: _find(planned, comparison))
     missing = _without(planned, completed)
     if not missing:
         return completed
     together = not comparison.timed and varies_all(read_yaml(PARAMS))
-    everything = {str(one): one.changes(comparison) for one in trainings_of(planned, together=together)}
-    trainings = {str(one): one for one in trainings_of(missing, together=together)}
+    all_trainings = {str(training): training for training in trainings_of(planned, together=together)}
+    trainings = {str(training): training for training in trainings_of(missing, together=together)}
     _require_valid(list(trainings.values()), comparison, source)
-    wanted = {label: one.changes(comparison) for label, one in trainings.items()}
-    failed = engine.run(name, everything, wanted, STAGE)
+    failed = engine.run(name, _changes(all_trainings, comparison), _changes(trainings, comparison), STAGE)
     why = {run: reason for label, reason in failed.items() for run in trainings[label].runs}
     completed = with_store(lambda: _find(planned, comparison))
     for run in _without(planned, completed):
         print(f"{run}: {f'failed; {why[run]}' if run in why else 'has no run in MLflow'}", file=sys.stderr)
     return completed
+
+
+def _changes(trainings: Mapping[str, Training], comparison: Comparison) -> dict[str, dict[str, Any]]:
+    return {label: training.changes(comparison) for label, training in trainings.items()}
 
 
 def _find(planned: Sequence[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
@@ -62,12 +66,12 @@ def _find(planned: Sequence[PlannedRun], comparison: Comparison) -> list[Complet
 
 
 def _without(planned: Sequence[PlannedRun], completed: Sequence[CompletedRun]) -> list[PlannedRun]:
-    found = {each.planned for each in completed}
-    return [run for run in planned if run not in found]
+    done = {run.planned for run in completed}
+    return [run for run in planned if run not in done]
 
 
 def _require_valid(trainings: Sequence[Training], comparison: Comparison, source: str) -> None:
-    """Refuse params that a stage would refuse, before any experiment is started."""
+    """Refuse params that a stage would refuse, before any experiment starts."""
     params, configs = read_yaml(PARAMS), section_configs()
     for training in trainings:
         changed_params = params_of(training, comparison, params)

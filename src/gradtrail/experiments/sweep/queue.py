@@ -1,8 +1,8 @@
-"""Fill and start DVC's queue of experiments, and wait for experiments in it.
+"""Fills and starts DVC's queue of experiments, and waits for experiments in it.
 
-The queue is read in this process, which takes a millisecond where `dvc queue status` takes seconds. Only tasks are
-waited for, never workers: one of two workers sometimes misses the signal to stop and never ends. A repository has one
-queue: starting it also starts the experiments that others have queued there.
+The queue is read in this process: that takes a millisecond, `dvc queue status` takes seconds. It waits for tasks, never
+for workers: one of two workers sometimes misses the signal to stop and never ends. A repository has one queue; starting
+it also starts experiments that were queued before.
 """
 
 import json
@@ -30,19 +30,12 @@ _QUEUED = re.compile(r"^Queued experiment '([^']+)'", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Tasks:
-    """The names of the experiments in the queue.
-
-    Attributes:
-        waiting: not started.
-        running: started, even if their worker has died since.
-        failed: failed, at any time.
-        has_worker: whether a worker is alive.
-    """
+    """The names of the experiments in the queue."""
 
     waiting: tuple[str, ...]
-    running: tuple[str, ...]
-    failed: tuple[str, ...]
-    has_worker: bool
+    running: tuple[str, ...]  # started experiments, even if their worker has died since
+    failed: tuple[str, ...]  # experiments that failed at any time
+    has_worker: bool  # True if a worker is alive
 
     @property
     def is_open(self) -> bool:
@@ -63,7 +56,7 @@ class ExperimentQueue:
             raise UserError(f"DVC's queue cannot be opened: {one_line(error)[:200]}") from error
 
     def read(self) -> Tasks:
-        """Return the tasks as they are now; a file that a worker is writing may be unreadable for a moment."""
+        """Return the current tasks; a file that a worker is writing may be unreadable for a moment."""
         waiting, running, failed = self._entries()
         return Tasks(
             waiting=tuple(map(_name, waiting)),
@@ -73,7 +66,7 @@ class ExperimentQueue:
         )
 
     def _entries(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return what DVC says is queued, is running and has failed."""
+        """Return the entries that are queued, are running and have failed, according to DVC."""
         queued, running, failed = self._queue.iter_queued, self._queue.iter_active, self._queue.iter_failed
         for left in reversed(range(_MOST_READS)):
             try:
@@ -85,7 +78,7 @@ class ExperimentQueue:
         raise AssertionError("the last attempt returns or raises")
 
     def start(self, jobs: int) -> None:
-        """Start up to `jobs` workers. They outlive this process, so they get no pipe that a reader would wait for."""
+        """Start up to `jobs` workers. They outlive this process, so they inherit no pipe whose reader would wait."""
         streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = [sys.executable, "-m", "dvc", "queue", "start", "--jobs", str(jobs)]
         done = subprocess.run(command, check=False, start_new_session=True, env=with_this_interpreter(), **streams)
@@ -96,11 +89,11 @@ class ExperimentQueue:
 def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
     """Run `dvc exp run --queue` commands; return the names of the experiments, in the same order.
 
-    One process runs them all, as importing DVC takes longer than a command. DVC stashes the changes of the working
-    folder meanwhile, so a signal to stop takes effect only after it has ended.
+    One process runs all commands, as importing DVC takes longer than a command. DVC stashes the changes of the working
+    folder while it runs, so a signal to stop takes effect after it has ended.
 
     Raises:
-        UserError: DVC fails; its last line.
+        UserError: DVC fails; the message is its last line.
     """
     with stop_request() as stop:
         options: Any = {"capture_output": True, "text": True, "start_new_session": True}
@@ -108,15 +101,15 @@ def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
         done = subprocess.run(words, check=False, env=with_this_interpreter(), **options)
     stop.obey("stopped while experiments were queued")
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise UserError(f"DVC did not queue the experiment: {one_line(said[-1] if said else done.stdout)[:300]}")
+        lines = done.stderr.strip().splitlines()
+        raise UserError(f"DVC did not queue the experiment: {one_line(lines[-1] if lines else done.stdout)[:300]}")
     return _QUEUED.findall(done.stdout)
 
 
 def bring_up_to_date() -> int:
     """Run `dvc repro`, with all output on stderr; return its exit status.
 
-    Of all stages, as an experiment fails where DVC's cache lacks any out that `dvc.lock` names.
+    It runs all stages, as an experiment fails if DVC's cache lacks any output that `dvc.lock` names.
     """
     command = [sys.executable, "-m", "dvc", "repro"]
     return subprocess.run(command, check=False, stdout=sys.stderr.fileno(), env=with_this_interpreter()).returncode
@@ -137,7 +130,7 @@ def _is_alive(file: Path) -> bool:
 
 
 _POLL_SECONDS = 2.0
-_STARTUP_SECONDS = 30.0  # after which a worker that was started has written its pid file
+_STARTUP_SECONDS = 30.0  # longest time until a new worker writes its pid file
 _MOST_STARTS = 3
 _REMOVE = "`dvc queue status` shows them, `dvc queue kill NAME` removes one whose worker died"
 
@@ -146,10 +139,10 @@ def wait_for(queue: ExperimentQueue, labels: Mapping[str, str], *, jobs: int, ti
     """Start the queue and wait until some of its experiments have ended.
 
     Args:
-        queue: the queue with the experiments.
-        labels: experiment → its name in messages.
-        jobs: number of experiments that run at a time.
-        title: title of the bar, and prefix of each line.
+        queue: Queue with the experiments.
+        labels: Experiment → its name in messages.
+        jobs: Number of experiments that run in parallel.
+        title: Title of the bar, and prefix of each line.
 
     Returns:
         The experiments that failed or have no worker any more.
@@ -197,7 +190,7 @@ class _Watch:
         self._bar.update(len(self._labels) - len(self._open), message="; ".join(running))
 
     def _has_no_worker(self, tasks: Tasks) -> bool:
-        """Whether there has been no worker for longer than one takes to start."""
+        """Whether there has been no worker for longer than the start of one takes."""
         now = time.monotonic()
         has_none = not tasks.has_worker and now - self._last_worker >= _STARTUP_SECONDS
         if tasks.has_worker or has_none:  # then another one is started, with the same time to start

@@ -1,7 +1,7 @@
 """The recipes of `experiments.yaml`, and a table of their results from the runs in MLflow.
 
-A recipe is a set of changes to `params.yaml`. Its runs are found by their params, not by a name: it does not matter
-whether they were started by hand, from a queue or by this module. Each seed counts once.
+A recipe is a set of changes to `params.yaml`. Its runs are found by their params, not by a name: they may have been
+started by hand, by a queue or by this module. Each seed counts once.
 """
 
 import shlex
@@ -28,43 +28,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Changes to the params.
+    """Changes to the params."""
 
-    Attributes:
-        about: their purpose, in a few words.
-        set: key → value, such as `train.model` → `cnn`.
-    """
-
-    about: str
-    set: dict[str, Any]
+    about: str  # purpose, in a few words
+    set: dict[str, Any]  # key → value, such as `train.model` → `cnn`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The results of a recipe.
-
-    Attributes:
-        seeds: seeds of the runs that were found, ascending.
-        accuracies: accuracies on the test split, in the order of the seeds.
-        seconds: times of the training loop, of the runs that have one.
-        num_parameters: size of the network; None where there is no run.
-        dataset: name of the data set.
-    """
+    """The results of a recipe."""
 
     name: str
     about: str
-    seeds: tuple[int, ...]
-    accuracies: tuple[float, ...]
-    seconds: tuple[float, ...]
-    num_parameters: int | None
-    dataset: str
+    seeds: tuple[int, ...]  # seeds of the runs, ascending
+    accuracies: tuple[float, ...]  # accuracies on the test split, in the order of the seeds
+    seconds: tuple[float, ...]  # known times of the training loop
+    num_parameters: int | None  # size of the network; None if there is no run
+    dataset: str  # name of the data set
 
 
 def read_recipes(path: Path = PATH) -> dict[str, Recipe]:
     """Read all recipes.
 
     Raises:
-        UserError: one line that names the recipe and the key.
+        UserError: A recipe is invalid; the message names it and the key.
     """
     recipes = {
         name: validate(content, Recipe, f"{path}: {name}")
@@ -80,7 +67,7 @@ def read_recipes(path: Path = PATH) -> dict[str, Recipe]:
 def command(recipe: Recipe, seeds: range | None = None) -> list[str]:
     """Return the `dvc exp run` command of a recipe: in a copy of the workspace, up to the evaluation.
 
-    Several seeds are the members of one training; without any, those of `params.yaml` are trained.
+    Several seeds are the members of one training; without seeds, those of `params.yaml` are used.
     """
     seeded = {} if seeds is None else {SEED: seeds[0], MEMBERS: len(seeds)}
     return ["dvc", "exp", "run", "--temp", *as_options({**recipe.set, **seeded}), STAGE]
@@ -94,9 +81,9 @@ def list_recipes() -> int:
 
 
 def run_recipe(name: str, seeds: Iterable[int]) -> int:
-    """Run a recipe for each seed; DVC skips what was run before.
+    """Run a recipe for each seed; DVC skips what ran before.
 
-    `dvc repro` runs first: an experiment fails where DVC's cache lacks an out of the workspace.
+    `dvc repro` runs first: an experiment fails if DVC's cache lacks an output of the workspace.
 
     Returns:
         The first exit status that is not 0.
@@ -127,15 +114,15 @@ def collect_results() -> list[Result]:
 
     client, params, pipeline = open_store(), read_yaml(PARAMS), read_pipeline()
     evaluated = [run for run in StoredRuns(client)({"stage": "train"}) if "eval/accuracy" in run.data.metrics]
-    found = [by_seed for run in evaluated for by_seed in _by_seed(client, run)]
+    per_seed = [result for run in evaluated for result in _by_seed(client, run)]
     return [
-        summarize(name, recipe.about, wanted_params(recipe, params, pipeline), found)
+        summarize(name, recipe.about, params_of_run(recipe, params, pipeline), per_seed)
         for name, recipe in read_recipes().items()
     ]
 
 
-def wanted_params(recipe: Recipe, params: Mapping[str, Any], pipeline: Mapping[str, StageSpec]) -> dict[str, str]:
-    """Return the params that the run of a training with this recipe has: all that it and the stages before it read."""
+def params_of_run(recipe: Recipe, params: Mapping[str, Any], pipeline: Mapping[str, StageSpec]) -> dict[str, str]:
+    """Return the params of a training's run with this recipe: all that it and the stages before it read."""
     from gradtrail.stages.common.active_params import active_params
     from gradtrail.tracking.mlflow.tags import shown
 
@@ -146,7 +133,7 @@ def wanted_params(recipe: Recipe, params: Mapping[str, Any], pipeline: Mapping[s
 
 
 def _by_seed(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, str], Mapping[str, float]]]:
-    """Yield params and metrics of a training, or of each of its members as if it had been trained alone."""
+    """Yield params and metrics of a training, or of each of its members as if it were a training of one seed."""
     from gradtrail.stages.common.active_params import active_params
     from gradtrail.tracking.mlflow.links import PARENT
 
@@ -159,18 +146,18 @@ def _by_seed(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, s
         for evaluation in client.search_runs([train.info.experiment_id], children, max_results=1):
             for seed, metrics in read_table(client, evaluation).items():
                 params = {key: value for key, value in train.data.params.items() if key != VARY}
-                own = {"eval/accuracy": metrics["accuracy"]}
-                own["train/num_parameters"] = train.data.metrics["train/num_parameters"]
+                member = {"eval/accuracy": metrics["accuracy"]}
+                member["train/num_parameters"] = train.data.metrics["train/num_parameters"]
                 if "train/seconds" in train.data.metrics:
-                    own["train/seconds"] = train.data.metrics["train/seconds"] / len(seeds)
-                yield active_params(params | {SEED: str(seed), MEMBERS: "1"}), own
+                    member["train/seconds"] = train.data.metrics["train/seconds"] / len(seeds)
+                yield active_params(params | {SEED: str(seed), MEMBERS: "1"}), member
 
 
 def summarize(
-    name: str, about: str, wanted: Mapping[str, str], runs: Sequence[tuple[Mapping[str, str], Mapping[str, float]]]
+    name: str, about: str, expected: Mapping[str, str], runs: Sequence[tuple[Mapping[str, str], Mapping[str, float]]]
 ) -> Result:
-    """Summarize the runs, each a pair of params and metrics, whose params are the wanted ones except for the seed."""
-    unseeded = {key: value for key, value in wanted.items() if key != SEED}
+    """Summarize the runs, given as pairs of params and metrics, whose params are the expected ones except the seed."""
+    unseeded = {key: value for key, value in expected.items() if key != SEED}
     by_seed: dict[int, Mapping[str, float]] = {}
     for params, metrics in runs:
         if unseeded == {key: value for key, value in params.items() if key != SEED}:
@@ -183,12 +170,12 @@ def summarize(
         accuracies=tuple(metrics["eval/accuracy"] for metrics in chosen),
         seconds=tuple(metrics["train/seconds"] for metrics in chosen if "train/seconds" in metrics),
         num_parameters=int(chosen[0]["train/num_parameters"]) if chosen else None,
-        dataset=wanted["fetch.dataset"],
+        dataset=expected["fetch.dataset"],
     )
 
 
 def as_markdown(results: Sequence[Result]) -> str:
-    """Return a Markdown table; a recipe without runs says so."""
+    """Return a Markdown table; the row of a recipe without runs is `not run`."""
     lines = [
         "| recipe | parameters | test accuracy, mean ± sd | seeds | training, s |",
         "| --- | --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""The result of a comparison as a figure, as a table for a terminal and in Markdown, and as sentences."""
+"""The result of a comparison: a figure, a table for a terminal and in Markdown, and sentences."""
 
 import math
 import statistics
@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradtrail.core.common.intervals import SIGNIFICANCE
@@ -17,12 +16,13 @@ from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.stats import NOT_SIGNIFICANT, SIGNIFICANT, Summary
 from gradtrail.stages.artifacts import plotting
 from gradtrail.support.significance import Difference
+from gradtrail.support.tables import table
 
 _COLOURS = {"baseline": plotting.GREY, SIGNIFICANT: plotting.VERMILLION}  # every other verdict: blue
 _SPREAD = 0.14  # half the width of the points of a variant
-_OFFSET = 0.16  # of the points to the left, and of the mean to the right
+_OFFSET = 0.16  # shift of the points to the left, and of the mean to the right
 _INCHES_PER_VARIANT = 1.3
-_MAX_SIDE_BY_SIDE = 4  # variants
+_MAX_SIDE_BY_SIDE = 4  # largest number of variants with panels side by side
 _MAX_SENTENCES = 2  # with more variants, the answer groups them by verdict
 
 
@@ -30,9 +30,9 @@ def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> Non
     """Draw the accuracies and, if any run was timed, the training times.
 
     Args:
-        path: where to write the PNG.
-        summaries: the variants, the baseline first.
-        title: title of the figure.
+        path: File of the PNG.
+        summaries: Variants, the baseline first.
+        title: Title of the figure.
     """
     are_timed = any(summary.seconds is not None for summary in summaries)
     num_panels, is_wide = (2 if are_timed else 1), len(summaries) > _MAX_SIDE_BY_SIDE
@@ -51,10 +51,11 @@ def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> Non
 
 
 def _draw_accuracies(axis: Axes, summaries: Sequence[Summary]) -> None:
-    """Draw each run as a point, the runs of a seed joined by a line, and the mean of each variant.
+    """Draw runs as points, runs of a seed joined by a line, and the mean of each variant.
 
-    The mean of a variant stands as far from the baseline's, a horizontal line, as the difference over the seeds that
-    both have. Its bar is the interval of the difference, which is significant where the bar does not reach the line.
+    The baseline's mean is a horizontal line. The mean of another variant is drawn at the baseline's mean plus the
+    difference over the common seeds, with the interval of the difference as its bar: if the bar does not reach the
+    line, the difference is significant.
     """
     _join_seeds(axis, summaries)
     baseline = next((summary.mean for summary in summaries if summary.is_baseline), math.nan)
@@ -73,7 +74,7 @@ def _draw_accuracies(axis: Axes, summaries: Sequence[Summary]) -> None:
 
 
 def _half_interval(difference: Difference | None) -> float | None:
-    """Return half the width of a difference's interval, in points; None where there is no interval."""
+    """Return half the width of a difference's interval, in points; None without an interval."""
     return 100 * (difference.mean - difference.low) if difference and difference.has_interval else None
 
 
@@ -98,10 +99,10 @@ def _draw_seconds(axis: Axes, summaries: Sequence[Summary]) -> None:
         colour = _colour(summary)
         axis.bar(place, summary.seconds, 0.6, color=colour, alpha=0.35)
         timed = [(x, run.seconds) for x, run in zip(_places(place, summary), summary.runs, strict=True)]
-        known = [(x, seconds) for x, seconds in timed if seconds is not None]
-        axis.plot(*zip(*known, strict=True), "o", color=colour, markersize=5)
+        measured = [(x, seconds) for x, seconds in timed if seconds is not None]
+        axis.plot(*zip(*measured, strict=True), "o", color=colour, markersize=5)
         text = f"{summary.seconds:.1f} s" + (f"\n× {ratio}" if (ratio := _time_ratio(summary)) else "")
-        highest = max(seconds for _, seconds in known)
+        highest = max(seconds for _, seconds in measured)
         axis.annotate(text, (place, highest), (0, 6), textcoords="offset points", ha="center", fontsize=9)
     longest = max(run.seconds or 0 for summary in summaries for run in summary.runs)
     title = "training, seconds (median and runs)" + ("\nnot all comparable" if times_note(summaries) else "")
@@ -131,18 +132,15 @@ def _legend(summaries: Sequence[Summary]) -> list[Line2D]:
 
 def as_table(summaries: Sequence[Summary], title: str) -> Table:
     """Return the variants as a table for a terminal."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place, name in enumerate(_columns(summaries)):
-        table.add_column(name, justify="right" if place else "left")
-    for cells in _rows(summaries):
-        table.add_row(*cells)
-    return table
+    rows = _rows(summaries)
+    return table(title, rows, right=[*rows[0]][1:])
 
 
 def as_markdown(summaries: Sequence[Summary], question: str, caption: str) -> str:
     """Return the question, the table and the answer in Markdown."""
-    columns = list(_columns(summaries))
-    rows = [columns, ["---"] * len(columns), *_rows(summaries)]
+    cells_by_column = _rows(summaries)
+    columns = [*cells_by_column[0]]
+    rows = [columns, ["---"] * len(columns), *([*cells.values()] for cells in cells_by_column)]
     lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in rows]
     return "\n".join([question, "", *lines, "", answer(summaries), "", caption, ""])
 
@@ -173,14 +171,16 @@ def as_frame(runs: Sequence[CompletedRun]) -> pd.DataFrame:
 def answer(summaries: Sequence[Summary]) -> str:
     """Return the answer to the question of a comparison, as sentences."""
     baseline = next((summary for summary in summaries if summary.is_baseline), None)
-    others = [summary for summary in summaries if not summary.is_baseline]
-    if baseline is None or not others:
+    variants = [summary for summary in summaries if not summary.is_baseline]
+    if baseline is None or not variants:
         return "There is nothing to compare yet."
-    if len(others) <= _MAX_SENTENCES:
-        return " ".join(_sentence(summary, baseline) for summary in others)
-    groups = [(verdict, [each for each in others if each.verdict == verdict]) for verdict in _verdicts(others)]
-    said = [f"{verdict}: {', '.join(_briefly(each) for each in group)}" for verdict, group in groups]
-    return f"Compared with {baseline.label}, in points of test accuracy: {'; '.join(said)}."
+    if len(variants) <= _MAX_SENTENCES:
+        return " ".join(_sentence(summary, baseline) for summary in variants)
+    parts = [
+        f"{verdict}: {', '.join(_briefly(summary) for summary in variants if summary.verdict == verdict)}"
+        for verdict in _verdicts(variants)
+    ]
+    return f"Compared with {baseline.label}, in points of test accuracy: {'; '.join(parts)}."
 
 
 def _sentence(summary: Summary, baseline: Summary) -> str:
@@ -191,7 +191,7 @@ def _sentence(summary: Summary, baseline: Summary) -> str:
 
 
 def _pace(log_time_ratio: Difference | None) -> str:
-    """Return how fast a variant trains, where that is known."""
+    """Return how fast a variant trains; empty if unknown."""
     if log_time_ratio is None or not log_time_ratio.has_interval:
         return ""
     if not log_time_ratio.is_significant:
@@ -201,7 +201,7 @@ def _pace(log_time_ratio: Difference | None) -> str:
 
 
 def times_note(summaries: Sequence[Summary]) -> str:
-    """Return why some times are not compared with the baseline's; nothing where all are, or none was timed."""
+    """Return why some times are not compared with the baseline's; empty if all are, or if none was measured."""
     timed = [summary for summary in summaries if summary.seconds is not None and not summary.is_baseline]
     unknown = [summary.label for summary in timed if not _time_ratio(summary)]
     if not unknown:
@@ -222,19 +222,21 @@ def _briefly(summary: Summary) -> str:
 
 
 def _verdicts(summaries: Sequence[Summary]) -> list[str]:
-    """Return the verdicts that occur, the definite ones first."""
+    """Return the verdicts of the variants, the definite ones first."""
     return sorted(
         {summary.verdict for summary in summaries},
         key=lambda verdict: (verdict != SIGNIFICANT, verdict != NOT_SIGNIFICANT),
     )
 
 
-def _rows(summaries: Sequence[Summary]) -> list[list[str]]:
-    return [[cell(summary) for cell in _columns(summaries).values()] for summary in summaries]
+def _rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
+    """Return the cells of each variant, column → text."""
+    columns = _columns(summaries)
+    return [{column: cell(summary) for column, cell in columns.items()} for summary in summaries]
 
 
 def _columns(summaries: Sequence[Summary]) -> dict[str, Callable[[Summary], str]]:
-    """Return the columns, title → cell of a variant; corrected labels and times only if any run has them."""
+    """Return the columns, title → function of a variant; corrected labels and times only if a run has them."""
     columns = dict(_COLUMNS)
     if any(map(_corrected, summaries)):
         columns |= {"corrected labels, %": lambda summary: _mean_and_spread(_corrected(summary))}
@@ -248,7 +250,7 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, Callable[[Summary], str]
 
 
 def _corrected(summary: Summary) -> list[float]:
-    """Return the accuracies by corrected test labels, of the runs that know them."""
+    """Return the accuracies with corrected test labels, of the runs that have them."""
     return [run.accuracy_corrected for run in summary.runs if run.accuracy_corrected is not None]
 
 
@@ -274,13 +276,13 @@ def _points(share: float) -> str:
 
 
 def _end(share: float) -> str:
-    """Format an end of an interval, with as many digits as show on which side of 0 it lies."""
+    """Format an end of an interval, with enough digits to show its sign."""
     text = _points(share)
     return f"{100 * share:+.1g}".replace("-", "−") if text == "0.00" and share else text
 
 
 def _time_ratio(summary: Summary) -> str:
-    """Return the ratio of the training times to the baseline's and its interval; nothing where it is not known."""
+    """Return the ratio of the training times to the baseline's and its interval; empty if unknown."""
     ratio = summary.log_time_ratio
     if ratio is None or not ratio.has_interval:
         return ""
@@ -288,7 +290,7 @@ def _time_ratio(summary: Summary) -> str:
 
 
 def _p_value(p_value: float) -> str:
-    """Format a p value, so that it is seen whether it is below the level."""
+    """Format a p value with enough digits to show whether it is below the level."""
     if math.isnan(p_value):
         return ""
     if p_value < 0.001:

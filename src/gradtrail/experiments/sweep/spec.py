@@ -25,17 +25,13 @@ STAGE = "evaluate"  # the last stage that a comparison or a recipe runs
 class Comparison:
     """A question, and the runs that answer it.
 
-    Attributes:
-        about: the question.
-        seeds: seeds of the training.
-        variants: label → changes to the params; the first is the baseline.
-        timed: whether training times are compared: then every seed is an experiment of its own, and those of a seed
-            follow each other. Otherwise the seeds of a variant are the members of one training.
+    With `timed`, training times are compared: every seed is a separate experiment, and the variants of a seed run one
+    after the other. Otherwise the seeds of a variant are the members of one training.
     """
 
-    about: str
-    seeds: tuple[int, ...]
-    variants: dict[str, dict[str, Any]]
+    about: str  # the question
+    seeds: tuple[int, ...]  # seeds of the training
+    variants: dict[str, dict[str, Any]]  # label → changes to the params; the first is the baseline
     timed: bool = False
 
     @property
@@ -57,7 +53,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, order=True)
 class Training:
-    """A training of a variant, which makes the runs of consecutive seeds: its members."""
+    """A training of a variant, whose members are the runs of consecutive seeds."""
 
     label: str
     seeds: range
@@ -67,7 +63,7 @@ class Training:
 
     @property
     def runs(self) -> list[PlannedRun]:
-        """The runs that it makes."""
+        """The runs of its members."""
         return [PlannedRun(self.label, seed) for seed in self.seeds]
 
     def changes(self, comparison: Comparison) -> dict[str, Any]:
@@ -79,7 +75,7 @@ def read_comparisons(path: Path = PATH) -> dict[str, Comparison]:
     """Read all comparisons.
 
     Raises:
-        UserError: one line that names the comparison and what is wrong with it.
+        UserError: A comparison is invalid; the message names it and the fault.
     """
     params = read_yaml(PARAMS)
     pipeline = read_pipeline()
@@ -95,7 +91,7 @@ def read_comparisons(path: Path = PATH) -> dict[str, Comparison]:
 
 
 def is_recipe(content: Any) -> bool:
-    """Whether an entry of `experiments.yaml` is a recipe: one set of changes, where a comparison has variants."""
+    """Whether an entry of `experiments.yaml` is a recipe, with `set`, and not a comparison, with `variants`."""
     return isinstance(content, dict) and _RECIPE in content
 
 
@@ -108,11 +104,11 @@ def choose(name: str) -> Comparison:
 
 
 def require_seeds(seeds: Sequence[int], name: str) -> tuple[int, ...]:
-    """Return seeds as they are; raise UserError where there are none, one is repeated, or one is no seed."""
+    """Return the seeds; raise UserError if there are none, one is repeated, or one is invalid."""
     are_integers = all(type(seed) is int for seed in seeds)
     if not seeds or not are_integers or len({*seeds}) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**32:
-        wanted = f"distinct integers from 0 to {2**32 - 1:,}, such as 0,1,2"
-        raise UserError(f"{name}: must be {wanted}; got {', '.join(map(str, seeds))}")
+        rule = f"distinct integers from 0 to {2**32 - 1:,}, such as 0,1,2"
+        raise UserError(f"{name}: must be {rule}; got {', '.join(map(str, seeds))}")
     return tuple(seeds)
 
 
@@ -128,19 +124,19 @@ def params_of(training: Training, comparison: Comparison, params: Mapping[str, A
 
 
 def trainings_of(runs: Iterable[PlannedRun], *, together: bool) -> list[Training]:
-    """Return the trainings that make runs: one for each, or, together, one for consecutive seeds of a variant.
+    """Return the trainings of runs: one per run or, if `together`, one for consecutive seeds of a variant.
 
-    They are in random order, the same on every call, and by their first seed: what drifts meanwhile, such as other
-    load, affects all variants alike.
+    They are ordered by their first seed, and within a seed at random (the same on every call), so that drift, such as
+    other load, affects all variants alike.
     """
-    found: list[Training] = []
+    trainings: list[Training] = []
     for run in sorted(runs):
-        last = found[-1] if found else None
+        last = trainings[-1] if trainings else None
         if together and last and last.label == run.label and last.seeds.stop == run.seed:
-            found[-1] = Training(run.label, range(last.seeds.start, run.seed + 1))
+            trainings[-1] = Training(run.label, range(last.seeds.start, run.seed + 1))
         else:
-            found.append(Training(run.label, range(run.seed, run.seed + 1)))
-    shuffled = [found[place] for place in np.random.default_rng(0).permutation(len(found))]
+            trainings.append(Training(run.label, range(run.seed, run.seed + 1)))
+    shuffled = [trainings[place] for place in np.random.default_rng(0).permutation(len(trainings))]
     return sorted(shuffled, key=lambda training: training.seeds.start)
 
 

@@ -1,4 +1,4 @@
-"""Revisions of the code in git worktrees below `.gradtrail/timed/`, removed when the block ends, however it ends."""
+"""Revisions of the code in git worktrees below `.gradtrail/timed/`, which are removed at the end of the block."""
 
 import ast
 import contextlib
@@ -18,18 +18,20 @@ from gradtrail.support.git import GitError, git, git_bytes
 from gradtrail.support.paths import private_folder
 from gradtrail.tracking.mlflow.tags import CUT_OFF, shown
 
-_SECTIONS = ("train.", "environment.")  # of params.yaml, which the compiled training depends on
+_SECTIONS = ("train.", "environment.")  # sections of params.yaml that the compiled training depends on
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield an empty folder of this process; remove it, worktrees in it, and what killed processes left."""
+    """Yield an empty folder of this process; remove it, its worktrees, and the folders of killed processes."""
     above = private_folder() / "timed"
     above.mkdir(exist_ok=True)
-    for left in above.iterdir():
-        is_other = left.name.isdecimal() and int(left.name) != os.getpid()  # ours is that of a killed process
-        if not (is_other and psutil.pid_exists(int(left.name))):
-            _remove(left)
+    for old in above.iterdir():
+        is_other = (
+            old.name.isdecimal() and int(old.name) != os.getpid()
+        )  # a folder with our number is of a killed process
+        if not (is_other and psutil.pid_exists(int(old.name))):
+            _remove(old)
     folder = above / str(os.getpid())
     folder.mkdir()
     try:
@@ -42,16 +44,16 @@ def check_out(name: str, commit: str, into: Path, diff: str = "") -> Path:
     """Make a worktree of a commit, with uncommitted changes applied; return the project's folder in it.
 
     Args:
-        name: for errors.
-        commit: its hash.
-        into: a folder that does not exist, in one of `scratch`.
-        diff: an artifact `git.diff`, or nothing.
+        name: Name of the side in errors.
+        commit: Hash of the commit.
+        into: New folder below that of `scratch`.
+        diff: Artifact `git.diff`; empty for none.
 
     Raises:
-        UserError: the commit or the changes are not to be had; one line.
+        UserError: The commit or the changes are not available.
     """
     if any(line.startswith(CUT_OFF) for line in diff.splitlines()):
-        raise UserError(f"{name}: its git.diff was too large to be stored whole, so its code is not known")
+        raise UserError(f"{name}: its git.diff was too large to be stored, so its code is unknown")
     try:
         git("worktree", "add", "--detach", "--force", str(into), commit or "(none)")
         if "diff --git " in diff:
@@ -65,19 +67,19 @@ def check_out(name: str, commit: str, into: Path, diff: str = "") -> Path:
 
 
 def write_params(folder: Path, recorded: Mapping[str, str]) -> None:
-    """Make the training's params in a worktree those that a run recorded, as texts by dotted key."""
+    """Set the training's params in a worktree to those of a run, given as texts by dotted key."""
     params = read_yaml(folder / PARAMS)
-    found = {
+    changes = {
         key: _value(recorded[key])
         for key, value in flatten(params).items()
         if key.startswith(_SECTIONS) and key in recorded and shown(value) != recorded[key]
     }
-    if found:
-        (folder / PARAMS).write_text(json.dumps(changed(params, found), indent=2), encoding="utf-8")
+    if changes:
+        (folder / PARAMS).write_text(json.dumps(changed(params, changes), indent=2), encoding="utf-8")
 
 
 def _value(text: str) -> Any:
-    """Return the value that `shown` wrote."""
+    """Return the value of a text that `shown` returned."""
     if text == "null":
         return None
     try:

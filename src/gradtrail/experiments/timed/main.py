@@ -15,22 +15,13 @@ from gradtrail.support.signals import stopping_on_signals
 
 @dataclass(frozen=True, kw_only=True)
 class Revision:
-    """A training to time.
+    """A training to time; the default sizes are those of MNIST."""
 
-    Attributes:
-        name: for errors.
-        folder: holds `src/` and `params.yaml`.
-        python: the interpreter.
-        examples: number of training examples.
-        image_shape: height and width in pixels.
-        classes: number of classes.
-    """
-
-    name: str
-    folder: Path
+    name: str  # name in errors
+    folder: Path  # folder with `src/` and `params.yaml`
     python: Path = Path(sys.executable)
-    examples: int = 55_000  # as of MNIST
-    image_shape: tuple[int, int] = (28, 28)
+    examples: int = 55_000  # number of training examples
+    image_shape: tuple[int, int] = (28, 28)  # height and width in pixels
     classes: int = 10
 
 
@@ -38,15 +29,15 @@ def time_revisions(before: Revision, after: Revision, *, seconds: float, cache: 
     """Time two trainings in turn.
 
     Args:
-        before: A.
-        after: B.
-        seconds: the budget, see `compare_times`.
-        cache: folder for compiled programs.
+        before: Revision A.
+        after: Revision B.
+        seconds: Budget; see `compare_times`.
+        cache: Folder for compiled programs.
 
     Raises:
-        UserError: one does not start, or does not compile; one line.
+        UserError: A training does not start, or does not compile.
     """
-    programs = {side: program_of(each, cache) for side, each in zip(SIDES, (before, after), strict=True)}
+    programs = {side: program_of(revision, cache) for side, revision in zip(SIDES, (before, after), strict=True)}
     with (
         stopping_on_signals("stopped"),
         progress_bar("timing", seconds, unit="steps") as bar,
@@ -62,7 +53,7 @@ def time_revisions(before: Revision, after: Revision, *, seconds: float, cache: 
 
 
 def program_of(revision: Revision, cache: Path) -> Program:
-    """Return the process that a revision is timed in."""
+    """Return the program that times a revision."""
     job = Job(
         source=str((revision.folder / "src").resolve()),
         folder=str(revision.folder.resolve()),

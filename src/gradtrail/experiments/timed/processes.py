@@ -1,4 +1,4 @@
-"""The two processes of a timed comparison: started together, alive together, and only one of them at work at a time."""
+"""The two processes of a timed comparison. They live at the same time, and only one of them works at a time."""
 
 import contextlib
 import json
@@ -15,46 +15,29 @@ from typing import IO, Any
 from gradtrail.support.errors import UserError, one_line
 
 _WORKER = Path(__file__).with_name("worker.py")
-_LONGEST_BUILD, _LONGEST_BURST = 600.0, 120.0  # seconds, beyond which a process is taken to hang
+_LONGEST_BUILD, _LONGEST_BURST = 600.0, 120.0  # seconds after which a process counts as hanging
 _LONGEST_LINE = 300  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a process compiles and times.
+    """The training that a process compiles and times."""
 
-    Attributes:
-        source: the folder on the path, `src` of a revision.
-        folder: the working folder, whose `params.yaml` counts.
-        cache: folder of compiled programs, so that a second process of this side need not compile again.
-        examples: number of training examples; their pixels are random.
-        image_shape: height and width in pixels.
-        classes: number of classes.
-        cores: that it may use; none where the system cannot say.
-        programs: folder for the optimized HLO of its functions; None to keep none.
-    """
-
-    source: str
-    folder: str
-    cache: str
-    examples: int
-    image_shape: tuple[int, int]
+    source: str  # folder to import from: `src` of a revision
+    folder: str  # working folder, with the `params.yaml` to use
+    cache: str  # folder of compiled programs, so that later processes of this side need not compile
+    examples: int  # number of training examples, whose pixels are random
+    image_shape: tuple[int, int]  # height and width in pixels
     classes: int
-    cores: tuple[int, ...]
-    programs: str | None = None
+    cores: tuple[int, ...]  # cores to run on; empty if the system cannot restrict them
+    programs: str | None = None  # folder for the optimized HLO of its functions; None to write none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One of the two sides: a job and who does it.
+    """One of the two sides: a job and its interpreter."""
 
-    Attributes:
-        name: for errors, such as `A` or a commit.
-        python: the interpreter.
-        job: what it compiles.
-    """
-
-    name: str
+    name: str  # name in errors, such as `A` or a commit
     python: Path
     job: Job
 
@@ -74,8 +57,8 @@ class Worker:
         self.steps_per_epoch = int(self._answer(_LONGEST_BUILD).split()[1])
 
     def run(self, steps: int) -> float:
-        """Return the seconds that so many optimizer steps take."""
-        with contextlib.suppress(BrokenPipeError):  # the answer says why
+        """Return the seconds of a number of optimizer steps."""
+        with contextlib.suppress(BrokenPipeError):  # `_answer` raises the reason
             self._stdin.write(f"run {steps}\n".encode())
         return float(self._answer(_LONGEST_BURST))
 
@@ -84,29 +67,29 @@ class Worker:
         while b"\n" not in self._rest:
             readable, _, _ = select.select([self._stdout], [], [], max(0.0, ends - time.monotonic()))
             if not readable:
-                raise UserError(f"{self._program.name}: no answer of its process within {seconds:.0f} s")
+                raise UserError(f"{self._program.name}: its process did not answer within {seconds:.0f} s")
             part = self._stdout.read(4096)
             if not part:
-                raise UserError(f"{self._program.name}: {self._last_words()}")
+                raise UserError(f"{self._program.name}: {self._failure()}")
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode()
 
-    def _last_words(self) -> str:
-        """Return the last line that a process which ended wrote to stderr."""
+    def _failure(self) -> str:
+        """Return the exit status and the last line of stderr of a process that ended."""
         status = self._process.wait()
         self._errors.seek(0)
         lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
-        said = one_line(lines[-1])[:_LONGEST_LINE] if lines else "no message"
-        return f"its process ended with exit status {status}: {said}"
+        message = one_line(lines[-1])[:_LONGEST_LINE] if lines else "no message"
+        return f"its process ended with exit status {status}: {message}"
 
 
 @contextlib.contextmanager
 def running(programs: Mapping[str, Program]) -> Iterator[dict[str, Worker]]:
-    """Start a process for each side, in parallel, and yield them when all have compiled; end them in the end.
+    """Start a process per side, in parallel, and yield them once all have compiled; kill them in the end.
 
     Raises:
-        UserError: an interpreter cannot be started, or a program does not build; one line.
+        UserError: An interpreter cannot be started, or a program does not compile.
     """
     with contextlib.ExitStack() as stack:
         workers = {side: stack.enter_context(_process(program)) for side, program in programs.items()}
@@ -135,5 +118,5 @@ def _process(program: Program) -> Iterator[Worker]:
 
 
 def cores() -> tuple[int, ...]:
-    """Return the cores that this process may use; empty where the system cannot say."""
+    """Return the cores that this process may use; empty if the system cannot restrict them."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()

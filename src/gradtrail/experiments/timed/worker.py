@@ -1,8 +1,8 @@
 """Runs in a child process: compiles the training of one revision of the code, and times bursts of its steps on request.
 
-Started as a script, by the interpreter and with the code of its side, so that nothing is imported before the side's
-`src` is first on the path. It speaks in lines: it says `ready` with the number of steps of an epoch, and answers
-`run N` with the seconds of N optimizer steps. It ends with its standard input. What libraries print goes to stderr.
+It is started as a script by the interpreter of its side, so that nothing is imported before the side's `src` is first
+on the path. Its protocol is lines: it prints `ready` with the number of steps per epoch, and answers `run N` with the
+seconds of N optimizer steps. It ends with its standard input. Output of libraries goes to stderr.
 """
 
 import json
@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-_STEPS_PER_CALL = 100  # as a training makes them
+_STEPS_PER_CALL = 100  # as in a training
 
 
 def main() -> None:
-    """Build what `sys.argv[1]` asks for, a `Job` as JSON, and obey until there is no more input."""
+    """Compile the job in `sys.argv[1]`, a `Job` as JSON, and answer requests until the input ends."""
     job = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def build(job: Mapping[str, Any]) -> tuple[int, Callable[[int], float]]:
-    """Compile the training; return the number of steps of an epoch, and steps → seconds that they take."""
+    """Compile the training; return the number of steps per epoch, and a function that times a number of steps."""
     import dataclasses
 
     import jax
@@ -70,10 +70,10 @@ def build(job: Mapping[str, Any]) -> tuple[int, Callable[[int], float]]:
     keys = keys_of(config.seeds_of(config.seed))
     state = engine.init(keys)
     order = jax.block_until_ready(engine.order(state.keys, np.int32(0)))
-    _keep_programs(engine, job["programs"])
+    _write_programs(engine, job["programs"])
 
     def run(steps: int) -> float:
-        """Make steps from the initial state, after one that is not timed; return the seconds."""
+        """Run steps from the initial state, after one that is not timed; return the seconds."""
         state, records = engine.run_steps(
             engine.init(keys), engine.records(), examples, order, np.int32(0), np.int32(1)
         )
@@ -90,11 +90,11 @@ def build(job: Mapping[str, Any]) -> tuple[int, Callable[[int], float]]:
     return engine.steps_per_epoch, run
 
 
-def _keep_programs(engine: Any, folder: str | None) -> None:
-    """Write the optimized HLO of each function to a folder, where one is named."""
+def _write_programs(engine: Any, folder: str | None) -> None:
+    """Write the optimized HLO of each function to a folder, if one is given."""
     if folder:
-        for each in engine.functions:
-            (Path(folder) / f"{each.name}.hlo.txt").write_text(each.texts()["hlo"])
+        for function in engine.functions:
+            (Path(folder) / f"{function.name}.hlo.txt").write_text(function.texts()["hlo"])
 
 
 if __name__ == "__main__":

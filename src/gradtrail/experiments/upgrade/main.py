@@ -1,4 +1,4 @@
-"""`gradtrail upgrade jax==X`: what would become of programs, times, bits and accuracy, before anything is changed."""
+"""`gradtrail upgrade jax==X`: the effect on programs, times, bits and accuracy, without changing the project."""
 
 import json
 import math
@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -34,41 +33,34 @@ _LONGEST_LINE = 300  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsed:
-    """What an environment computes.
+class Rehearsal:
+    """The results of one environment."""
 
-    Attributes:
-        folder: with the weights, as `seed-<n>.npz`, and the programs.
-        costs: function → metric → value.
-        accuracies: of the validation split, by seed.
-        platform: that computed it, such as `cpu`.
-    """
-
-    folder: Path
-    costs: Mapping[str, Mapping[str, int]]
-    accuracies: list[float]
-    platform: str
+    folder: Path  # folder of the weights, as `seed-<n>.npz`, and the programs
+    costs: Mapping[str, Mapping[str, int]]  # function → metric → value
+    accuracies: list[float]  # accuracies on the validation split, by seed
+    platform: str  # platform such as `cpu`
 
     @property
     def programs(self) -> dict[str, str]:
         """Function → digest of its optimized program."""
         above = self.folder / _PROGRAMS
         paths = {str(path.relative_to(above)).removesuffix(".hlo.txt"): path for path in above.rglob("*.hlo.txt")}
-        return {name: read_program(path.read_text(), name).digest for name, path in sorted(paths.items())}
+        return {name: read_program(path.read_text()).digest for name, path in sorted(paths.items())}
 
 
 def upgrade(words: tuple[str, ...], *, seconds: float) -> None:
-    """Rehearse a change of versions, and print what it would do; the project stays as it is.
+    """Rehearse a change of versions, and print its effects; the project is not changed.
 
     Args:
-        words: `PACKAGE==VERSION`, at least one.
-        seconds: budget of the timed comparison.
+        words: Requests of the form `PACKAGE==VERSION`.
+        seconds: Budget of the timed comparison.
 
     Raises:
-        UserError: a version is not to be had or does not fit, or the project does not run with it; one line.
+        UserError: A version does not exist or does not fit, or the project does not run with it.
     """
     pins = read_pins(words)
-    read_info(_DATA)  # before minutes are spent
+    read_info(_DATA)  # fails now, not after minutes
     console = stdout_console()
     name = "-".join(f"{package}-{version}" for package, version in sorted(pins.items()))
     with stopping_on_signals("stopped"), removed_on_failure(private_folder() / "upgrade" / name) as folder:
@@ -82,11 +74,11 @@ def upgrade(words: tuple[str, ...], *, seconds: float) -> None:
                 for label, interpreter, letter in (("now", Path(sys.executable), "A"), (name, python, "B"))
             ]
             if sides[0].platform != sides[1].platform:
-                here, there = (side.platform for side in sides)
+                platforms = " and ".join(side.platform for side in sides)
                 raise UserError(
-                    f"upgrade: JAX runs on {here} here, and on {there} with {LOCK}; use an environment of it"
+                    f"upgrade: the platforms differ ({platforms}); activate an environment built from {LOCK}"
                 )
-            for line in _described(console, *sides):
+            for line in _describe(console, *sides):
                 console.print(line, soft_wrap=True)
             revisions = [
                 Revision(name=label, folder=Path(), python=interpreter)
@@ -95,15 +87,15 @@ def upgrade(words: tuple[str, ...], *, seconds: float) -> None:
             ratio = time_revisions(*revisions, seconds=seconds, cache=work / "cache")
         console.print(f"time: A is now, B {name}: {ratio.describe()}", soft_wrap=True)
         shutil.rmtree(folder / "venv", ignore_errors=True)
-    console.print("\nNothing of the project was changed. To accept it:")
+    console.print("\nThe project was not changed. To accept the upgrade:")
     for command in accepting(resolved):
         console.print(f"  {command}", soft_wrap=True)
 
 
 def accepting(resolved: Resolved) -> Iterator[str]:
-    """Yield the commands, and the edits, that would accept an upgrade."""
+    """Yield the commands and edits that accept an upgrade."""
     if resolved.bounds:
-        yield f"# in pyproject.toml, make these allow it: {', '.join(resolved.bounds)}"
+        yield f"# in pyproject.toml, change these requirements: {', '.join(resolved.bounds)}"
     yield f"cp {resolved.lock.relative_to(Path.cwd())} {LOCK}"
     yield "make lock  # the locks for GPUs and clusters follow"
     yield "make env"
@@ -112,7 +104,7 @@ def accepting(resolved: Resolved) -> Iterator[str]:
     yield ".venv/bin/gradtrail repro"
 
 
-def _rehearse(name: str, python: Path, folder: Path) -> Rehearsed:
+def _rehearse(name: str, python: Path, folder: Path) -> Rehearsal:
     folder.mkdir()
     env = dict(os.environ) | {"PYTHONPATH": str(Path("src").resolve())}
     command = [str(python), str(_SCRIPT), str(folder), json.dumps(SEEDS)]
@@ -120,12 +112,11 @@ def _rehearse(name: str, python: Path, folder: Path) -> Rehearsed:
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no message"]
         raise UserError(f"{name}: the project does not run with it: {one_line(lines[-1])[:_LONGEST_LINE]}")
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return Rehearsed(folder=folder, **{key: found[key] for key in ("costs", "accuracies", "platform")})
+    return Rehearsal(folder=folder, **json.loads((folder / "result.json").read_text()))
 
 
-def _described(console: Console, before: Rehearsed, after: Rehearsed) -> Iterator[str]:
-    """Yield what differs, in lines."""
+def _describe(console: Console, before: Rehearsal, after: Rehearsal) -> Iterator[str]:
+    """Yield the differences, in lines."""
     programs = before.programs, after.programs
     other = [
         name for name in dict.fromkeys([*programs[0], *programs[1]]) if programs[0].get(name) != programs[1].get(name)
@@ -145,22 +136,22 @@ def _described(console: Console, before: Rehearsed, after: Rehearsed) -> Iterato
 
 
 def bits(before: Path, after: Path) -> str:
-    """Say whether the weights of both folders are the same to the bit, else by how much they differ at most."""
-    largest, where, count = -1.0, "", 0
+    """Describe whether the weights of both folders have equal bits, or else their largest difference."""
+    largest, place, count = -1.0, "", 0
     for seed in SEEDS:
         name = f"seed-{seed}.npz"
         with np.load(before / name) as first, np.load(after / name) as second:
             if {*first} != {*second}:
                 return f"weights: other arrays: {', '.join(sorted({*first} ^ {*second}))}"
             for key in first:
-                one, other = first[key], second[key]
-                if one.dtype != other.dtype or one.shape != other.shape:
-                    return f"weights: {key} is {other.dtype}{list(other.shape)}, was {one.dtype}{list(one.shape)}"
-                if one.tobytes() != other.tobytes():
+                old, new = first[key], second[key]
+                if old.dtype != new.dtype or old.shape != new.shape:
+                    return f"weights: {key} is {new.dtype}{list(new.shape)}, was {old.dtype}{list(old.shape)}"
+                if old.tobytes() != new.tobytes():
                     count += 1
-                    distance = float(np.max(np.abs(one.astype(np.float64) - other.astype(np.float64))))
+                    distance = float(np.max(np.abs(old.astype(np.float64) - new.astype(np.float64))))
                     if not (distance <= largest or math.isnan(largest)):  # a NaN is the largest
-                        largest, where = distance, f"{key}, seed {seed}"
+                        largest, place = distance, f"{key}, seed {seed}"
     if not count:
         return f"weights after one epoch: the same bits, for {len(SEEDS)} seeds"
-    return f"weights after one epoch: largest difference {largest:.3g} ({where})"
+    return f"weights after one epoch: largest difference {largest:.3g} ({place})"

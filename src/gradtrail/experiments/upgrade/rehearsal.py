@@ -1,6 +1,6 @@
-"""Runs in a child process, in either environment: static costs, programs, and one epoch of training for some seeds.
+"""Runs in a child process in either environment: static costs, programs, and one epoch of training for some seeds.
 
-Started with the interpreter of its environment; writes into the folder that it is given, and nowhere else.
+It is started with the interpreter of its environment, and writes only into the given folder.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ def main() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(function.texts()["hlo"], encoding="utf-8")
 
-    found = measure(keep)
+    costs = measure(keep).costs
     accuracies = train(folder, json.loads(sys.argv[2]))
-    write_json(folder / RESULT, {"platform": jax.default_backend(), "costs": found.costs, "accuracies": accuracies})
+    write_json(folder / RESULT, {"platform": jax.default_backend(), "costs": costs, "accuracies": accuracies})
 
 
 def train(folder: Path, seeds: list[int]) -> list[float]:

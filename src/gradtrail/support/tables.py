@@ -1,0 +1,34 @@
+"""Tables for the terminal, all in one style."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+
+def table(
+    title: str,
+    rows: Sequence[Mapping[str, str | Text]],
+    right: Collection[str] = (),
+    *,
+    no_wrap: Collection[str] = (),
+    styles: Sequence[str | None] = (),
+) -> Table:
+    """Return a table whose columns are the keys of the first row.
+
+    Args:
+        title: Line above the table.
+        rows: Cells of each row, column → text.
+        right: Columns that are aligned right, such as numbers.
+        no_wrap: Columns whose cells are never broken into two lines.
+        styles: Styles of the rows, such as `bold green`; none by default.
+    """
+    result = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in rows[0] if rows else ():
+        side: Literal["left", "right"] = "right" if column in right else "left"
+        result.add_column(column, justify=side, overflow="fold", no_wrap=column in no_wrap)
+    for row, style in zip(rows, styles or [None] * len(rows), strict=True):
+        result.add_row(*row.values(), style=style)
+    return result
