@@ -14,7 +14,7 @@ from gradtrail.stages.common.pipeline_file import (
     StageSpec,
     contains_path,
     locked_entry,
-    outs_of,
+    output_digests,
     read_locks,
     read_pipeline,
     values_of,
@@ -62,7 +62,7 @@ class PlannedStages:
     def locked_outs(self, stage: str, entry: Entry | None) -> dict[str, str] | None:
         """Return the outputs of a stage, path → digest, if `dvc.lock` records this entry; otherwise None."""
         section = self._lock.get(stage)
-        return outs_of(section) if section and locked_entry(section) == entry else None
+        return output_digests(section) if section and locked_entry(section) == entry else None
 
     @cached_property
     def _lock(self) -> dict[str, Any]:
