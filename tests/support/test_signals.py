@@ -76,24 +76,6 @@ def test_a_signal_where_python_drops_exceptions_is_obeyed_all_the_same(
     assert capfd.readouterr().err == ""
 
 
-def test_a_signal_that_is_dropped_time_and_again_is_obeyed_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
-    ended: list[int] = []
-
-    class Ending:
-        def __del__(self) -> None:
-            ended.append(len(ended))
-            if len(ended) == 1:
-                signal.raise_signal(signal.SIGTERM)
-            time.sleep(10)
-
-    with pytest.raises(Stopped), stopping_on_signals("stopped"):  # noqa: PT012
-        for _ in range(3):
-            Ending()
-        time.sleep(10)
-    assert ended == [0, 1, 2]
-    assert capfd.readouterr().err == ""
-
-
 def test_a_signal_that_comes_just_before_the_wait_for_a_system_call_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick is lost so now and then; here the first one is, always."""
     ticks: list[int] = []

@@ -84,16 +84,8 @@ def test_a_request_to_stop_lowers_the_limit(
     assert "no answer within " in capsys.readouterr().err
 
 
-def test_a_request_to_stop_sets_no_limit_where_there_is_none(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    tracker = start(READS, None)
-    tracker.hurry()
-    threading.Timer(0.2, tracker._messages.put, [b'"end"\n']).start()
-    tracker.wait()
-    assert capsys.readouterr().err == ""
-
-
 def test_one_that_does_not_read_for_long_is_a_fault(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_process, "_MOST_WAITING", 3)
+    monkeypatch.setattr(tracker_process, "_MAX_MESSAGES", 3)
     tracker = start(HANGS, 0.1)
     sends = (tracker.send(do="files", path="x" * 10**6) for _ in range(5))  # of which one is being written
     with pytest.raises(TimeoutError, match="3 messages wait to be logged"):

@@ -66,12 +66,14 @@ def one_line(fault: object) -> str:
 
 def printable(text: str) -> str:
     """Return text from outside, such as the name of a run, with characters escaped that a terminal would obey."""
-    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else ascii(character)[1:-1] for character in text
+    )
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, names: Iterable[str]) -> str:
     """Return `; did you mean 'seed'?` for the known name that is nearest to an unknown one; empty if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -85,7 +87,7 @@ def is_store_fault(fault: BaseException) -> bool:
     return any(kind.__module__.partition(".")[0] in _STORE_LIBRARIES for kind in type(fault).__mro__)
 
 
-def _of_file(fault: Exception) -> str:
+def _file_error(fault: Exception) -> str:
     """Return in one line what the system could not do with a file; empty for other faults."""
     if isinstance(fault, OSError) and fault.filename and fault.strerror:
         return f"{fault.filename}: {fault.strerror}"
@@ -108,5 +110,5 @@ def with_store(action: Callable[[], T]) -> T:
             raise
         if any(sign in str(error) for sign in _DAMAGE):
             raise DamagedDatabaseError from error
-        said = environment_error(error) or _of_file(error) or f"MLflow's store failed: {one_line(error)[:200]}"
-        raise UserError(said) from error
+        message = environment_error(error) or _file_error(error) or f"MLflow's store failed: {one_line(error)[:200]}"
+        raise UserError(message) from error

@@ -84,8 +84,8 @@ def blob_ids(commits: Iterable[str], path: str) -> list[str]:
         commits: their hashes.
         path: relative to the working folder.
     """
-    asked = "".join(f"{commit}:./{path}\n" for commit in commits).encode()
-    lines = git_bytes("cat-file", "--batch-check", stdin=asked).decode().splitlines() if asked else []
+    request = "".join(f"{commit}:./{path}\n" for commit in commits).encode()
+    lines = git_bytes("cat-file", "--batch-check", stdin=request).decode().splitlines() if request else []
     return [line.split()[0] if line.split()[1:2] == ["blob"] else "" for line in lines]
 
 
@@ -96,18 +96,18 @@ def blobs(commit: str, paths: Iterable[str]) -> dict[str, bytes]:
         commit: its hash.
         paths: relative to the working folder.
     """
-    wanted = list(paths)
+    names = list(paths)
     stream = io.BytesIO(
-        git_bytes("cat-file", "--batch", stdin="".join(f"{commit}:./{path}\n" for path in wanted).encode())
+        git_bytes("cat-file", "--batch", stdin="".join(f"{commit}:./{path}\n" for path in names).encode())
     )
-    found: dict[str, bytes] = {}
-    for path in wanted:
+    contents: dict[str, bytes] = {}
+    for path in names:
         head = stream.readline().split()
         if head[-1:] != [b"missing"] and len(head) == 3:
             content = stream.read(int(head[2]))
             stream.readline()  # the end of the line that the content is in
-            found |= {path: content} if head[1] == b"blob" else {}
-    return found
+            contents |= {path: content} if head[1] == b"blob" else {}
+    return contents
 
 
 def files_below(commit: str, folder: str) -> list[str]:

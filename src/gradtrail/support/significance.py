@@ -72,7 +72,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], *, num
     return Difference(mean=mean, low=low, high=high, p_value=p_value, num_pairs=count)
 
 
-def unpaired_difference(values: Sequence[float], others: Sequence[float]) -> Difference:
+def unpaired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """Compare the means of independent values by Welch's t-test, two-sided.
 
     Source: B. L. Welch, Biometrika 34 (1947). Where neither has any spread the test is undefined: then there is no
@@ -85,13 +85,13 @@ def unpaired_difference(values: Sequence[float], others: Sequence[float]) -> Dif
     Returns:
         The mean of `values` minus that of `others`; `num_pairs` is the smaller number of values.
     """
-    mean, count = float(np.mean(values) - np.mean(others)), min(len(values), len(others))
-    if max(np.ptp(values), np.ptp(others)) <= _EQUAL:
+    mean, count = float(np.mean(values) - np.mean(baseline)), min(len(values), len(baseline))
+    if max(np.ptp(values), np.ptp(baseline)) <= _EQUAL:
         ends = (0.0, 0.0) if abs(mean) <= _EQUAL else (-math.inf, math.inf)
         return Difference(
             mean=mean, low=ends[0], high=ends[1], p_value=1.0 if ends[1] == 0 else math.nan, num_pairs=count
         )
-    test = stats.ttest_ind(values, others, equal_var=False)
+    test = stats.ttest_ind(values, baseline, equal_var=False)
     low, high = map(float, test.confidence_interval(1 - SIGNIFICANCE))
     return Difference(mean=mean, low=low, high=high, p_value=float(test.pvalue), num_pairs=count)
 

@@ -18,7 +18,7 @@ import jax
 
 RECORDED_SECONDS = 0.5
 LARGEST_BYTES = 64 * 2**20  # of all files of a trace; a larger one is discarded, and a shorter one recorded
-_SHORTER = 4
+_SHORTENING_FACTOR = 4
 _SHORTEST_SECONDS = 1e-3
 
 
@@ -111,7 +111,7 @@ class Recorder:
             if _num_bytes(written) <= self._largest_bytes:
                 self._kept = written
             elif self._seconds > _SHORTEST_SECONDS:  # at the next call
-                self._seconds /= _SHORTER
+                self._seconds /= _SHORTENING_FACTOR
                 self._is_warm = False
         if self._kept != written:
             shutil.rmtree(written, ignore_errors=True)

@@ -30,7 +30,7 @@ REPORTED = 3  # exit status of a tracker after a fault that it reported
 READY = "ready"  # file that a tracker makes when it has imported MLflow: what it takes from then on is the store's
 
 _MODULE = "gradtrail.tracking.mlflow.tracker"
-_MOST_WAITING = 10_000  # messages that a tracker has not read yet
+_MAX_MESSAGES = 10_000  # messages that a tracker has not read yet
 _HURRIED_SECONDS = 2.0
 _LONGEST_IMPORT_SECONDS = 60.0
 _SLICE_SECONDS = 0.1  # after which whoever waits checks the limit, which `hurry` may have lowered
@@ -63,7 +63,7 @@ class TrackerProcess:
             raise
         self._pipe: Any = self._process.stdin
         self._ended = threading.Event()
-        self._messages: queue.Queue[bytes] = queue.Queue(_MOST_WAITING)
+        self._messages: queue.Queue[bytes] = queue.Queue(_MAX_MESSAGES)
         threading.Thread(target=self._write, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -81,7 +81,7 @@ class TrackerProcess:
         try:
             self._messages.put_nowait(json.dumps(message).encode() + b"\n")
         except queue.Full:
-            raise TimeoutError(f"{_MOST_WAITING:,} messages wait to be logged") from None
+            raise TimeoutError(f"{_MAX_MESSAGES:,} messages wait to be logged") from None
 
     def keep(self, path: Path) -> Path:
         """Copy a file or folder to where the tracker finds it, however soon the original goes."""
@@ -108,7 +108,7 @@ class TrackerProcess:
         while not self._ended.wait(_SLICE_SECONDS):
             if self._waiting_since is None and ((self._folder / READY).exists() or time.monotonic() > latest):
                 self._waiting_since = time.monotonic()
-            if self._is_over():
+            if self._is_timed_out():
                 how_long = f"no answer within {self._seconds:.3g} s in all; `runtime.tracking_seconds` says how long"
                 warn(f"MLflow's store failed ({how_long} a stage waits)")
                 return
@@ -116,7 +116,7 @@ class TrackerProcess:
         if status not in (0, REPORTED):
             warn(f"the process that logs to MLflow ended with status {status}")
 
-    def _is_over(self) -> bool:
+    def _is_timed_out(self) -> bool:
         if self._seconds is None or self._waiting_since is None:
             return False
         return time.monotonic() - self._waiting_since >= self._seconds

@@ -187,7 +187,7 @@ def test_a_run_made_again_says_whether_its_commit_has_what_it_was_made_with(proj
     (project.folder / "mlflow.db").unlink()
     project.set(LR, 0.5)
     project.dvc("repro")
-    project.git("add", "dvc.lock", "metrics")
+    project.git("add", "dvc.lock", "results/metrics")
     project.git("commit", "-qm", "a lock without its params")
     (project.folder / "mlflow.db").unlink()
     project.sync()

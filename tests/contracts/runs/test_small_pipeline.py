@@ -67,21 +67,6 @@ def test_two_trainings_with_the_same_bytes_both_show_the_evaluation(project: Pro
 
 
 @pytest.mark.slow
-def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
-    before = {run["tags"]["state"]: run["metrics"] for run in project.runs()}
-    (project.folder / "mlflow.db").unlink()
-    output = project.sync()
-    assert "rebuilt: fetch, train, evaluate, gradients" in output
-    runs = project.runs()
-    assert {run["tags"]["state"]: run["metrics"] for run in runs} == before
-    assert {run["tags"]["rebuilt"] for run in runs} == {"true"}
-    assert "4 runs present" in project.sync()
-    assert len(project.runs()) == len(runs)
-    project.dvc("repro", "--force", "--single-item", "evaluate")
-    assert "rebuilt" not in project.runs_of("evaluate")[0]["tags"]
-
-
-@pytest.mark.slow
 def test_experiments_write_to_the_one_store(project: Project) -> None:
     project.dvc("exp", "run", "-S", "train.adamw.learning_rate=0.25", "--name", "here")
     relative = {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}  # to the root, not to the copy of the experiment
@@ -125,28 +110,10 @@ def test_a_stage_knows_whose_state_it_belongs_to(project: Project, monkeypatch: 
     assert Identity("evaluate").state_of("train") != made
 
 
-@pytest.mark.slow
-def test_sync_gives_a_training_with_the_same_bytes_no_second_evaluation(project: Project) -> None:
-    project.set("train.clip_norm", 5.0)
-    project.dvc("repro")
-    runs = len(project.runs())
-    assert "5 runs present" in project.sync()
-    assert len(project.runs()) == runs
-
-
 def test_sync_without_a_server_is_one_line(project: Project) -> None:
     output = project.gradtrail("sync", env={"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}, status=2)
     assert output.startswith("gradtrail: MLflow's store failed")
     assert len([line for line in output.splitlines() if "WARNING" not in line]) == 1
-
-
-@pytest.mark.slow
-def test_the_views_of_dvc(project: Project) -> None:
-    project.set("train.adamw.learning_rate", 0.5)
-    project.set("evaluate.calibration_bins", 7)
-    project.dvc("repro")
-    assert "results/metrics/evaluate.json" in project.dvc("metrics", "diff")
-    assert "train.adamw.learning_rate" in project.dvc("params", "diff")
 
 
 @pytest.mark.slow

@@ -101,21 +101,6 @@ def test_a_stage_that_is_killed_leaves_its_run_open_and_the_next_goes_on_with_it
     assert (run["status"], run["tags"]["attempts"]) == ("FINISHED", "2")
 
 
-def test_a_bug_in_the_tracker_is_a_traceback_and_a_warning(project: Project) -> None:
-    path = project.folder / "src/gradtrail/tracking/mlflow/stored_run.py"
-    path.write_text(
-        path.read_text() + "\n\ndef broken(*_):\n    raise KeyError('a bug')\n\n\nStoredRun.log_outs = broken\n"
-    )
-    stage, _ = start(project)
-    output = go_on(project, stage)
-    assert output[0].startswith("Traceback")
-    assert output[-2:] == [
-        "KeyError: 'a bug'",
-        f"warning: logging to MLflow failed because of the bug above; {WARNING}",
-    ]
-    assert statuses(project) == ["RUNNING"]
-
-
 def test_a_tracker_that_cannot_import_mlflow_is_a_warning(project: Project) -> None:
     (project.folder / "held").unlink()
     (project.folder / "src" / "mlflow.py").write_text("raise ImportError('no MLflow here')\n")

@@ -16,8 +16,6 @@ from gradtrail.tracking.gc.files import (
     leftover_outs,
     open_checkpoints,
     size_of,
-    stale_cache,
-    unused_locks,
 )
 
 MADE, OTHER, LEFT = "a" * 64, "b" * 64, "c" * 64
@@ -80,7 +78,7 @@ def test_complete_members_stay_and_keep_the_run_that_they_are_for() -> None:
 
 
 def test_of_complete_members_those_used_last_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradtrail.tracking.gc.files.MOST_MEMBERS", 2)
+    monkeypatch.setattr("gradtrail.tracking.gc.files.MAX_MEMBERS", 2)
     folders = [checkpoint(digit * 64) for digit in "12345"]
     for age, folder in enumerate(folders[:4]):
         (folder / COMPLETE).touch()
@@ -114,27 +112,6 @@ def test_leftovers_of_a_killed_stage_are_removed_unless_it_is_writing() -> None:
         assert {one.name: one.size_bytes for one in found} == {".outs/train": 3, ".outs/train.old": 2}
         remove(found)
     assert sorted(path.name for path in Path(".outs").iterdir()) == ["evaluate", "evaluate.lock", "train.lock"]
-
-
-def test_parsed_files_of_nothing_that_exists_are_removed() -> None:
-    put(".gradtrail/parsed/known-1.json")
-    put(".gradtrail/parsed/of-before-1.json", "123")
-    put(".gradtrail/parsed/known-0.json", "of another form")
-    put(".gradtrail/parsed/.being-written-1.json.0123.tmp")
-    (found,) = stale_cache(["known"])
-    assert (found.why.split()[0], found.size_bytes) == ("2", 18)
-    remove([found])
-    assert list(stale_cache(["known"])) == []
-    assert len(list(Path(".gradtrail/parsed").iterdir())) == 2
-
-
-def test_locks_of_other_states_are_removed_unless_they_are_held() -> None:
-    kept, held, free = (put(f".gradtrail/locks/train-{state[:32]}.lock") for state in (MADE, OTHER, LEFT))
-    with FileLock(held):
-        (found,) = unused_locks([MADE])
-        assert found.why.split()[0] == "1"
-        remove([found])
-        assert [path.exists() for path in (kept, held, free)] == [True, True, False]
 
 
 def test_the_size_of_files_and_folders() -> None:

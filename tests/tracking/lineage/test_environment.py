@@ -75,15 +75,6 @@ def test_it_names_the_features_that_decide_which_code_is_compiled(
     assert environment()["processor"]["features"] == features
 
 
-def test_it_says_what_the_issue_of_a_slower_run_asks_first() -> None:
-    """Processor, cores, memory, accelerator and driver, system, versions and XLA's flags."""
-    found = environment()
-    assert {"architecture", "features", "cores", "cores_allowed"} <= set(found["processor"])
-    assert {"jax", "jaxlib", "flax", "optax"} <= set(found["packages"])
-    assert found["memory_bytes"] > 0
-    assert {"accelerators", "driver", "system", "distribution", "python", "switches"} <= set(found)
-
-
 def test_the_driver_of_a_gpu_is_that_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "version"
     told.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@host)\n")

@@ -102,13 +102,3 @@ def test_what_came_before_may_be_in_a_lock_alone() -> None:
 def test_an_entry_whose_makers_are_unknown_is_left_out() -> None:
     keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=1)
     assert found() == []
-
-
-@pytest.mark.parametrize(
-    "content", ["- 1\n", "<<<", "cmd: run fetch\n", "cmd: run fetch\ndeps: 3\nouts: [{path: data}]\n"]
-)
-def test_what_is_no_entry_is_left_out(content: str) -> None:
-    path = Path(".dvc/cache/runs/00/0") / ("0" * 64)
-    path.parent.mkdir(parents=True)
-    path.write_text(content)
-    assert found() == []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from mlflow.exceptions import MlflowException
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.stages.common.digests import digest
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.gc.runs import as_garbage, live_references, ownerless_artifacts, unreferenced_runs
+from gradtrail.tracking.gc.files import Garbage
+from gradtrail.tracking.gc.runs import deleted_garbage, needed_runs, purge, unneeded_garbage
 from gradtrail.tracking.lineage.recorded import RecordedStates
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 from gradtrail.tracking.mlflow.links import copy_headlines
@@ -256,13 +258,11 @@ def test_a_model_is_removed_with_its_run(own_client: MlflowClient, export: Path,
     run = new_training(own_client)
     log_export(own_client, run, export)
     own_client.delete_run(run.info.run_id)
-    (garbage,) = as_garbage(own_client, [])
+    (garbage,) = deleted_garbage(own_client)
     assert garbage.size_bytes > sum(path.stat().st_size for path in export.iterdir())
-    (tmp_path / "mlruns" / "models" / f"m-{'0' * 32}").mkdir()
-    (forgotten,) = ownerless_artifacts()
-    for found in (garbage, forgotten):
-        found.remove()
-    assert list((tmp_path / "mlruns" / "models").iterdir()) == []
+    garbage.remove()
+    purge(own_client)
+    assert not [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
         assert store.execute("select count(*) from logged_models").fetchone() == (0,)
         assert store.execute("select count(*) from runs").fetchone() == (0,)
@@ -280,16 +280,20 @@ def test_a_training_whose_model_is_registered_is_no_garbage(own_client: MlflowCl
     assert registered_models(own_client) == {model.model_id, registered.info.run_id}
 
     index = RunIndex(own_client)
-    kept = live_references(own_client, RecordedStates(snapshots=[], num_unreadable=0), index)
-    assert [run.info.run_id for run in unreferenced_runs(index, kept, [])] == [other.info.run_id]
+    needed = needed_runs(own_client, RecordedStates(snapshots=[], num_unreadable=0), index)
+    assert other.info.run_id[:8] in only_name(unneeded_garbage(own_client, index, needed, []))
     for run in trainings:
         delete_models(own_client, run)
         own_client.delete_run(run.info.run_id)
-    (garbage,) = as_garbage(own_client, [])
-    assert other.info.run_id[:8] in garbage.name
-    garbage.remove()
+    assert other.info.run_id[:8] in only_name(deleted_garbage(own_client))
+    purge(own_client)
     (version,) = own_client.search_model_versions()
     assert mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}").predict(IMAGES)["label"].shape == (3,)
+
+
+def only_name(garbage: Iterable[Garbage]) -> str:
+    (item,) = garbage
+    return item.name
 
 
 @pytest.mark.nightly

@@ -84,17 +84,6 @@ def test_runs_show_the_spread_of_accuracies_alone() -> None:
     assert hidden == {"loss_sd", "members"}
 
 
-def test_runs_show_every_number_of_a_single_network() -> None:
-    alone = {"accuracy": 0.9, "accuracy_low": 0.8, "accuracy_corrected_labels": 0.9, "num_mistakes": 3}
-    alone |= {"accuracy_corrected_labels_low": 0.8, "accuracy_corrected_labels_high": 1.0, "best_epoch": 2}
-    assert all(is_logged("evaluate", key, alone) for key in alone)
-    assert not is_logged("evaluate", "dataset", {"dataset": "digits"})
-
-
-def test_before_the_evaluation_it_says_so() -> None:
-    assert note(RUN, TAGS, PARAMS, {}, "").startswith("Not evaluated yet: run `dvc repro`.\n\n![Learning curves]")
-
-
 def test_changes_and_experiments_are_named() -> None:
     text = note(RUN, TAGS | {"git.dirty": "true", "dvc.exp_name": "famed-eel"}, PARAMS, METRICS, "")
     assert "Code of commit `cccccccc`, with changes (`git.diff`). Experiment `famed-eel`." in text
@@ -147,11 +136,6 @@ def test_what_the_gradients_say_goes_from_note_to_note_unchanged(stage: str) -> 
     assert taken.endswith("It is 277.")
     again = note("f" * 32, TAGS, PARAMS, METRICS, taken)
     assert summary_in(again) == taken
-
-
-def test_a_note_without_it_has_none() -> None:
-    assert summary_in(note(RUN, TAGS, PARAMS, METRICS, "")) == ""
-    assert summary_in("") == ""
 
 
 def test_a_figure_that_a_description_has_stays() -> None:

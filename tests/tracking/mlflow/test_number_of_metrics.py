@@ -114,13 +114,3 @@ def test_a_training_has_forty_at_most(precision: str, parts: int, count: int, co
     system = {f"system/{name}" for name in SYSTEM_METRICS}
     assert len(own | headlines | system) <= MOST, sorted(own | headlines | system)
     assert len(evaluated | system) <= MOST, sorted(evaluated)
-
-
-def test_what_is_not_shown_is_what_curves_or_files_have(weights: Any) -> None:
-    history = history_of("float16", 2, weights)
-    shown, measured = (
-        of_training(history, "float16", 2, 1),
-        tables.measure(history, train_config(batch_size=8, accumulation_steps=2), 6),
-    )
-    assert {f"train/{key}" for key in measured} - shown == {"train/steps", "train/loss_scale", "train/planned_steps"}
-    assert {"steps/loss", "steps/loss_scale", "train/skipped_steps", "train/noise_scale"} <= shown

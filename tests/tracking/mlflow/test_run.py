@@ -100,8 +100,10 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     known = {"spec": SimpleNamespace(outs=()), "runtime": runtime, "state": "0" * 64, "made_at": time.time()}
     inputs = {"inputs": SimpleNamespace(entry=entry), "require_unchanged": lambda: None}
     stage = SimpleNamespace(name="train", folder=tmp_path, entry=lambda _: entry, **known, **inputs)
-    monkeypatch.setattr(run, "Identity", lambda _, known: stage if known == {"train": entry} else None)
-    monkeypatch.setattr(tracker, "Identity", lambda _, known: stage if known == {"train": entry} else None)
+    monkeypatch.setattr(run, "Identity", lambda _, read_entries: stage if read_entries == {"train": entry} else None)
+    monkeypatch.setattr(
+        tracker, "Identity", lambda _, read_entries: stage if read_entries == {"train": entry} else None
+    )
     monkeypatch.setattr(tracker_process, "TrackerProcess", TrackerInProcess)
     monkeypatch.setattr(environment, "_stage_process", {})
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
@@ -190,7 +192,7 @@ def test_the_commit_and_the_changes_are_those_that_the_stage_began_with(
     read: list[str] = []
 
     def open_run(*_: object) -> FakeStoredRun:
-        diff = environment.of_stage_process("diff")
+        diff = environment.stage_value("diff")
         read.extend([tags.origin_tags()["git.dirty"], Path(diff).read_text() if diff else ""])
         return FakeStoredRun()
 

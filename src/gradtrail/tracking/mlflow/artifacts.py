@@ -40,7 +40,7 @@ _GALLERIES = {  # image → the group of charts that shows it
     **dict.fromkeys(("largest", "suspects_train", "suspects_test", "influence"), "gradients"),
 }
 _MAX_ROWS = 2**24  # of a file: any number of equal rows takes a few bytes
-_MOST_ROWS = 1000  # of a table of all examples, which a browser can still sort
+_MAX_TABLE_ROWS = 1000  # of a table of all examples, which a browser can still sort
 _RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all examples → the column that ranks its rows
 Curves = dict[str, dict[int, float]]
 
@@ -51,7 +51,7 @@ def download(client: MlflowClient, run_id: str, path: str, folder: Path) -> Path
     Raises:
         Exception: what MLflow's client raises where the store fails; see `with_store`.
     """
-    if path not in {found.path for found in client.list_artifacts(run_id, path.rpartition("/")[0] or None)}:
+    if path not in {artifact.path for artifact in client.list_artifacts(run_id, path.rpartition("/")[0] or None)}:
         return None
     return Path(client.download_artifacts(run_id, path, str(folder)))
 
@@ -68,10 +68,10 @@ def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> Curves:
         return {}
     if not isinstance(planned := metrics.get("planned_steps"), int):
         raise UserError(f"results/metrics/{stage}.json: planned_steps should be an integer, got {planned!r}")
-    found = curves(*read_tables(folder), planned)
+    result = curves(*read_tables(folder), planned)
     if "epsilon_each" in metrics:  # the curve is that of one member, the metric `epsilon` of all together
-        found = {_EPSILON_EACH if name == _EPSILON else name: curve for name, curve in found.items()}
-    return found
+        result = {_EPSILON_EACH if name == _EPSILON else name: curve for name, curve in result.items()}
+    return result
 
 
 def read_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -97,8 +97,8 @@ def _read(path: Path, counts: str = "", numbers: Iterable[str] | None = ()) -> p
         raise UserError(f"{path}: not a table of this project: {one_line(error)[:200]}") from None
     if counts:
         _require_column(table, counts, path)
-    wanted = {name: is_numeric_dtype for name in table.columns if numbers is None or name in numbers}
-    for name, is_wanted in (wanted | ({counts: is_integer_dtype} if counts else {})).items():
+    checks = {name: is_numeric_dtype for name in table.columns if numbers is None or name in numbers}
+    for name, is_wanted in (checks | ({counts: is_integer_dtype} if counts else {})).items():
         if len(table) and not is_wanted(table[name]):
             raise UserError(f"{path}: not a table of this project: column {name!r} is of {table[name].dtype}")
     return table
@@ -124,10 +124,10 @@ def curves(epochs: pd.DataFrame, steps: pd.DataFrame, planned_steps: int) -> Cur
         steps: rows of the table of steps. Values that are not finite, of skipped steps, are left out.
         planned_steps: of all epochs asked for, which decides which steps are shown.
     """
-    shown = steps[steps["step"] % max(1, planned_steps // CURVE_POINTS) == 0]
+    sampled = steps[steps["step"] % max(1, planned_steps // CURVE_POINTS) == 0]
     shown_of_epochs = [name for name in epochs.columns.drop("epoch") if not is_hidden_spread("train", name, epochs)]
     by_epoch = {metric_name("train", name): (epochs["epoch"], epochs[name]) for name in shown_of_epochs}
-    by_step = {f"steps/{name}": (shown["step"], shown[name]) for name in _STEP_METRICS if name in shown}
+    by_step = {f"steps/{name}": (sampled["step"], sampled[name]) for name in _STEP_METRICS if name in sampled}
     return _finite(by_epoch | by_step)
 
 
@@ -182,44 +182,44 @@ def _read_png(path: Path) -> Image.Image:
 def _log_galleries(client: MlflowClient, run_id: str, folder: Path) -> None:
     """Log galleries as images, which the UI compares side by side; only once, as images do not replace one another."""
     paths = {f"{group}/{name}": folder / f"{name}.png" for name, group in _GALLERIES.items()}
-    found = {key: path for key, path in paths.items() if path.is_file()}
-    if found and not client.list_artifacts(run_id, "images"):
-        for key, path in found.items():
+    existing = {key: path for key, path in paths.items() if path.is_file()}
+    if existing and not client.list_artifacts(run_id, "images"):
+        for key, path in existing.items():
             client.log_image(run_id, _read_png(path), key=key, step=0)
 
 
 def _log_tables(client: MlflowClient, run_id: str, folder: Path, costs: Path) -> None:
     """Log tables for the UI's table view; not by `log_table`, which would append to those of an earlier attempt."""
-    shown = {path.stem: _read(path) for path in sorted(folder.glob("*.csv"))}
+    tables = {path.stem: _read(path) for path in sorted(folder.glob("*.csv"))}
     for name, column in _RANKED.items():
         if (path := folder / f"{name}{_TABLE}").is_file():
             table = _read(path, numbers=[column])
             _require_column(table, column, path)
-            shown[f"{name}_by_{column}"] = table.nlargest(_MOST_ROWS, column, keep="first").round(6)
+            tables[f"{name}_by_{column}"] = table.nlargest(_MAX_TABLE_ROWS, column, keep="first").round(6)
     if costs.is_file():
-        shown["functions"] = _costs_table(costs)
-    for name, table in shown.items():
+        tables["functions"] = _costs_table(costs)
+    for name, table in tables.items():
         client.log_dict(run_id, json.loads(table.to_json(orient="split", index=False)), f"tables/{name}.json")
-    announce_tables(client, run_id, [f"tables/{name}.json" for name in shown])
+    announce_tables(client, run_id, [f"tables/{name}.json" for name in tables])
 
 
 def announce_tables(client: MlflowClient, run_id: str, paths: Iterable[str]) -> None:
     """Name artifacts that the UI can show as tables, besides those that the run names already; the first opens."""
     before = client.get_run(run_id).data.tags.get(_TABLES_TAG, "")
-    named: Any = []
+    announced: Any = []
     with contextlib.suppress(ValueError, RecursionError):  # people can edit tags
-        named = json.loads(before or "[]")
-    named = named if isinstance(named, list) else []
+        announced = json.loads(before or "[]")
+    announced = announced if isinstance(announced, list) else []
     new = [{"path": path, "type": "table"} for path in paths]
-    found = [*(each for each in named if isinstance(each, dict) and each not in new), *new]
-    said = json.dumps(sorted(found, key=lambda table: str(table.get("path"))))
-    if said != before and new:
-        client.set_tag(run_id, _TABLES_TAG, said)
+    entries = [*(entry for entry in announced if isinstance(entry, dict) and entry not in new), *new]
+    content = json.dumps(sorted(entries, key=lambda table: str(table.get("path"))))
+    if content != before and new:
+        client.set_tag(run_id, _TABLES_TAG, content)
 
 
 def _costs_table(path: Path) -> pd.DataFrame:
     """Return a row for each compiled function, with its static costs."""
     costs = read_mapping(path, "costs")
-    if strange := [name for name, found in costs.items() if not isinstance(found, dict)]:
+    if strange := [name for name, cost in costs.items() if not isinstance(cost, dict)]:
         raise UserError(f"{path}: {strange[0]} should be a mapping of costs, got {costs[strange[0]]!r}")
-    return pd.DataFrame([{"function": name, **found} for name, found in costs.items()])
+    return pd.DataFrame([{"function": name, **cost} for name, cost in costs.items()])

@@ -38,7 +38,7 @@ for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool")
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # faults are raised too, and reported once
 logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # a line for each model that is logged
 
-_MOST_CONFLICTS = 2  # of a request with those of other processes
+_MAX_RETRIES = 2  # of a request with those of other processes
 P = ParamSpec("P")
 T = TypeVar("T")
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI for training, not that for GenAI
@@ -54,7 +54,7 @@ def _retried(request: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(request)
     def made(*args: P.args, **kwargs: P.kwargs) -> T:
-        for _ in range(_MOST_CONFLICTS):
+        for _ in range(_MAX_RETRIES):
             try:
                 return request(*args, **kwargs)
             except MlflowException as error:
@@ -145,10 +145,10 @@ def _create_experiment(client: MlflowClient, name: str) -> Experiment:
     # A clone on another machine that shares the server may have created it meanwhile.
     with contextlib.suppress(MlflowException):
         client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS[name] | {EXPERIMENT: name})
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         raise UserError(f"MLflow's store has no experiment {name}, and none can be created")
-    return found
+    return experiment
 
 
 def _create_database(uri: str) -> None:
@@ -162,8 +162,8 @@ def _create_database(uri: str) -> None:
             return
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        with atomic_file(path) as beside:
-            SqlAlchemyStore(f"{SQLITE}{beside}", str(_artifact_folder(uri))).engine.dispose()
+        with atomic_file(path) as temporary:
+            SqlAlchemyStore(f"{SQLITE}{temporary}", str(_artifact_folder(uri))).engine.dispose()
 
 
 def _artifact_folder(uri: str) -> Path:

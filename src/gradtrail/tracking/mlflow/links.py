@@ -48,8 +48,8 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     if model:
         attach_metrics(client, train, model, chosen.keys() - new.keys(), _dataset(child))
     described = child.data.tags if stage == "gradients" else train.data.tags
-    found, summary = train.data, summary_in(described.get(NOTE, ""))
-    words = note(train.info.run_id, found.tags, found.params, found.metrics | chosen, summary)
+    data, summary = train.data, summary_in(described.get(NOTE, ""))
+    words = note(train.info.run_id, data.tags, data.params, data.metrics | chosen, summary)
     tags = [RunTag(NOTE, words)] if train.data.tags.get(NOTE) != words else []
     if metrics or tags:
         client.log_batch(train.info.run_id, metrics=metrics, tags=tags)
@@ -65,7 +65,7 @@ def _copy_evaluation(client: MlflowClient, train: Run, find: Find) -> None:
 
 def _dataset(run: Run) -> dict[str, str]:
     """Return the data set of a run, as a metric of a model names it."""
-    datasets = [found.dataset for found in run.inputs.dataset_inputs] if run.inputs else []
+    datasets = [entry.dataset for entry in run.inputs.dataset_inputs] if run.inputs else []
     return {"dataset_name": datasets[0].name, "dataset_digest": datasets[0].digest} if datasets else {}
 
 
@@ -77,10 +77,10 @@ def has_headlines(train: Run, stage: str) -> bool:
 def _children(train: Run, find: Find) -> Iterator[Run]:
     """Yield, for each stage below training, the newest finished run that names this training or read its weights."""
     final = weights_of(train.data.tags)
-    own = find({"train_state": train.data.tags["state"]}, finished=True)
+    named_children = find({"train_state": train.data.tags["state"]}, finished=True)
     same_weights = find({WEIGHTS: final}, finished=True) if final else []
     newest: dict[str, Run] = {}
-    for run in [*own, *same_weights]:
+    for run in [*named_children, *same_weights]:
         if "train_state" in run.data.tags and weights_of(run.data.tags) in (None, final):
             newest.setdefault(run.data.tags["stage"], run)
     yield from newest.values()

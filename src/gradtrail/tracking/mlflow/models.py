@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelInput, LoggedModelOutput, LoggedModelStatus, Metric, Run
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from mlflow.store.entities import PagedList
+from mlflow.utils import get_results_from_paginated_fn
 
 import gradtrail
 from gradtrail.stages.artifacts.members import seeds_in_words
@@ -42,8 +45,8 @@ LOADED = (  # the loader, and what it imports
     *(_LOADER, "gradtrail.stages.artifacts.exported"),
     *("gradtrail.support.errors", "gradtrail.support.secrets"),
 )
+_PAGE_SIZE = 100
 _PACKAGES = ("flatbuffers", "jax", "jaxlib", "jaxtyping", "mlflow", "numpy", "safetensors")  # which these import
-_PAGE = 1000
 
 
 def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
@@ -67,29 +70,30 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
 
 def logged_exports(client: MlflowClient, experiment: str) -> set[tuple[str, str]]:
     """Return (run of a training, digest of the out `models/export`) of each model that is complete."""
-    found = _search(client, experiment, f"tags.`{_OUT}` != ''")
-    return {(model.source_run_id, model.tags[_OUT]) for model in found if model.status == LoggedModelStatus.READY}
+    models = _search(client, experiment, f"tags.`{_OUT}` != ''")
+    return {(model.source_run_id, model.tags[_OUT]) for model in models if model.status == LoggedModelStatus.READY}
 
 
 def models_of(client: MlflowClient, run: Run) -> Iterator[LoggedModel]:
     """Yield the logged models of a training's run, the newest first."""
-    found = _search(client, run.info.experiment_id, f"source_run_id = '{run.info.run_id}'")
-    yield from (model for model in found if EXPORT_DIGEST in model.tags)
+    models = _search(client, run.info.experiment_id, f"source_run_id = '{run.info.run_id}'")
+    yield from (model for model in models if EXPORT_DIGEST in model.tags)
 
 
 def registered_models(client: MlflowClient) -> set[str]:
     """Return the ids of logged models that have a version in MLflow's registry, and of their runs: these are needed."""
-    found, token = set[str](), None
-    while True:
-        page = client.search_model_versions(max_results=_PAGE, page_token=token)
-        for known in page:
-            source = known.source.removeprefix("models:/") if known.source.startswith("models:/m-") else None
-            model = known.model_id or source
-            found |= {str(name) for name in (model, known.run_id) if name}
-            with contextlib.suppress(MlflowException):  # of a model that was deleted
-                found |= {str(client.get_logged_model(model).source_run_id)} if model else set()
-        if not (token := page.token):
-            return found
+
+    def page(size: int, token: str | None) -> PagedList[ModelVersion]:
+        return client.search_model_versions(max_results=size, page_token=token)
+
+    ids = set[str]()
+    for registered in get_results_from_paginated_fn(page, _PAGE_SIZE):
+        source = registered.source.removeprefix("models:/") if registered.source.startswith("models:/m-") else None
+        model = registered.model_id or source
+        ids |= {str(name) for name in (model, registered.run_id) if name}
+        with contextlib.suppress(MlflowException):  # of a model that was deleted
+            ids |= {str(client.get_logged_model(model).source_run_id)} if model else set()
+    return ids
 
 
 def delete_models(client: MlflowClient, run: Run) -> None:
@@ -109,7 +113,7 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
     model = next((model for model in models_of(client, train) if _is_of(model, evaluation)), None)
     if model:
         run = client.get_run(evaluation.info.run_id)  # MLflow's search returns runs without their model inputs
-        if not run.inputs or model.model_id not in {known.model_id for known in run.inputs.model_inputs}:
+        if not run.inputs or model.model_id not in {logged.model_id for logged in run.inputs.model_inputs}:
             client.log_inputs(run.info.run_id, models=[LoggedModelInput(model.model_id)])
     return model
 
@@ -126,13 +130,13 @@ def attach_metrics(
         names: of metrics; of each the last point.
         data: `dataset_name` and `dataset_digest`, on which they were measured.
     """
-    known = {metric.key for metric in model.metrics or ()}
-    of = {"model_id": model.model_id, "run_id": train.info.run_id, **data}
+    logged = {metric.key for metric in model.metrics or ()}
+    labels = {"model_id": model.model_id, "run_id": train.info.run_id, **data}
     metrics = []
-    for name in set(names) - known:
+    for name in set(names) - logged:
         history = client.get_metric_history(train.info.run_id, name)
         last = max(history, key=lambda point: (point.step, point.timestamp), default=None)
-        metrics += [Metric(last.key, last.value, last.timestamp, last.step, **of)] if last else []
+        metrics += [Metric(last.key, last.value, last.timestamp, last.step, **labels)] if last else []
     if metrics:
         client.log_batch(train.info.run_id, metrics=metrics)
 
@@ -193,13 +197,12 @@ def _log_model(client: MlflowClient, train: Run, manifest: "Manifest", folder: P
     client.log_outputs(train.info.run_id, [LoggedModelOutput(logged.model_id, step=max(manifest.epochs))])
 
 
-def _search(client: MlflowClient, experiment: str, condition: str) -> Iterator[LoggedModel]:
-    token = None
-    while True:
-        page = client.search_logged_models([experiment], filter_string=condition, page_token=token)
-        yield from page
-        if not (token := page.token):
-            return
+def _search(client: MlflowClient, experiment: str, condition: str) -> list[LoggedModel]:
+    def page(size: int, token: str | None) -> PagedList[LoggedModel]:
+        return client.search_logged_models([experiment], condition, max_results=size, page_token=token)
+
+    models: list[LoggedModel] = get_results_from_paginated_fn(page, _PAGE_SIZE)
+    return models
 
 
 def _is_of(model: LoggedModel, evaluation: Run) -> bool:
@@ -249,10 +252,10 @@ temperature of {manifest.temperature:.3g}.
 
 def _attach_validation(client: MlflowClient, run: Run, model_id: str, manifest: "Manifest") -> None:
     """Attach to the model the validation metrics that the run has at the epoch of the weights: means over members."""
-    of = {"model_id": model_id, "run_id": run.info.run_id, "dataset_name": manifest.dataset.partition(" ")[0]}
-    of |= {"dataset_digest": run.data.tags.get("dataset_digest", "")}
+    labels = {"model_id": model_id, "run_id": run.info.run_id, "dataset_name": manifest.dataset.partition(" ")[0]}
+    labels |= {"dataset_digest": run.data.tags.get("dataset_digest", "")}
     metrics = [
-        Metric(point.key, point.value, point.timestamp, point.step, **of)
+        Metric(point.key, point.value, point.timestamp, point.step, **labels)
         for name in _VALIDATION
         for point in client.get_metric_history(run.info.run_id, name)
         if point.step == manifest.epochs[0]

@@ -60,7 +60,7 @@ _HEADLINES = {  # stage → what its training's run shows of it; of a stage that
 _ONLY_IN_FILES = {  # of what a metrics file has; curves show the steps and the loss scale
     *("planned_steps", "members", "dataset", "dataset_digest", "steps", "loss_scale"),
 }
-_OF_ONE_MEMBER = {  # whose means over members say little
+_NOT_AVERAGED = {  # whose means over members say little
     *("best_epoch", "best_validation_accuracy", "num_mistakes", "skipped_steps", "noise_scale"),
 }
 _SHOWN_SPREADS = {  # of means over members: what runs and curves show; the rest is in files
@@ -140,10 +140,10 @@ def _widths(params: Mapping[str, Any]) -> list[str]:
 
 def _ordered(params: Mapping[str, Any]) -> list[str]:
     """Return the params that differ, those of the model's name aside: the kinds first, the seed last."""
-    named = {"train.model", *(f"train.{params.get('train.model')}.{key}" for key in _widths(params))}
+    model_params = {"train.model", *(f"train.{params.get('train.model')}.{key}" for key in _widths(params))}
     first = [f"train.{name}" for name in _FIRST] + ["fetch.dataset"]
-    found = [key for key in params if key not in named and _differs(params, key)]
-    return sorted(found, key=lambda key: first.index(key) if key in first else len(first) + (key == SEED))
+    keys = [key for key in params if key not in model_params and _differs(params, key)]
+    return sorted(keys, key=lambda key: first.index(key) if key in first else len(first) + (key == SEED))
 
 
 def _words(key: str, value: Any) -> str:
@@ -178,8 +178,8 @@ def _differs(params: Mapping[str, Any], key: str) -> bool:
 
 @functools.cache
 def _reference() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("reference_params.json").read_text(encoding="utf-8"))
-    return found
+    params: dict[str, Any] = json.loads(Path(__file__).with_name("reference_params.json").read_text(encoding="utf-8"))
+    return params
 
 
 def metric_name(stage: str, key: str) -> str:
@@ -190,7 +190,7 @@ def metric_name(stage: str, key: str) -> str:
 
 def is_logged(stage: str, key: str, metrics: Mapping[str, Any]) -> bool:
     """Whether a run shows a value of its metrics file."""
-    if "members" in metrics and (key in _OF_ONE_MEMBER or is_hidden_spread(stage, key, metrics)):
+    if "members" in metrics and (key in _NOT_AVERAGED or is_hidden_spread(stage, key, metrics)):
         return False
     return not (key in _ONLY_IN_FILES or isinstance(metrics[key], str))
 
@@ -206,8 +206,8 @@ def is_headline(name: str, stage: str, precision: str = _REFERENCE) -> bool:
     key = name.removeprefix(metric_name(stage, ""))
     if name == key or "/" in key or key.startswith("compile_"):
         return False
-    of = _OTHERS[0] if precision == _REFERENCE else precision  # one ratio: that of `profile` itself has every one
-    if _OVER in key and key.partition(_OVER)[0] != of:
+    compared = _OTHERS[0] if precision == _REFERENCE else precision  # one ratio: that of `profile` itself has every one
+    if _OVER in key and key.partition(_OVER)[0] != compared:
         return False
     return stage not in _HEADLINES or key in _HEADLINES[stage]
 
@@ -248,8 +248,8 @@ def _result(params: Mapping[str, str], metrics: Mapping[str, float]) -> str:
             f"are classified correctly** ({interval}, sd {metrics.get('eval/accuracy_sd', 0):.2%}); by their ensemble "
             f"**{metrics['eval/ensemble_accuracy']:.2%}**."
         )
-    said = f" ({interval})" if interval else ""
-    return f"**{metrics['eval/accuracy']:.2%} of the test images are classified correctly**{said}."
+    suffix = f" ({interval})" if interval else ""
+    return f"**{metrics['eval/accuracy']:.2%} of the test images are classified correctly**{suffix}."
 
 
 def _training(metrics: Mapping[str, float]) -> str:
@@ -278,8 +278,8 @@ def _privacy(params: Mapping[str, str], metrics: Mapping[str, float]) -> str:
     covered = "Training loss and accuracy, and results on single training examples, are not covered by it."
     if params.get("train.privacy.release", "").lower() == "true":
         covered = "But for digests and sizes of the data, nothing here comes from training examples without noise."
-    said = "**Private: epsilon {train/epsilon:.3g} at delta {train/delta:g}** for each training example."
-    return f"{said.format(**metrics)} {covered}"
+    promise = "**Private: epsilon {train/epsilon:.3g} at delta {train/delta:g}** for each training example."
+    return f"{promise.format(**metrics)} {covered}"
 
 
 def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int) -> str:
@@ -292,8 +292,8 @@ def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int
     """
     if precision != _REFERENCE:
         return _compared(metrics, precision, batch_size, "slower")
-    said = (_compared(metrics, other, batch_size, "faster") for other in _OTHERS)
-    return " ".join(each for each in said if each)
+    sentences = (_compared(metrics, other, batch_size, "faster") for other in _OTHERS)
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _compared(metrics: Mapping[str, float], precision: str, batch_size: int, word: str) -> str:

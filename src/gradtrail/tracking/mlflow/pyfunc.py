@@ -76,9 +76,9 @@ def as_images(data: Any, shape: tuple[int, int]) -> Images:
     return (np.rint(images * 255.0) if is_float else images).astype(np.uint8)
 
 
-def _refusal(found: str, shape: tuple[int, int]) -> MlflowException:
-    wanted = f"an array (images, {shape[0]}, {shape[1]}) of whole numbers from 0 to 255, or of floats from 0 to 1"
-    return MlflowException(f"images: {wanted}, is needed; got {found}", error_code=INVALID_PARAMETER_VALUE)
+def _refusal(actual: str, shape: tuple[int, int]) -> MlflowException:
+    expected = f"an array (images, {shape[0]}, {shape[1]}) of whole numbers from 0 to 255, or of floats from 0 to 1"
+    return MlflowException(f"images: {expected}, is needed; got {actual}", error_code=INVALID_PARAMETER_VALUE)
 
 
 def _load_pyfunc(path: str, model_config: dict[str, Any] | None = None) -> ServedModel:

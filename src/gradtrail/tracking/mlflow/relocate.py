@@ -16,7 +16,7 @@ from gradtrail.support.paths import SQLITE, database_path, root
 
 _FOLDER = "mlruns"
 EXPERIMENT = "gradtrail.experiment"  # tag: the name with which an experiment was created, as people rename them
-_OURS = """
+_OWN_EXPERIMENTS = """
 select experiment_id, artifact_location from experiments where name in ('data', 'models') or experiment_id = 0
 or experiment_id in (select experiment_id from experiment_tags where key = ?)
 """
@@ -63,15 +63,15 @@ def relocate_artifacts(uri: str) -> None:
     for former in sorted(_former_folders(database)):
         with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as store:
             store.execute("begin immediate")
-            found = list(_locations_below(store, former))
-            if _stayed_behind(former, (location for table, _, _, location in found if table == "runs")):
+            locations = list(_locations_below(store, former))
+            if _stayed_behind(former, (location for table, _, _, location in locations if table == "runs")):
                 _warn_of_missing(former)
                 continue
-            for table, column, row, location in found:
+            for table, column, row, location in locations:
                 change = f"update {table} set {column} = ? where rowid = ?"  # noqa: S608 - both are named above
                 store.execute(change, (_relocated(location, former), row))
             store.execute("commit")
-        number = sum(table == "runs" for table, *_ in found)
+        number = sum(table == "runs" for table, *_ in locations)
         print(
             f"moved or copied from {former.parent}: the artifacts of {number} runs in MLflow now name {root()}",
             file=sys.stderr,
@@ -81,9 +81,13 @@ def relocate_artifacts(uri: str) -> None:
 def _former_folders(database: Path) -> set[Path]:
     """Return the artifact folders, other than this repository's, that a database's experiments name."""
     with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
-        found = {_folder_of(experiment, location) for experiment, location in store.execute(_OURS, (EXPERIMENT,))}
-    here = root() / _FOLDER
-    return {folder for folder in found if folder and folder != here and folder.resolve() != here.resolve()}
+        folders = {
+            _folder_of(experiment, location) for experiment, location in store.execute(_OWN_EXPERIMENTS, (EXPERIMENT,))
+        }
+    own_folder = root() / _FOLDER
+    return {
+        folder for folder in folders if folder and folder != own_folder and folder.resolve() != own_folder.resolve()
+    }
 
 
 def _folder_of(experiment: int, location: str) -> Path | None:
@@ -115,8 +119,8 @@ def _relocated(location: str, former: Path) -> str:
 def _stayed_behind(former: Path, runs: Iterable[str]) -> bool:
     """Whether runs have artifacts in the former folder, and none here."""
     paths = [path for location in runs if (path := local_path(location))]
-    here = any(Path(_relocated(str(path), former)).exists() for path in paths)
-    return not here and any(path.exists() for path in paths)
+    is_copied = any(Path(_relocated(str(path), former)).exists() for path in paths)
+    return not is_copied and any(path.exists() for path in paths)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.running_time import seconds_running
@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from gradtrail.core.train.step import TrainState
 
 
-class Tracker(Protocol):
-    """What logs a run; see `TrackerProcess`."""
-
-    @property
-    def is_alive(self) -> bool: ...
-
-    def send(self, **message: Any) -> None: ...
-
-    def keep(self, path: Path) -> Path: ...
-
-    def wait(self) -> None: ...
-
-
 class TrackedRun:
     """The run of a stage that is at work.
 
@@ -54,7 +41,7 @@ class TrackedRun:
         tracker: gets what is logged; None without tracking.
     """
 
-    def __init__(self, stage: Identity, tracker: Tracker | None):
+    def __init__(self, stage: Identity, tracker: TrackerProcess | None):
         self.stage = stage
         self._tracker = tracker
         self._is_broken = False
@@ -73,10 +60,10 @@ class TrackedRun:
         with self.best_effort(), tempfile.TemporaryDirectory() as folder:
             origin, diff = origin_tags(), Path(folder) / "git.diff"
             is_written = origin.get("git.dirty") == "true" and write_diff(diff)
-            found: dict[str, Any] = {"environment": environment(), "tags": process_tags(), "origin": origin}
-            found |= {"diff": str(self._tracker.keep(diff))} if is_written else {}
+            description: dict[str, Any] = {"environment": environment(), "tags": process_tags(), "origin": origin}
+            description |= {"diff": str(self._tracker.keep(diff))} if is_written else {}
             entry = dataclasses.asdict(self.stage.entry(self.stage.name))
-            self._send(do="open", stage=self.stage.name, entry=entry, stage_process=found)
+            self._send(do="open", stage=self.stage.name, entry=entry, stage_process=description)
         if self._is_broken:
             self._tracker = None
 
@@ -163,7 +150,7 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
     At its end the stage waits for what is not logged yet: for a server `runtime.tracking_seconds`, and no more than
     another two seconds after a request to stop.
     """
-    identity = Identity(stage.name, known={stage.name: stage.inputs.entry})
+    identity = Identity(stage.name, read_entries={stage.name: stage.inputs.entry})
     since_imports = time.time() - stage.made_at
     seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
     if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):

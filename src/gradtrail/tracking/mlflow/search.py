@@ -1,10 +1,11 @@
 """Finds runs in MLflow's store: by querying it each time, or in the result of one query."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
+from mlflow.store.entities import PagedList
+from mlflow.utils import get_results_from_paginated_fn
 
 from gradtrail.stages.common.in_force import in_force
 from gradtrail.tracking.lineage.state import Identity
@@ -12,13 +13,7 @@ from gradtrail.tracking.mlflow.client import experiment_id
 from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, shown, stage_params
 
 _EXPERIMENTS = ("data", "models")
-_PAGE = 1000
-
-
-class Find(Protocol):
-    """Returns all runs that carry all these tags, the newest first; only finished ones if asked."""
-
-    def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]: ...
+_PAGE_SIZE = 1000
 
 
 class StoredRuns:
@@ -35,11 +30,11 @@ class StoredRuns:
         """Return all runs that carry all these tags, the newest first; only finished ones if asked."""
         conditions = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
         conditions += ["attributes.status = 'FINISHED'"] if finished else []
-        return list(_search(self._client, " and ".join(conditions)))
+        return _search(self._client, " and ".join(conditions))
 
     def running(self) -> list[Run]:
         """Return the runs that are not closed."""
-        return list(_search(self._client, "attributes.status = 'RUNNING'"))
+        return _search(self._client, "attributes.status = 'RUNNING'")
 
 
 class RunIndex:
@@ -76,9 +71,12 @@ class RunIndex:
         del self._runs[run_id]
 
 
+Find = StoredRuns | RunIndex
+
+
 def deleted_runs(client: MlflowClient) -> list[Run]:
     """Return the runs that were deleted, which MLflow keeps until they are purged."""
-    return list(_search(client, "", ViewType.DELETED_ONLY))
+    return _search(client, "", ViewType.DELETED_ONLY)
 
 
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
@@ -106,7 +104,7 @@ def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run
     count, as other data may lead to other metrics beside the same outs; those that only one of the two has do not.
     """
     written = (f"results/metrics/{stage.name}.json", f"results/costs/{stage.name}.json")
-    compared = {out: found for out, found in outs.items() if out not in written}.items()
+    compared = {out: md5 for out, md5 in outs.items() if out not in written}.items()
     read = {key: shown(value) for key, value in in_force(flat_params(stage.entry(stage.name))).items()}.items()
     lineage = {key: shown(value) for key, value in in_force(stage_params(stage)).items()}
     alike = (run for run in find({"stage": stage.name}, finished=True) if read <= run.data.params.items())
@@ -114,15 +112,15 @@ def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run
     return next((run for run in same if compared <= outputs(run.data.tags).items()), None)
 
 
-def _search(client: MlflowClient, condition: str, view: int = ViewType.ACTIVE_ONLY) -> Iterator[Run]:
+def _search(client: MlflowClient, condition: str, view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
     experiments = [experiment_id(client, name) for name in _EXPERIMENTS]
-    token: str | None = None
-    while True:
+
+    def page(size: int, token: str | None) -> PagedList[Run]:
         order = ["attributes.start_time DESC"]
-        page = client.search_runs(experiments, condition, view, max_results=_PAGE, order_by=order, page_token=token)
-        yield from page
-        if not (token := page.token):
-            return
+        return client.search_runs(experiments, condition, view, max_results=size, order_by=order, page_token=token)
+
+    runs: list[Run] = get_results_from_paginated_fn(page, _PAGE_SIZE)
+    return runs
 
 
 def _carries(run: Run, tags: Mapping[str, str]) -> bool:

@@ -15,7 +15,7 @@ from gradtrail.stages.common.in_force import in_force
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, of_stage_process
+from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, stage_value
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import (
     COMPILED,
@@ -63,22 +63,22 @@ class StoredRun:
         self.attempt = attempt
         self._outs = dict(outs or {})
         self._logged: dict[str, set[int]] = {}
-        self._given: dict[str, dict[int, float]] = {}
-        self._given_files: list[tuple[Path, str]] = []
+        self._attempt_points: dict[str, dict[int, float]] = {}
+        self._attempt_files: list[tuple[Path, str]] = []
 
     def log_points(self, points: Mapping[str, Mapping[int, float]]) -> None:
         """Log metrics, name → step → value; a point that the run has already is left as it is."""
         now = int(time.time() * 1000)
         for name, curve in points.items() if self._outs else ():
-            self._given.setdefault(name, {}).update(curve)
+            self._attempt_points.setdefault(name, {}).update(curve)
         new = [
             Metric(name, float(value), now, int(step))
             for name, curve in points.items()
             for step, value in curve.items()
             if step not in self._steps(name)
         ]
-        for start in range(0, len(new), 1000):
-            self.client.log_batch(self.run_id, metrics=new[start : start + 1000])
+        if new:
+            self.client.log_batch(self.run_id, metrics=new)
         for metric in new:
             self._steps(metric.key).add(metric.step)
 
@@ -91,7 +91,7 @@ class StoredRun:
         """
         outs = stage.out_digests()
         if self._outs and self._outs != outs:
-            self._start_anew(stage)
+            self._replace(stage)
         metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
         points = read_curves(folder, stage.name, metrics)
         shown_alone = [key for key in metrics if is_logged(stage.name, key, metrics)]
@@ -117,13 +117,13 @@ class StoredRun:
             log_small_figure(self.client, self.run_id, figure)
         self._write_note(folder / "summary.md")
 
-    def _start_anew(self, stage: Identity) -> None:
+    def _replace(self, stage: Identity) -> None:
         """Replace the run by a new one, with what this attempt has logged so far."""
         print(f"{stage.name}: an earlier attempt wrote other bytes; a new run replaces its run", file=sys.stderr)
-        replaced, made = self.run_id, open_run(self.client, stage, anew=True)
+        replaced, made = self.run_id, open_run(self.client, stage, is_new=True)
         self.run_id, self.attempt, self._outs, self._logged = made.run_id, 1, {}, {}
-        self.log_points(self._given)
-        for path, under in self._given_files:
+        self.log_points(self._attempt_points)
+        for path, under in self._attempt_files:
             self.log_files(path, under)
         self.client.set_terminated(replaced)
         remove_run(self.client, self.client.get_run(replaced), REPLACED, by=self.run_id)
@@ -136,7 +136,7 @@ class StoredRun:
             waited: seconds that the stage has waited for the tracker until now.
         """
         seconds = {**timings["seconds"], "tracking": waited}
-        self.client.log_dict(self.run_id, {**timings, "seconds": seconds}, of_attempt("timings", self.attempt))
+        self.client.log_dict(self.run_id, {**timings, "seconds": seconds}, attempt_file("timings", self.attempt))
 
     def link_runs(self) -> None:
         """Link the run to its parent and children, and close the runs of processes that no longer exist."""
@@ -147,7 +147,7 @@ class StoredRun:
     def log_files(self, path: Path, under: str) -> None:
         """Log a file, or the files of a folder, as artifacts; they must stay there until the outs are logged."""
         if self._outs:
-            self._given_files.append((path, under))
+            self._attempt_files.append((path, under))
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
         log(self.run_id, str(path), under)
         if under == COMPILED.parent.as_posix():
@@ -185,7 +185,7 @@ class StoredRun:
 
 
 def open_run(
-    client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None, *, anew: bool = False
+    client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None, *, is_new: bool = False
 ) -> StoredRun:
     """Find the run of the state that `stage` makes, or create it; count the attempt.
 
@@ -199,28 +199,28 @@ def open_run(
     experiment = experiment_id(client, stage.experiment)
     tags = process_tags() | dict(origin_tags() | environment_tags() if origin is None else origin)
     with store_lock(client.tracking_uri):  # until the run names its process: then no other process closes or removes it
-        found = None if anew else find_own_run(client, stage, is_live=origin is None)
-        run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
+        existing = None if is_new else find_own_run(client, stage, is_live=origin is None)
+        run = existing or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
         attempt = int(run.data.tags.get("attempts", 0)) + 1
         tags |= {"attempts": str(attempt)}
         read = in_force(stage_params(stage)).items()
         params = [Param(key, shown(value)) for key, value in read if key not in run.data.params]
         client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
-        if found:
+        if existing:
             client.update_run(run.info.run_id, status="RUNNING")
-    if found and REBUILT in found.data.tags:
+    if existing and REBUILT in existing.data.tags:
         client.delete_tag(run.info.run_id, REBUILT)
     client.log_dict(run.info.run_id, stage.describe_lineage(), _LINEAGE)
     sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
     client.log_dict(run.info.run_id, {key: value for one in sections for key, value in one.items()}, str(PARAMS))
     if origin is None:
-        client.log_dict(run.info.run_id, environment(), of_attempt("environment", attempt))
-        if diff := of_stage_process("diff"):
+        client.log_dict(run.info.run_id, environment(), attempt_file("environment", attempt))
+        if diff := stage_value("diff"):
             client.log_artifact(run.info.run_id, diff)
     return StoredRun(client, run.info.run_id, attempt, outputs(run.data.tags))
 
 
-def of_attempt(kind: str, attempt: int) -> str:
+def attempt_file(kind: str, attempt: int) -> str:
     """Return the name of an artifact that each attempt has one of: `environment.json`, `environment-2.json`."""
     return f"{kind}.json" if attempt == 1 else f"{kind}-{attempt}.json"
 
@@ -250,13 +250,13 @@ def find_own_run(client: MlflowClient, stage: Identity, *, is_live: bool) -> Run
     """
     runs = StoredRuns(client)({"state": stage.state})
     ours = (None, machine_key())
-    begun = [run for run in runs if run.data.tags.get("machine") in ours and not outputs(run.data.tags)]
+    unfinished = [run for run in runs if run.data.tags.get("machine") in ours and not outputs(run.data.tags)]
     if is_live:
-        own = [run for run in runs if run.data.tags.get("machine") == machine_key()]
-        return next(iter([*own, *begun]), None)
-    wanted = stage.out_digests()
-    same = [run for run in runs if outputs(run.data.tags) == wanted]
-    closed_or_here = (run for run in [*same, *begun] if run.info.status != "RUNNING" or is_alive(run.data.tags))
+        on_this_machine = [run for run in runs if run.data.tags.get("machine") == machine_key()]
+        return next(iter([*on_this_machine, *unfinished]), None)
+    outs = stage.out_digests()
+    same = [run for run in runs if outputs(run.data.tags) == outs]
+    closed_or_here = (run for run in [*same, *unfinished] if run.info.status != "RUNNING" or is_alive(run.data.tags))
     return next(closed_or_here, None)
 
 

@@ -18,13 +18,15 @@ import psutil
 from gradtrail.stages.common.overrides import MEMBERS, PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import GitError, git, git_bytes, head_commit
-from gradtrail.tracking.lineage.environment import of_stage_process
+from gradtrail.tracking.lineage.environment import stage_value
 from gradtrail.tracking.lineage.state import Identity
 
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # how lines of an artifact `git.diff` begin that are no diff
 _OUTS, WEIGHTS = "outs", "weights"  # tags: the digests of all outs, as JSON; that of a training's final weights
 _FINAL = "models/final.safetensors"
-_OF_MEMBERS = "models/members"  # whose digest it is where there are several: the final weights are then of the first
+_MEMBER_WEIGHTS = (
+    "models/members"  # whose digest it is where there are several: the final weights are then of the first
+)
 _CHANGED_BY_STAGES = (  # and by benchmarks
     ":(exclude,glob)**/dvc.lock",
     ":(exclude,glob)pipeline/**/.dvcignore",
@@ -71,14 +73,14 @@ def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
     if _FINAL not in digests:
         return {}
     is_single = str(stage_params(stage).get(MEMBERS, 1)) == "1"
-    return {WEIGHTS: digests[_FINAL if is_single else _OF_MEMBERS]}
+    return {WEIGHTS: digests[_FINAL if is_single else _MEMBER_WEIGHTS]}
 
 
 def outputs(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each out of a run, by its path; empty for a run whose stage did not finish."""
     with contextlib.suppress(ValueError, RecursionError):  # people can edit tags
-        found = json.loads(tags.get(_OUTS, "{}"))
-        return {str(out): str(md5) for out, md5 in found.items()} if isinstance(found, dict) else {}
+        outs = json.loads(tags.get(_OUTS, "{}"))
+        return {str(out): str(md5) for out, md5 in outs.items()} if isinstance(outs, dict) else {}
     return {}
 
 
@@ -89,9 +91,9 @@ def weights_of(tags: Mapping[str, str]) -> str | None:
 
 def process_tags() -> dict[str, str]:
     """Return tags that identify the process that works on a run: this one, or the stage's that it speaks for."""
-    found: dict[str, str] | None = of_stage_process("tags")
-    if found:
-        return found
+    stage_tags: dict[str, str] | None = stage_value("tags")
+    if stage_tags:
+        return stage_tags
     tags = {"process": f"{socket.gethostname()}:{os.getpid()}", "process.boot": _tick_of_start(os.getpid())}
     return tags | {"process.started": str(int(psutil.Process().create_time()))}
 
@@ -137,7 +139,7 @@ def origin_tags() -> dict[str, str]:
     A process that speaks for a stage returns what the stage read as it began. Where git fails, a warning says why, and
     the tags name no commit.
     """
-    found: dict[str, str] | None = of_stage_process("origin")
+    found: dict[str, str] | None = stage_value("origin")
     if found is not None:
         return found
     names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}

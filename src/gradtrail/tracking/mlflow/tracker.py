@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from gradtrail.stages.common.pipeline_file import Entry
 from gradtrail.support.errors import UserError, is_store_fault, one_line
 from gradtrail.support.paths import SQLITE, store_uri
-from gradtrail.tracking.lineage.environment import speak_for_stage
+from gradtrail.tracking.lineage.environment import use_stage_environment
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.naming import metric_name
 from gradtrail.tracking.tracker_process import READY, REPORTED, warn
@@ -79,9 +79,9 @@ class RunLog:
         if message["do"] != "curves":
             self._log_curves()
         match message:
-            case {"do": "open", "stage": name, "entry": entry, "stage_process": found}:
-                speak_for_stage(found)
-                self._open(Identity(name, known={name: Entry(**entry)}))
+            case {"do": "open", "stage": name, "entry": entry, "stage_process": description}:
+                use_stage_environment(description)
+                self._open(Identity(name, read_entries={name: Entry(**entry)}))
             case {"do": "metrics", "values": values}:
                 self._log_metrics(values)
             case {"do": "curves", "points": points}:
@@ -136,8 +136,8 @@ class RunLog:
 
         class Monitor(SystemMetricsMonitor):
             def aggregate_metrics(self) -> dict[str, float]:
-                found = super().aggregate_metrics()
-                return {name: found[name] for name in SYSTEM_METRICS if name in found}
+                metrics = super().aggregate_metrics()
+                return {name: metrics[name] for name in SYSTEM_METRICS if name in metrics}
 
         monitor = Monitor(self._stored.run_id, sampling_interval=_SAMPLE_SECONDS, resume_logging=True)
         monitor.start()

@@ -55,9 +55,9 @@ class TrainingLog:
     def diverged(self, chunk: Chunk) -> None:
         """Log the steps of the epoch in which the training diverged."""
         with self._run.best_effort():
-            told = steps_to_publish(jax.device_get(chunk.records), self._privacy)
-            shown = dataclasses.replace(chunk, records=told)
-            self._run.curves(curves_of_steps(shown, self._steps_per_epoch, self._planned_steps))
+            records = steps_to_publish(jax.device_get(chunk.records), self._privacy)
+            public_chunk = dataclasses.replace(chunk, records=records)
+            self._run.curves(curves_of_steps(public_chunk, self._steps_per_epoch, self._planned_steps))
 
 
 def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] = ()) -> Curves:

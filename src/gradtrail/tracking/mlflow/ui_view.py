@@ -29,7 +29,7 @@ _DIFFERENCES = {  # a table with a column for each run: metrics, and params that
     "baselineColumnUuid": "",
 }
 _Charts = Mapping[str, list[tuple[str, dict[str, Any]]]]  # section → metric, options of its chart
-_OF_TRAININGS: _Charts = {
+_TRAINING_CHARTS: _Charts = {
     "Learning curves": [
         ("train/validation_accuracy", _LINE),
         ("train/validation_accuracy", _LINE | _OVER_TIME),
@@ -132,9 +132,11 @@ def shared_views(pipeline: Mapping[str, StageSpec]) -> tuple[View, View, View]:
     Args:
         pipeline: the stages; those with costs that have runs beside trainings have charts of compiling.
     """
-    beside = {TRAIN, *stages_below_training(pipeline)}
+    in_experiment = {TRAIN, *stages_below_training(pipeline)}
     compiling = [
-        stage for stage, spec in pipeline.items() if stage in beside and f"results/costs/{stage}.json" in spec.outs
+        stage
+        for stage, spec in pipeline.items()
+        if stage in in_experiment and f"results/costs/{stage}.json" in spec.outs
     ]
     return _TRAININGS, dataclasses.replace(_COMPILING, charts=_charts_of_compiling(compiling)), _FUNCTIONS
 
@@ -153,7 +155,7 @@ _TRAININGS = View(
     ),
     search="tags.stage = 'train'",
     order="metrics.`eval/accuracy`",
-    charts=_OF_TRAININGS,
+    charts=_TRAINING_CHARTS,
 )
 _COMPILING = View(
     key="gradtrail-compiling",
@@ -200,7 +202,7 @@ def _charts_of_compiling(stages: Sequence[str]) -> _Charts:
         "Programs that a call had compiled, which should be none": of_each("compile_unplanned", _BAR),
         "Seconds of the last attempt": [("train/compile_total_seconds", _BAR), ("train/seconds", _BAR)],
     }
-    return {section: found for section, found in charts.items() if found}
+    return {section: metrics for section, metrics in charts.items() if metrics}
 
 
 def _section(number: int, name: str, charts: _Charts) -> dict[str, Any]:

@@ -63,23 +63,23 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
     index.refresh(run.info.run_id for run in dead)
     num_duplicates = _remove_duplicates(client, index)
     recorded = recorded_states()
-    found = States(client, index)
-    trainings = [found.ensure_runs(snapshot) for snapshot in recorded.snapshots]
-    found.rename_experiments(recorded.snapshots, trainings)
-    absent = found.absent  # states of the run-cache do not count: it may still have entries of discarded outs
-    found.remove_unrecorded()
-    cached = [found.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(found.is_known)]
-    found.link_children()
-    found.copy_headlines(trainings, cached)
+    states = States(client, index)
+    trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
+    states.rename_experiments(recorded.snapshots, trainings)
+    absent = states.absent  # states of the run-cache do not count: it may still have entries of discarded outs
+    states.remove_unrecorded()
+    cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.is_known)]
+    states.link_children()
+    states.copy_headlines(trainings, cached)
     elsewhere = [run for run in still_open if not is_of_this_host(run.data.tags)]
     report = SyncReport(
-        present=len(index.runs()) - len(found.rebuilt),
-        rebuilt=dict(Counter(found.rebuilt.values())),
-        absent=len(absent - found.run_ids.keys()),
-        unreadable=recorded.num_unreadable + len(found.unreadable),
+        present=len(index.runs()) - len(states.rebuilt),
+        rebuilt=dict(Counter(states.rebuilt.values())),
+        absent=len(absent - states.run_ids.keys()),
+        unreadable=recorded.num_unreadable + len(states.unreadable),
         killed=len(dead),
         duplicates=num_duplicates,
-        contradicted=found.num_contradicted,
+        contradicted=states.num_contradicted,
         elsewhere=len(elsewhere),
     )
     return report, [run.info.run_id for run in elsewhere] if len(elsewhere) == len(still_open) else None
@@ -93,8 +93,8 @@ def backfill_experiment(experiment: Experiment) -> None:
     index = RunIndex(client)
     dead, _ = close_dead_runs(client, index.runs())
     index.refresh(run.info.run_id for run in dead)
-    found = States(client, index)
-    found.copy_headlines([found.ensure_runs(dataclasses.replace(snapshot, experiment=experiment))], [])
+    states = States(client, index)
+    states.copy_headlines([states.ensure_runs(dataclasses.replace(snapshot, experiment=experiment))], [])
 
 
 class States:
@@ -133,14 +133,14 @@ class States:
         Returns:
             Stage → its run.
         """
-        found = {}
+        run_ids = {}
         for stage in consistent_stages(snapshot):
             self._states.add(stage.state)
             if not self._is_disproved(stage) and (run_id := self._run_id(stage)):
-                found[stage.name] = self.run_ids[_result_of(stage)] = run_id
-            if EXPORT in stage.spec.outs and stage.name in found and TRAIN in found:
-                self._ensure_model(stage, self._index[found[TRAIN]])
-        return found
+                run_ids[stage.name] = self.run_ids[_result_of(stage)] = run_id
+            if EXPORT in stage.spec.outs and stage.name in run_ids and TRAIN in run_ids:
+                self._ensure_model(stage, self._index[run_ids[TRAIN]])
+        return run_ids
 
     def rename_experiments(self, snapshots: Iterable[Snapshot], runs: Iterable[Mapping[str, str]]) -> None:
         """Name the experiments of runs as DVC does now: `dvc exp rename` changes no run.
@@ -208,8 +208,8 @@ class States:
                 self._index.refresh([train])
 
     def _run_id(self, stage: Identity) -> str | None:
-        if known := self.run_ids.get(_result_of(stage)):
-            return known
+        if run_id := self.run_ids.get(_result_of(stage)):
+            return run_id
         run = find_equivalent_run(self._index, stage)
         return run.info.run_id if run else self._rebuild(stage)
 
@@ -221,15 +221,15 @@ class States:
         its own state; and both executions are known, or DVC wrote the record in place of that of the known one.
         """
         outs = stage.out_digests()
-        own = [run for run in self._executed[stage.name] if run.data.tags["state"] == stage.state]
-        makers = [run for run in self._executed[stage.name] if run not in own and outputs(run.data.tags) == outs]
-        if not (own or makers) or any(outputs(run.data.tags) == outs for run in own):
+        executions = [run for run in self._executed[stage.name] if run.data.tags["state"] == stage.state]
+        makers = [run for run in self._executed[stage.name] if run not in executions and outputs(run.data.tags) == outs]
+        if not (executions or makers) or any(outputs(run.data.tags) == outs for run in executions):
             return False
         entries = self._entries_of(stage.name, stage.state, outs)
-        late = [run for run in (*makers, *own) if self._is_recorded_as_other(run, entries)]
-        maker = self._index[(late or makers or own)[0].info.run_id]
+        late = [run for run in (*makers, *executions) if self._is_recorded_as_other(run, entries)]
+        maker = self._index[(late or makers or executions)[0].info.run_id]
         states = maker.data.tags.get(MISRECORDED, "").split()
-        if not (late or (own and makers) or stage.state in states):
+        if not (late or (executions and makers) or stage.state in states):
             return False
         for entry in entries:  # else DVC would serve these outs for the new inputs
             entry.unlink(missing_ok=True)
@@ -251,9 +251,9 @@ class States:
     def _is_recorded_as_other(self, run: Run, entries: Iterable[Path]) -> bool:
         """Whether DVC wrote one of these entries right after the end of a run, and none of the run's own state."""
         tags, ended = run.data.tags, run.info.end_time / 1000
-        own = self._entries_of(tags["stage"], tags["state"], outputs(tags))
+        own_entries = self._entries_of(tags["stage"], tags["state"], outputs(tags))
         is_late = any(0 <= entry.stat().st_mtime - ended < RECORDING_SECONDS for entry in entries)
-        return is_late and not any(entry.stat().st_mtime >= ended for entry in own)
+        return is_late and not any(entry.stat().st_mtime >= ended for entry in own_entries)
 
     def _entries_of(self, stage: str, state: str, outs: Mapping[str, str]) -> list[Path]:
         """Return the files of the run-cache that record these outs of a state."""
@@ -383,12 +383,12 @@ def _remove_duplicates(client: MlflowClient, index: RunIndex) -> int:
             by_state[run.data.tags["state"]].append(run)
     removed = 0
     for runs in by_state.values():
-        kept: dict[frozenset[tuple[str, str]], Run] = {}
+        remaining: dict[frozenset[tuple[str, str]], Run] = {}
         for run in sorted(runs, key=lambda run: (run.info.status != "FINISHED", REBUILT in run.data.tags)):
             outs = frozenset(outputs(run.data.tags).items())
             machine = run.data.tags.get("machine")
-            alike = [one for one in kept.values() if one.data.tags.get("machine", machine) == machine]
-            same = alike[0] if alike and not outs else kept.setdefault(outs, run)
+            alike = [one for one in remaining.values() if one.data.tags.get("machine", machine) == machine]
+            same = alike[0] if alike and not outs else remaining.setdefault(outs, run)
             if run is not same and run.info.status != "RUNNING":
                 remove_run(client, run, DUPLICATE, by=same.info.run_id)
                 index.drop(run.info.run_id)

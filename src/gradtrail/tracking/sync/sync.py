@@ -37,7 +37,7 @@ from gradtrail.tracking.mlflow.relocate import is_moved
 from gradtrail.tracking.sync.report import SyncReport
 
 
-class Stamp:
+class SyncFingerprint:
     """The digest of all that a sync reads beside the store, taken when this is created.
 
     Later changes are for the next sync.
@@ -65,8 +65,8 @@ class Stamp:
     def write(self, report: dict[str, Any], open_runs: Iterable[str]) -> None:
         """Write the report of a sync, and which runs it leaves open because their processes are on other hosts."""
         if self._uri.startswith(SQLITE):
-            with atomic_file(_place()) as beside:
-                beside.write_text(json.dumps({"key": self._key(open_runs), "report": report}))
+            with atomic_file(_place()) as temporary:
+                temporary.write_text(json.dumps({"key": self._key(open_runs), "report": report}))
 
     def forget(self) -> None:
         """Make the next sync read everything."""
@@ -128,7 +128,7 @@ def sync() -> SyncReport:
     Raises:
         UserError: git fails, or the `dvc.yaml` or `dvc.lock` of the working folder cannot be read.
     """
-    stamp = Stamp()
+    stamp = SyncFingerprint()
     if last := stamp.read():
         return SyncReport(**last)
     from gradtrail.tracking.sync.backfill import backfill  # late: it imports MLflow
