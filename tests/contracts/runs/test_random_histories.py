@@ -154,6 +154,7 @@ class Histories(RuleBasedStateMachine):
         self.project.set(*change)
 
         def has_begun() -> bool:
+            time.sleep(0.05)  # readers that never pause keep SQLite's writers waiting
             return any(run["status"] == "RUNNING" for run in self.project.runs())
 
         stop(self.project.start(sys.executable, "-m", "dvc", "repro", "--force"), signal.SIGKILL, when=has_begun)
