@@ -4,7 +4,7 @@ import gc
 import sys
 from collections import Counter
 
-_LARGEST_BYTES = 2**20  # in all; constants of JAX stay below it
+_LARGEST_BYTES = 2**20  # more than JAX's own constants take
 
 
 def warn_of_live_arrays(stage: str) -> None:

@@ -23,7 +23,7 @@ def test_force_leaves_the_lock_and_adds_no_run(project: Project) -> None:
     assert {run["tags"]["attempts"] for run in project.runs()} == {"2"}
 
 
-def test_runs_hang_together(finished: Project) -> None:
+def test_runs_are_linked(finished: Project) -> None:
     (train,) = finished.runs_of("train")
     for stage in ("evaluate", "gradients"):
         (child,) = finished.runs_of(stage)
@@ -38,7 +38,7 @@ def test_runs_hang_together(finished: Project) -> None:
 
 
 @pytest.mark.slow
-def test_changed_back_the_outs_come_from_the_cache_and_the_run_is_the_same(project: Project) -> None:
+def test_params_changed_back_restore_outputs_and_keep_the_run(project: Project) -> None:
     lock = project.lock()
     weights = (project.folder / "models/final.safetensors").read_bytes()
     (first,) = project.runs_of("train")
@@ -76,9 +76,9 @@ def test_experiments_write_to_the_one_store(project: Project) -> None:
     assert runs["there"]["params"]["train.adamw.learning_rate"] == "0.75"
     assert len(project.runs_of("evaluate")) == 3
     assert not (project.folder / ".dvc/tmp/exps" / "mlflow.db").exists()
-    shown = project.dvc("exp", "show", "--csv")
-    assert "here" in shown
-    assert "there" in shown
+    table = project.dvc("exp", "show", "--csv")
+    assert "here" in table
+    assert "there" in table
 
 
 @pytest.mark.nightly
@@ -98,7 +98,7 @@ def test_queued_experiments_run_the_code_they_were_queued_with(project: Project)
         assert words[2] == "second", "a queued experiment ran the workspace's code instead of its own"
 
 
-def test_a_stage_knows_whose_state_it_belongs_to(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_an_earlier_stage_is_that_of_its_files(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of stages before it, what made the files counts; of any other, what the params say now."""
     monkeypatch.chdir(project.folder)
     made = Identity("train", from_lock=True).state

@@ -39,7 +39,7 @@ def test_a_clone_with_a_cache_has_the_runs_of_all_branches(project: Project, tmp
     assert not (clone.folder / "models/final.safetensors").exists(), "a sync leaves the working folder alone"
 
 
-def test_commits_of_another_shape_are_passed_over(project: Project) -> None:
+def test_commits_of_another_form_are_skipped(project: Project) -> None:
     lock = project.lock()
     for content in (b"schema: '2.0'\nstages:\n  fetch: 3\n", b"<<<<<<< HEAD\n", b"stages:\n  other: {cmd: run}\n"):
         (project.folder / "dvc.lock").write_bytes(content)
@@ -50,7 +50,7 @@ def test_commits_of_another_shape_are_passed_over(project: Project) -> None:
 
 
 @slow
-def test_a_commit_whose_code_wrote_the_same_bytes_gets_no_run_made(project: Project) -> None:
+def test_commit_whose_code_wrote_the_same_bytes_gets_no_second_run(project: Project) -> None:
     """As in a fresh clone, whose history has many states that differ in code alone, after its first run."""
     core = project.folder / "src/gradtrail/core/second.py"
     core.write_text(core.read_text() + "# a word to the reader\n")

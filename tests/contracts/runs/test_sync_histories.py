@@ -81,7 +81,7 @@ def test_after_a_sync_each_state_has_one_run(
 
 
 @pytest.mark.slow
-def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_path: Path) -> None:
+def test_sync_with_nothing_to_do_does_not_import_mlflow(project: Project, tmp_path: Path) -> None:
     """Proven by a module of that name that cannot be imported; and it is asked again after any change that matters."""
     (tmp_path / "poison" / "mlflow").mkdir(parents=True)
     (tmp_path / "poison/mlflow/__init__.py").write_text("raise RuntimeError('MLflow is imported')\n")
@@ -125,16 +125,16 @@ def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
     """Two clones that share a server may each make a run of a state; the older stays. Other hosts' runs are theirs."""
     (train,) = project.runs_of("train")
     project.python("-c", STRANGE_RUNS)
-    said = project.sync()
-    assert "deleted as duplicates: 1" in said
-    assert "open on other hosts: 1" in said
+    message = project.sync()
+    assert "deleted as duplicates: 1" in message
+    assert "open on other hosts: 1" in message
     assert whole_runs(project) == FIRST
     assert train["id"] in {run["id"] for run in project.runs_of("train")}
     assert project.sync().strip() == "5 runs present; open on other hosts: 1"
 
 
 @slow
-def test_a_run_says_what_was_changed_in_what_matters(project: Project) -> None:
+def test_run_has_a_diff_of_relevant_changes(project: Project) -> None:
     clean = project.runs_of("evaluate")[0]
     assert clean["tags"]["git.dirty"] == "true", "no .gitignore of an out was in git at the first run"
     project.dvc("repro", "--force", "--single-item", "evaluate")

@@ -36,9 +36,9 @@ def project(tmp_path: Path) -> Project:
     return project
 
 
-def wait_until(found: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while not found():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -88,7 +88,7 @@ def test_a_tracker_that_is_killed_costs_a_warning_and_sync_rebuilds_the_run(proj
     assert statuses(project) == ["FINISHED"]
 
 
-def test_a_stage_that_is_killed_leaves_its_run_open_and_the_next_goes_on_with_it(project: Project) -> None:
+def test_next_attempt_continues_the_open_run_of_a_killed_stage(project: Project) -> None:
     stage, tracker = start(project)
     stage.send_signal(signal.SIGKILL)
     stage.communicate(timeout=120)

@@ -60,11 +60,11 @@ def project(fresh: Project, tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
-def test_the_address_is_all_it_takes(project: Project, server: TrackingServer, tmp_path: Path) -> None:
+def test_server_works_by_its_address(project: Project, server: TrackingServer, tmp_path: Path) -> None:
     check_whole_story(project, server, tmp_path)
 
 
-def test_postgresql_behind_it(project: Project, tmp_path: Path) -> None:
+def test_server_with_postgresql_works(project: Project, tmp_path: Path) -> None:
     if why := why_no_postgres():
         pytest.skip(why)
     with postgres() as database, tracking_server(tmp_path, database) as server:
@@ -93,7 +93,7 @@ def check_whole_story(project: Project, server: TrackingServer, folder: Path) ->
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.nightly)])
-def test_clones_at_once_have_one_run_a_state_after_a_sync(
+def test_simultaneous_clones_have_one_run_per_state_after_a_sync(
     count: int, project: Project, server: TrackingServer, tmp_path: Path
 ) -> None:
     first = Client(project.folder, server.uri)
@@ -127,7 +127,7 @@ def bad_address(request: pytest.FixtureRequest, server: TrackingServer) -> Itera
                 yield proxy.uri
 
 
-def test_a_server_that_is_of_no_use_costs_a_warning_and_sync_brings_the_runs(
+def test_unusable_server_costs_a_warning_and_sync_creates_the_runs(
     bad_address: str, project: Project, server: TrackingServer
 ) -> None:
     project.set("runtime.tracking_seconds", 2.0)
@@ -168,7 +168,7 @@ def test_a_server_may_die_at_any_request(places: int, project: Project, server: 
         assert "runs present" in client.sync()
 
 
-def test_a_slow_server_is_waited_for_where_the_person_wants_it(project: Project, server: TrackingServer) -> None:
+def test_stage_waits_for_a_slow_server_with_a_high_limit(project: Project, server: TrackingServer) -> None:
     project.set("runtime.tracking_seconds", 300.0)
     with Proxy(server.port) as proxy:
         proxy.delay = 0.3
@@ -190,7 +190,7 @@ def test_stage_that_waits_for_a_silent_server_stops_on_a_signal(project: Project
     check_warnings(output)
 
 
-def test_a_real_training_goes_on_where_its_server_dies(server: TrackingServer, tmp_path: Path) -> None:
+def test_real_training_continues_after_its_server_dies(server: TrackingServer, tmp_path: Path) -> None:
     """With live curves, artifacts of its compiling and a checkpoint."""
     project = copy_project(tmp_path / "project")
     project.set("fetch.dataset", "digits")

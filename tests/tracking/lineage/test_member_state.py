@@ -21,10 +21,10 @@ def training(config: TrainConfig) -> Identity:
 
 def keys(config: TrainConfig) -> list[str]:
     """Return the key of each group."""
-    of = training(config)
+    identity = training(config)
     seeds = [dataclasses.asdict(config.seeds_of(group[0])) for group in config.groups]
-    found = [{name: seed for name, seed in each.items() if seed is not None} for each in seeds]
-    return [of.member_state(each, len(group)) for each, group in zip(found, config.groups, strict=True)]
+    group_seeds = [{name: seed for name, seed in member_seeds.items() if seed is not None} for member_seeds in seeds]
+    return [identity.member_state(first, len(group)) for first, group in zip(group_seeds, config.groups, strict=True)]
 
 
 def test_a_member_by_itself_has_the_key_of_the_training_of_its_seed() -> None:
@@ -49,5 +49,5 @@ def test_groups_of_other_seeds_sizes_or_params_have_other_keys() -> None:
         train_config(seed=0, members=2, members_at_once=2, epochs=3),
         train_config(seed=0, members=2),
     ]
-    found = [key for config in configs for key in keys(config)]
-    assert len({*found}) == len(found) == 8
+    all_keys = [key for config in configs for key in keys(config)]
+    assert len({*all_keys}) == len(all_keys) == 8

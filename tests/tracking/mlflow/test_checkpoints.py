@@ -66,7 +66,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"params": make_weights(2)}, []),  # as schedule-free optimizers have them
     ],
 )
-def test_what_is_equal_to_the_final_weights_is_left_out_and_all_comes_back_to_the_bit(
+def test_checkpoint_omits_final_weights_and_loads_to_the_bit(
     changed: dict[str, Any], left_out: list[str], tmp_path: Path
 ) -> None:
     state = make_state(**changed)
@@ -74,9 +74,9 @@ def test_what_is_equal_to_the_final_weights_is_left_out_and_all_comes_back_to_th
     arrays = json.loads((tmp_path / "checkpoint" / "state" / "_METADATA").read_text())["tree_metadata"]
     stored = {name for name in ("params", "average") if any(f"'{name}', 'layers'" in key for key in arrays)}
     assert stored == {name for name in ("params", "average") if getattr(state, name) is not None} - set(left_out)
-    found = load_checkpoint(tmp_path / "checkpoint", make_state(**changed, step=np.int32(0)), make_weights(0))
-    assert bits(found) == bits(state)
-    assert jax.tree.structure(found) == jax.tree.structure(state)
+    loaded = load_checkpoint(tmp_path / "checkpoint", make_state(**changed, step=np.int32(0)), make_weights(0))
+    assert bits(loaded) == bits(state)
+    assert jax.tree.structure(loaded) == jax.tree.structure(state)
 
 
 def test_the_weights_of_another_run_are_refused(good: Path) -> None:
@@ -127,11 +127,11 @@ def test_a_damaged_file_is_harmless_or_refused(damage: Callable[[Path], None], g
     for number, file in enumerate(sorted(path for path in good.rglob("*") if path.is_file())):
         copy = shutil.copytree(good, tmp_path / str(number))
         damage(copy / file.relative_to(good))
-        found: list[TrainState] = []
+        loaded: list[TrainState] = []
         read = functools.partial(load_checkpoint, copy, make_state(), make_weights(0))
-        line = refusal(lambda read=read, found=found: found.append(read()))
+        line = refusal(lambda read=read, loaded=loaded: loaded.append(read()))
         assert line is None or line.startswith(f"{copy}: ")
-        assert line is not None or bits(found[0]) == bits(make_state())
+        assert line is not None or bits(loaded[0]) == bits(make_state())
         refused += line is not None
     assert refused >= 3
 
@@ -176,6 +176,6 @@ def test_the_snippet_of_the_docs_trains_on_to_the_bits_of_an_uninterrupted_train
     exec(snippet.replace("0123456789abcdef" * 2, finished_run), left)  # noqa: S102 - of our own page
     straight = run_training(left["engine"], left["examples"])
     assert bits(left["state"]) == bits(straight[-1].state)
-    told = capsys.readouterr().out.splitlines()
-    assert told[-1] == f"step 12, loss {straight[-1].records.loss[-1]:.4f}"
-    assert len(told) == 2, "one for each epoch"
+    output = capsys.readouterr().out.splitlines()
+    assert output[-1] == f"step 12, loss {straight[-1].records.loss[-1]:.4f}"
+    assert len(output) == 2, "one for each epoch"

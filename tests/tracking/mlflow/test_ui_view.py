@@ -19,8 +19,8 @@ BOTH = pytest.mark.parametrize("view", [TRAININGS, COMPILING], ids=lambda view: 
 def state(view: View) -> dict[str, Any]:
     kind, _, content = view.state().partition(";")
     assert kind == "deflate"
-    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(content)))
-    return found
+    content_of_view: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(content)))
+    return content_of_view
 
 
 @BOTH
@@ -31,7 +31,7 @@ def test_charts_of_seconds_are_grouped_by_machine_and_show_every_run(view: View)
     assert "tags.`machine`" in state(view)["selectedColumns"]
 
 
-def test_what_was_compiled_is_drawn_over_attempts_for_every_stage_that_compiles() -> None:
+def test_compile_times_are_drawn_over_attempts_for_every_compiling_stage() -> None:
     lines = {c["metricKey"] for c in state(COMPILING)["compareRunCharts"] if c["type"] == "LINE"}
     stages = ("train", "eval", "export", "gradients", "profile", "privacy_audit")
     kinds = ("compile_total_seconds", "compile_cache_hit_rate")
@@ -41,8 +41,8 @@ def test_what_was_compiled_is_drawn_over_attempts_for_every_stage_that_compiles(
 def test_a_new_stage_that_compiles_below_training_has_charts() -> None:
     costs = ("results/costs/toy.json", "results/toy")
     toy = StageSpec(cmd="it", deps=("models/final.safetensors",), params={}, outs=costs)
-    beside = StageSpec(cmd="it", deps=("data/raw",), params={}, outs=("results/costs/beside.json",))
-    _, compiling, _ = shared_views(read_pipelines(ROOT) | {"toy": toy, "beside": beside})
+    unrelated = StageSpec(cmd="it", deps=("data/raw",), params={}, outs=("results/costs/beside.json",))
+    _, compiling, _ = shared_views(read_pipelines(ROOT) | {"toy": toy, "beside": unrelated})
     drawn = {chart["metricKey"] for chart in state(compiling)["compareRunCharts"]}
     assert {key for key in drawn if key.startswith("toy/")} == {
         f"toy/compile_{kind}" for kind in ("total_seconds", "cache_hit_rate", "unplanned")
@@ -50,7 +50,7 @@ def test_a_new_stage_that_compiles_below_training_has_charts() -> None:
     assert not any(key.startswith("beside/") for key in drawn), "its runs are in another experiment"
 
 
-def test_where_no_stage_compiles_the_view_has_no_empty_section() -> None:
+def test_view_without_compiling_stages_has_no_empty_section() -> None:
     stage = StageSpec(cmd="it", deps=(), params={}, outs=("models/final.safetensors",))
     _, compiling, _ = shared_views({"train": stage})
     assert [section["name"] for section in state(compiling)["compareRunSections"]] == ["Seconds of the last attempt"]

@@ -26,7 +26,7 @@ PREFIX = 32  # digits of a state's key in names of files
 class Garbage:
     """Something that can be removed."""
 
-    what: str  # its type
+    category: str
     name: str
     why: str
     size_bytes: int
@@ -85,7 +85,7 @@ def _unless_locked(category: str, name: str, why: str, folder: Path, lock: Path)
         if lock.exists():
             FileLock(lock, timeout=0).acquire().lock.release()
         remove = functools.partial(_remove_under, lock, folder)
-        yield Garbage(what=category, name=name, why=why, size_bytes=size_of(folder), remove=remove)
+        yield Garbage(category=category, name=name, why=why, size_bytes=size_of(folder), remove=remove)
 
 
 def _reason(folder: Path, complete: set[str]) -> str:

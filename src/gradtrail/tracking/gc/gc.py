@@ -93,7 +93,7 @@ def _as_table(garbage: list[Garbage]) -> Table:
     table.add_column("why")
     table.add_column("size", decimal(sum(item.size_bytes for item in garbage)), justify="right")
     for item in garbage:
-        table.add_row(item.what, item.name, item.why, decimal(item.size_bytes))
+        table.add_row(item.category, item.name, item.why, decimal(item.size_bytes))
     return table
 
 

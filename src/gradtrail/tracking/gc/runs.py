@@ -104,7 +104,7 @@ def _purgeable_runs(client: MlflowClient) -> list[Run]:
 def _garbage(client: MlflowClient, run: Run, why: str) -> Garbage:
     locations = [run.info.artifact_uri, *(model.artifact_location for model in models_of(client, run))]
     return Garbage(
-        what="run",
+        category="run",
         name=f"{run.info.run_name} ({run.info.run_id[:8]})",
         why=why,
         size_bytes=sum(size_of(path) for location in locations if (path := local_path(location))),

@@ -1,7 +1,7 @@
-"""The checkpoint of a finished training on its run: what training on needs, in the smallest form.
+"""The checkpoint of a finished training on its run, in the smallest form from which training can continue.
 
-It is an Orbax checkpoint, compressed, of the training state; the final weights, which the run has as a model, are left
-out where the state has the same ones, to the bit. `docs/checkpoints.md` shows how to train on from it.
+It is a compressed Orbax checkpoint of the training state; the final weights, which the run has as a model, are left out
+if the state has the same bits. `docs/checkpoints.md` shows how to continue the training.
 """
 
 import dataclasses
@@ -35,25 +35,25 @@ def load_checkpoint(folder: Path, like: TrainState, weights: HostParams) -> Trai
     """Read a state, onto the devices of `like`.
 
     Args:
-        folder: the artifact `checkpoint` of a training's run.
-        like: a state of the same training, such as `Engine.init` returns.
-        weights: the final ones of the same run.
+        folder: Artifact `checkpoint` of a training's run.
+        like: State of the same training, such as `Engine.init` returns.
+        weights: Final weights of the same run.
 
     Raises:
-        UserError: the folder holds no such state, is damaged, or the weights are of another run.
+        UserError: The folder has no such state, is damaged, or the weights are of another run.
     """
     ocp = import_orbax()
     try:
         about = ocp.metadata(folder.resolve())
         names = [*about.custom_metadata["left_out"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:  # as Orbax raises where files are damaged
+    except (OSError, ValueError, LookupError, TypeError) as error:  # raised by Orbax if files are damaged
         raise _not_of_this_training(folder, error) from error
     left_out = [name for name in _WEIGHTS if name in names]
     expected = _with(state_on_host(like), left_out, None)
     _check_leaves(folder, about.metadata, expected)
     try:
         stored = ocp.load(folder.resolve(), expected)
-    except (OSError, ValueError, LookupError) as error:  # as TensorStore raises
+    except (OSError, ValueError, LookupError) as error:  # raised by TensorStore
         raise _not_of_this_training(folder, error) from error
     state = _with(stored, left_out, weights)
     if _digest(state) != about.custom_metadata.get("digest"):

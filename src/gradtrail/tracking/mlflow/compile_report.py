@@ -35,9 +35,9 @@ _MIB = 2**20
 def compiling(run: TrackedRun) -> Iterator[Compiler]:
     """Yield the compiler of a stage; when the block ends without an error, log what was compiled. Changes no result.
 
-    What a call compiles in the block is a warning with the function's name, shapes and the line of Python: a stage
-    compiles ahead of time, or computes on the host. So is a donated argument whose memory no result reuses. The
-    functions of the compiler itself never retrace: called with another signature they raise TypeError.
+    A compilation that a call causes in the block is a warning with the function's name, shapes and line of Python: a
+    stage compiles ahead of time, or computes on the host. So is a donated argument whose memory no result reuses. The
+    functions of the compiler itself never retrace: with another signature they raise TypeError.
     """
     runtime = run.stage.runtime
     guard = only_compiler(set_up_cache()) if runtime.compile_cache else None
@@ -46,7 +46,7 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
         compiler = Compiler(time.perf_counter, guard, log, wrapper)
         try:
             yield compiler
-        finally:  # a stage that fails tells of it too
+        finally:  # also if the stage fails
             for line in compiler.warnings:
                 print(f"{run.stage.name}: warning: {line}", file=sys.stderr)
         seconds = time.perf_counter() - started
@@ -81,11 +81,12 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
 
 @contextlib.contextmanager
 def tracing(run: TrackedRun) -> Iterator[Wrapper | None]:
-    """Record calls of the stage's functions where `runtime.trace` is on, and log them as `trace/`.
+    """Record calls of the stage's functions if `runtime.trace` is on, and log them as `trace/`.
+
+    If the stage fails, nothing is logged; a fault of the profiler is a warning.
 
     Yields:
-        What wraps the functions to be recorded; None where none are. Of a stage that fails nothing is logged, and what
-        keeps the profiler from its work is a warning.
+        The wrapper of functions to be recorded; None if none are.
     """
     stage = run.stage
     if not (stage.runtime.trace and run.is_open):
@@ -128,8 +129,8 @@ def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.
 def summary_table(compiler: Compiler, rates: MachineRates, log: CompileLog) -> pd.DataFrame:
     """Return a row for each function that was compiled, for people; the slowest to compile first.
 
-    `retraces` is how often a function was traced after its first time, by calls too. A function that calls alone
-    compiled has no other values: nothing else is known of it.
+    `retraces` counts the traces of a function after its first, those by calls included. A function that only calls
+    compiled has no other values.
     """
     table = profile_table(list(compiler.functions.values()), rates)
     unplanned = Counter(compilation.function for compilation in log.unplanned)
@@ -157,10 +158,10 @@ def summary_table(compiler: Compiler, rates: MachineRates, log: CompileLog) -> p
 
 
 def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: CompileLog, title: str) -> None:
-    """Write what was compiled to a folder.
+    """Write the compile profile to a folder.
 
-    `functions.csv` has a row per ahead-of-time compilation, variants and repeated ones included, `calls.csv` one per
-    compilation that a call caused; `roofline.png` and the programs' texts are of `compiler.functions`.
+    `functions.csv` has a row for each ahead-of-time compilation, variants and repeated ones included, `calls.csv` one
+    for each compilation that a call caused; `roofline.png` and the programs' texts show `compiler.functions`.
     """
     functions = list(compiler.functions.values())
     profile_table(compiler.compiled, rates).to_csv(folder / "functions.csv", index=False)

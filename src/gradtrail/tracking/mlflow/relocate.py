@@ -1,6 +1,6 @@
 """Relocates the artifacts of a store whose repository was moved or copied: MLflow stores absolute locations.
 
-Only for the database in this repository's root, whose artifacts are in `mlruns/` beside it. Other locations (another
+Only for the database in this repository's root, with artifacts in `mlruns/` next to it. Other locations (another
 folder, a server, a bucket) are not changed. Out of scope: a database elsewhere, which several clones may share.
 """
 
@@ -40,7 +40,7 @@ def own_database(uri: str) -> Path | None:
 
 
 def local_path(location: str) -> Path | None:
-    """Return the path that a location of MLflow's names: a `file:` URI or an absolute path; None for any other."""
+    """Return the path in a location of MLflow: a `file:` URI or an absolute path; None for any other."""
     parts = urlparse(location)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
@@ -48,15 +48,15 @@ def local_path(location: str) -> Path | None:
 
 
 def is_moved(uri: str) -> bool:
-    """Whether a store is this repository's, but names another folder of artifacts; takes one query."""
+    """Whether a store is this repository's, but names another folder of artifacts; this takes one query."""
     database = own_database(uri)
     return database is not None and len(_former_folders(database)) > 0
 
 
 def relocate_artifacts(uri: str) -> None:
-    """Change all locations in a former artifact folder to this repository's, in one transaction, and say so on stderr.
+    """Change all locations in a former artifact folder to this repository's, in one transaction; report it on stderr.
 
-    Where the artifacts were not copied along but are still in the former folder, nothing changes, with a warning. The
+    If the artifacts were not copied along but are still in the former folder, nothing changes, with a warning. The
     caller holds the store's lock.
     """
     database = database_path(uri)
@@ -104,12 +104,12 @@ def _locations_below(store: sqlite3.Connection, folder: Path) -> Iterator[tuple[
         if store.execute("select 1 from pragma_table_info(?) where name = ?", (table, column)).fetchone():
             query = f"select rowid, {column} from {table} where {column} is not null and {condition}"  # noqa: S608
             for row, location in store.execute(query).fetchall():
-                if (path := local_path(location)) and path.is_relative_to(folder) and ".." not in path.parts:
+                if (path := local_path(location)) and path.is_relative_to(folder):
                     yield table, column, row, location
 
 
 def _relocated(location: str, former: Path) -> str:
-    """Return the new location of one in the former folder, again as a path or a URI."""
+    """Return the new location of one in the former folder, as a path or a URI like before."""
     path = local_path(location)
     assert path is not None  # noqa: S101 - `_locations_below` found it in the folder
     now = root() / _FOLDER / path.relative_to(former)
@@ -117,7 +117,7 @@ def _relocated(location: str, former: Path) -> str:
 
 
 def _stayed_behind(former: Path, runs: Iterable[str]) -> bool:
-    """Whether runs have artifacts in the former folder, and none here."""
+    """Whether the artifacts of these runs are in the former folder, and none are here."""
     paths = [path for location in runs if (path := local_path(location))]
     is_copied = any(Path(_relocated(str(path), former)).exists() for path in paths)
     return not is_copied and any(path.exists() for path in paths)

@@ -1,10 +1,10 @@
-"""The run of a stage in MLflow, as the stage sees it: one for each state, found again by its key.
+"""The run of a stage in MLflow, as the stage sees it: one for each state, looked up by its key.
 
-A process beside the stage, the tracker, logs what the stage tells it; the stage waits for it at its end alone. The
-store is an index of the outs, never the truth, so nothing that goes wrong here costs the work. A fault of the store or
-of the system is one warning. A bug of this project is a traceback on stderr, and the stage goes on as well, with exit
-status 0: were it to fail, DVC would discard outs that are complete. After either nothing more is logged, and `gradtrail
-sync` rebuilds the run from the outs. A server that is down or slow costs a stage `runtime.tracking_seconds` at most.
+A process alongside the stage, the tracker, logs the messages of the stage; the stage waits for it only at its end. The
+store is an index of the outputs, so no fault here costs the work. A fault of the store or of the system is one warning.
+A bug of this project is a traceback on stderr, and the stage goes on too, with exit status 0: if it failed, DVC would
+discard complete outputs. After either, nothing more is logged, and `gradtrail sync` rebuilds the run from the outputs.
+A server that is down or slow costs a stage at most `runtime.tracking_seconds`.
 Out of scope: how the run is logged (`tracker.py`), and what it holds (`stored_run.py`).
 """
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 class TrackedRun:
-    """The run of a stage that is at work.
+    """The run of a stage that is executed.
 
     Args:
-        stage: the stage; it computes its state once.
-        tracker: gets what is logged; None without tracking.
+        stage: Stage, which computes its state once.
+        tracker: Process that logs; None without tracking.
     """
 
     def __init__(self, stage: Identity, tracker: TrackerProcess | None):
@@ -50,11 +50,11 @@ class TrackedRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether the store gets what is logged: no longer after a fault."""
+        """Whether metrics and files are logged: False after a fault."""
         return self._tracker is not None and not self._is_broken and self._tracker.is_alive
 
     def open(self) -> None:
-        """Find or create the run of the state, and count the attempt; read what it runs before someone edits it."""
+        """Find or create the run of the state, and count the attempt; read the origin before an edit."""
         if self._tracker is None:
             return
         with self.best_effort(), tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ class TrackedRun:
             self._send(do="metrics", values={name: float(value) for name, value in values.items()})
 
     def files(self, path: Path, under: str) -> None:
-        """Log a file, or the files of a folder, as they are now, as artifacts; they replace those of before."""
+        """Log a file, or the files of a folder, as they are now, as artifacts; they replace earlier ones."""
         if self._tracker is None or not self.is_open:
             return
         with self.best_effort():
@@ -91,7 +91,7 @@ class TrackedRun:
             self._send(do="curves", points=pairs)
 
     def timings(self, **values: Any) -> None:
-        """Add to what the attempt's `timings.json` says: plain values, see `finish` and `compile_report`."""
+        """Add plain values to the attempt's `timings.json`; see `finish` and `compile_report`."""
         self._timings |= values
 
     def checkpoint(self, state: TrainState, weights: HostParams) -> None:
@@ -105,21 +105,21 @@ class TrackedRun:
             self.files(Path(folder) / "checkpoint", "checkpoint")
 
     def outs(self) -> None:
-        """Log everything that the stage wrote: metrics, curves, figures, tables and digests; and link related runs."""
+        """Log all outputs of the stage: metrics, curves, figures, tables and digests; and link related runs."""
         with self.best_effort():
             self._send(do="outs")
 
     def at_end(self, action: Callable[[], object]) -> None:
-        """Do something once the run is closed and no stop was asked for, such as remove what a stopped stage needs."""
+        """Register an action for the time after the run is closed; it is not done if the stage was stopped."""
         self._at_end.append(action)
 
     def complete(self) -> None:
-        """Do what was left for the end."""
+        """Do the actions that were registered by `at_end`."""
         for action in self._at_end:
             action()
 
     def finish(self, status: str) -> None:
-        """Close the run, when everything is logged, and wait for that; as FAILED where not all of it was."""
+        """Close the run once everything is logged, and wait for that; as FAILED if not everything was."""
         if self._tracker is None:
             return
         with self.best_effort():
@@ -161,7 +161,7 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
         hurry = tracker.hurry if tracker else lambda: None
         run = TrackedRun(identity, tracker)
         run.open()
-        begun = time.time()
+        work_began = time.time()
         status = "FAILED"
         try:
             yield run
@@ -171,10 +171,10 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
             hurry()
             raise
         finally:
-            run.timings(seconds=seconds | {"work": time.time() - begun})
+            run.timings(seconds=seconds | {"work": time.time() - work_began})
             with stop_request(hurry) as request:
                 run.finish(status)
-        request.obey(f"stopped; `dvc repro` makes {stage.name} anew")
+        request.obey(f"stopped; `dvc repro` restarts {stage.name}")
         stage.require_unchanged()  # once more, as late as possible: DVC reads them after the command has ended
         run.complete()
 
@@ -186,7 +186,7 @@ def _tracker(stage: Identity) -> Iterator[TrackerProcess | None]:
         return
     try:
         tracker = started_tracker(stage.runtime)
-    except OSError as error:  # no room for its files, or for a process
+    except OSError as error:  # the disk is full, or no process can be started
         report_fault(error)
         yield None
         return

@@ -1,4 +1,4 @@
-"""Finds runs in MLflow's store: by querying it each time, or in the result of one query."""
+"""Finds runs in MLflow's store: by a query for each search, or in the result of one query."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,17 +17,13 @@ _PAGE_SIZE = 1000
 
 
 class StoredRuns:
-    """The runs of a store; every call is a query.
-
-    Args:
-        client: of the store.
-    """
+    """The runs of a store; every call is a query."""
 
     def __init__(self, client: MlflowClient):
         self._client = client
 
     def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
-        """Return all runs that carry all these tags, the newest first; only finished ones if asked."""
+        """Return the runs with all these tags, newest first; only finished ones if `finished`."""
         conditions = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
         conditions += ["attributes.status = 'FINISHED'"] if finished else []
         return _search(self._client, " and ".join(conditions))
@@ -38,18 +34,14 @@ class StoredRuns:
 
 
 class RunIndex:
-    """The runs of a store as one query returned them, with the changes that this process made since.
-
-    Args:
-        client: of the store.
-    """
+    """The runs of a store as one query returned them, with the changes that this process made since."""
 
     def __init__(self, client: MlflowClient):
         self._client = client
         self._runs = {run.info.run_id: run for run in _search(client, "")}
 
     def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
-        """Return all runs that carry all these tags, the newest first; only finished ones if asked."""
+        """Return the runs with all these tags, newest first; only finished ones if `finished`."""
         return [run for run in self.runs() if _carries(run, tags) and (not finished or run.info.status == "FINISHED")]
 
     def __getitem__(self, run_id: str) -> Run:
@@ -59,11 +51,11 @@ class RunIndex:
         return run_id in self._runs
 
     def runs(self) -> list[Run]:
-        """Return all, the newest first."""
+        """Return all runs, newest first."""
         return sorted(self._runs.values(), key=lambda run: run.info.start_time, reverse=True)
 
     def refresh(self, run_ids: Iterable[str]) -> None:
-        """Query some runs anew."""
+        """Query some runs again."""
         self._runs |= {run_id: self._client.get_run(run_id) for run_id in run_ids}
 
     def drop(self, run_id: str) -> None:
@@ -82,8 +74,8 @@ def deleted_runs(client: MlflowClient) -> list[Run]:
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
     """Return the run that represents a recorded result, if there is one: of its state, or else of other code.
 
-    A state has one result on one kind of machine, and may have others on other kinds, each with its own run. A run of
-    the same stage, params and outs but other code also represents it.
+    A state has one result on one type of machine, and may have others on other types, each with its own run. A run of
+    the same stage, params and outputs but other code also represents it.
     """
     outs = stage.out_digests()
     alike = (run for run in find({"state": stage.state}) if outputs(run.data.tags) in (outs, {}))
@@ -97,11 +89,11 @@ def is_finished_or_live(run: Run) -> bool:
 
 
 def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run | None:
-    """Return a finished run of the same stage and params whose outs are the same bytes, if there is one.
+    """Return a finished run of the same stage and params whose outputs are the same bytes, if there is one.
 
     Code that was edited or moved and wrote the same bytes gives no other result, so the state needs no second run.
-    Metrics and costs do not count: edits of code change costs, and which metrics there are. Params of the stages before
-    count, as other data may lead to other metrics beside the same outs; those that only one of the two has do not.
+    Metrics and costs are not compared: edits of code change costs and the set of metrics. Params of the stages before
+    are compared if both runs have them, as other data may lead to other metrics with the same outputs.
     """
     written = (f"results/metrics/{stage.name}.json", f"results/costs/{stage.name}.json")
     compared = {out: md5 for out, md5 in outs.items() if out not in written}.items()

@@ -1,4 +1,4 @@
-"""What a run in MLflow holds: made from a stage's declaration and its outs alone, so that a lost run can be rebuilt."""
+"""The content of a run in MLflow, made only from a stage's declaration and outputs, so that it can be rebuilt."""
 
 import json
 import sys
@@ -51,10 +51,10 @@ class StoredRun:
     """A run in the store.
 
     Args:
-        client: of the store.
-        run_id: of the run.
-        attempt: how many times the state was executed, this time included.
-        outs: digests of the outs of the attempts before.
+        client: Client of the store.
+        run_id: Id of the run.
+        attempt: Number of executions of the state, this one included.
+        outs: Digests of the outputs of the earlier attempts.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, attempt: int = 1, outs: Mapping[str, str] | None = None):
@@ -67,7 +67,7 @@ class StoredRun:
         self._attempt_files: list[tuple[Path, str]] = []
 
     def log_points(self, points: Mapping[str, Mapping[int, float]]) -> None:
-        """Log metrics, name → step → value; a point that the run has already is left as it is."""
+        """Log metrics, name → step → value; points that the run already has stay."""
         now = int(time.time() * 1000)
         for name, curve in points.items() if self._outs else ():
             self._attempt_points.setdefault(name, {}).update(curve)
@@ -83,11 +83,11 @@ class StoredRun:
             self._steps(metric.key).add(metric.step)
 
     def log_outs(self, stage: Identity) -> None:
-        """Log what the stage wrote, from the files.
+        """Log the outputs of the stage, from the files.
 
         An export is logged as a model of its training's run. Data, weights and parquet tables, which DVC's cache has,
-        are only named by their digests, unless `runtime.copy_outs` asks for copies of weights and tables. Where the
-        attempts before wrote other bytes, a new run takes the place of theirs, so that no run mixes two results.
+        are logged as digests, unless `runtime.copy_outs` asks for copies of weights and tables. If the earlier attempts
+        wrote other bytes, a new run replaces theirs, so that no run mixes two results.
         """
         outs = stage.out_digests()
         if self._outs and self._outs != outs:
@@ -118,7 +118,7 @@ class StoredRun:
         self._write_note(folder / "summary.md")
 
     def _replace(self, stage: Identity) -> None:
-        """Replace the run by a new one, with what this attempt has logged so far."""
+        """Replace the run by a new one, with the points and files that this attempt has logged so far."""
         print(f"{stage.name}: an earlier attempt wrote other bytes; a new run replaces its run", file=sys.stderr)
         replaced, made = self.run_id, open_run(self.client, stage, is_new=True)
         self.run_id, self.attempt, self._outs, self._logged = made.run_id, 1, {}, {}
@@ -129,11 +129,11 @@ class StoredRun:
         remove_run(self.client, self.client.get_run(replaced), REPLACED, by=self.run_id)
 
     def log_timings(self, timings: Mapping[str, Any], waited: float) -> None:
-        """Log where the seconds of this attempt went, as `timings.json`, and those of the attempts before it stay.
+        """Log the seconds of this attempt as `timings.json`; those of earlier attempts stay.
 
         Args:
-            timings: `seconds` of parts of the stage; `functions` and `cache`, where it compiled any.
-            waited: seconds that the stage has waited for the tracker until now.
+            timings: `seconds` of parts of the stage, and `functions` and `cache` if it compiled any.
+            waited: Seconds that the stage has waited for the tracker until now.
         """
         seconds = {**timings["seconds"], "tracking": waited}
         self.client.log_dict(self.run_id, {**timings, "seconds": seconds}, attempt_file("timings", self.attempt))
@@ -154,11 +154,11 @@ class StoredRun:
             announce_tables(self.client, self.run_id, [COMPILED.as_posix()])
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set several tags at once."""
+        """Set several tags in one request."""
         self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def _steps(self, name: str) -> set[int]:
-        """The steps at which the run has a value already: of an earlier attempt, or of this one."""
+        """The steps at which the run has a value, of an earlier attempt or of this one."""
         if name not in self._logged:
             # A new run has none, and a query for each metric takes long.
             history = self.client.get_metric_history(self.run_id, name) if self.attempt > 1 else []
@@ -166,7 +166,7 @@ class StoredRun:
         return self._logged[name]
 
     def _write_note(self, summary: Path) -> None:
-        """Write the description of the run; a training keeps the summary that its gradients' run added."""
+        """Write the description of the run; a training keeps the summary from its gradients' run."""
         data = self.client.get_run(self.run_id).data
         words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
         self.set_tags({NOTE: note(self.run_id, data.tags, data.params, data.metrics, words)})
@@ -190,15 +190,17 @@ def open_run(
     """Find the run of the state that `stage` makes, or create it; count the attempt.
 
     Args:
-        client: of the store.
-        stage: the stage.
-        origin: tags of the commit and experiment of a state whose run is rebuilt; None for a stage that is about to
+        client: Client of the store.
+        stage: Stage of the run.
+        origin: Tags of the commit and experiment of a state whose run is rebuilt; None for a stage that is about to
             run, whose origin is the working folder.
-        anew: whether to create a run in any case.
+        is_new: True if a run is created in any case.
     """
     experiment = experiment_id(client, stage.experiment)
     tags = process_tags() | dict(origin_tags() | environment_tags() if origin is None else origin)
-    with store_lock(client.tracking_uri):  # until the run names its process: then no other process closes or removes it
+    with store_lock(
+        client.tracking_uri
+    ):  # until the run names its process, so that no other process closes or removes it
         existing = None if is_new else find_own_run(client, stage, is_live=origin is None)
         run = existing or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
         attempt = int(run.data.tags.get("attempts", 0)) + 1
@@ -221,14 +223,14 @@ def open_run(
 
 
 def attempt_file(kind: str, attempt: int) -> str:
-    """Return the name of an artifact that each attempt has one of: `environment.json`, `environment-2.json`."""
+    """Return the name of an attempt's artifact, such as `environment.json` or `environment-2.json`."""
     return f"{kind}.json" if attempt == 1 else f"{kind}-{attempt}.json"
 
 
 def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:
-    """Delete a run and its models, with a tag `why` that names the run in its place; `mlflow gc` purges it.
+    """Delete a run and its models, with a tag `why` that names the run that replaces it; `gradtrail gc` purges it.
 
-    A run that a process opened meanwhile is left alone.
+    A run that a process opened meanwhile stays.
     """
     with store_lock(client.tracking_uri):
         if client.get_run(run.info.run_id).info.status == "RUNNING":
@@ -239,14 +241,14 @@ def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:
 
 
 def find_own_run(client: MlflowClient, stage: Identity, *, is_live: bool) -> Run | None:
-    """Return the run of a state to go on with, if there is one.
+    """Return the run of a state to continue, if there is one.
 
     Args:
-        client: of the store.
-        stage: the stage.
-        is_live: whether it is about to run: then the run of this kind of machine, or one that a rebuild only began. To
-            rebuild, the run of the same outs, or one of this kind of machine that was only begun; none that is open on
-            another host.
+        client: Client of the store.
+        stage: Stage of the state.
+        is_live: True if the stage is about to run: then the run of this type of machine is returned, or an unfinished
+            one of a rebuild. Else, for a rebuild, the run with the same outputs, or an unfinished one of this type of
+            machine; none that is open on another host.
     """
     runs = StoredRuns(client)({"state": stage.state})
     ours = (None, machine_key())
@@ -261,13 +263,13 @@ def find_own_run(client: MlflowClient, stage: Identity, *, is_live: bool) -> Run
 
 
 def is_referenced(stage: Stage, out: str) -> bool:
-    """Whether a run names a file or folder by its digest alone."""
+    """Whether a run has only the digest of a file or folder."""
     is_copied = out == EXPORT or stage.runtime.copy_outs
     return out.startswith(_DATA) or (out.startswith(_WEIGHTS) and not is_copied)
 
 
 def close_dead_runs(client: MlflowClient, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
-    """Mark runs KILLED whose process was on this host and no longer exists.
+    """Mark runs as KILLED whose process was on this host and no longer exists.
 
     Returns:
         The runs that were marked, and the open ones whose process may still exist, here or on another host.
@@ -286,7 +288,7 @@ def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
 
 
 def _read_metrics(stage: Stage) -> dict[str, Any]:
-    """Read the metrics file of a stage; raise UserError where it does not name the data set, as each does."""
+    """Read the metrics file of a stage; raise UserError if it does not name the data set."""
     metrics = stage.read_metrics()
     for key in ("dataset", "dataset_digest"):
         if not isinstance(metrics.get(key), str):
