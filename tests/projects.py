@@ -184,6 +184,7 @@ class Project:
         (self.folder / ".git" / "hold").write_text(stage)
 
         def has_begun() -> bool:
+            time.sleep(0.05)  # readers that never pause keep SQLite's writers waiting
             with contextlib.suppress(sqlite3.OperationalError):
                 return [run["status"] for run in self.runs_of(stage)][:1] == ["RUNNING"]
             return False

@@ -56,7 +56,7 @@ def test_the_machines_limits_and_bad_input_are_named_and_results_returned() -> N
     assert with_store(lambda: 7) == 7
 
 
-def test_what_a_terminal_would_obey_is_escaped_in_an_error() -> None:
+def test_control_characters_of_an_error_are_escaped() -> None:
     assert str(UserError("run \x1b[31mred\r\nof é, 数 and \udcff")) == r"run \x1b[31mred of é, 数 and \udcff"
 
 

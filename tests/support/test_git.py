@@ -36,7 +36,7 @@ def test_without_git_or_a_repository_every_answer_is_empty(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("damaged", ["a folder", "a file"])
-def test_a_damaged_repository_is_no_empty_answer(damaged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_repository_is_an_error(damaged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its `HEAD` is missing, git says that there is no repository."""
     (below := tmp_path / "below").mkdir()
     monkeypatch.chdir(below)
@@ -64,16 +64,16 @@ def test_contents_of_a_commit(repository: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"), [("index", b"no index", "`git status` failed"), ("config", b"[", "bad config")]
+    ("file", "content", "message"), [("index", b"no index", "`git status` failed"), ("config", b"[", "bad config")]
 )
-def test_a_damaged_repository_is_one_line(repository: Path, file: str, content: bytes, said: str) -> None:
+def test_a_damaged_repository_is_one_line(repository: Path, file: str, content: bytes, message: str) -> None:
     (repository / ".git" / file).write_bytes(content)
-    with pytest.raises(GitError, match=said) as caught:
+    with pytest.raises(GitError, match=message) as caught:
         git("status")
     assert "\n" not in str(caught.value)
 
 
-def test_a_lost_object_is_not_an_empty_history(repository: Path) -> None:
+def test_lost_object_is_an_error(repository: Path) -> None:
     (repository / ".git/refs/heads/broken").write_text("1" * 40 + "\n")
     with pytest.raises(GitError, match="`git rev-list --all` failed"):
         git("rev-list", "--all")

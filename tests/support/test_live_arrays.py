@@ -6,11 +6,11 @@ import pytest
 from gradtrail.support.live_arrays import warn_of_live_arrays
 
 
-def test_only_much_memory_is_worth_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    kept = [jnp.zeros((100,))]
+def test_only_large_arrays_are_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    arrays = [jnp.zeros((100,))]
     warn_of_live_arrays("train")
     before = capsys.readouterr().err
-    kept += [jnp.zeros((1024, 1024, 5), jnp.uint8) for _ in range(2)]
+    arrays += [jnp.zeros((1024, 1024, 5), jnp.uint8) for _ in range(2)]
     warn_of_live_arrays("train")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("train: warning: ")

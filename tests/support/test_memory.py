@@ -21,7 +21,7 @@ def function(*, fixed: int, temporary: int) -> CompiledFunction:
 
 
 @pytest.mark.parametrize(
-    ("fixed", "temporary", "said"),
+    ("fixed", "temporary", "message"),
     [
         (0, 16 * GIB, "train.batch_size 6000 takes 16.0 GiB in step; 8.0 GiB are free; 3,000 would fit"),
         (4 * GIB, 12 * GIB, "train.batch_size 6000 takes 16.0 GiB in step; 8.0 GiB are free; 2,000 would fit"),
@@ -29,17 +29,17 @@ def function(*, fixed: int, temporary: int) -> CompiledFunction:
         (9 * GIB, GIB, "not even one example would fit"),
     ],
 )
-def test_what_does_not_fit_says_what_would(
-    fixed: int, temporary: int, said: str, monkeypatch: pytest.MonkeyPatch
+def test_too_large_batch_names_one_that_fits(
+    fixed: int, temporary: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
     functions = [function(fixed=0, temporary=1), function(fixed=fixed, temporary=temporary)]
     with pytest.raises(ConfigError) as caught:
         memory.require_memory("train.batch_size", 6000, functions, fixed_bytes=fixed)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_what_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fitting_batch_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
     memory.require_memory("train.batch_size", 6000, [function(fixed=4 * GIB, temporary=4 * GIB)], fixed_bytes=0)
 
@@ -61,7 +61,7 @@ def test_a_model_is_refused_whose_functions_and_arrays_on_the_host_do_not_fit(
         memory.require_memory_for_model("gradients", functions, host_bytes=host_bytes)
 
 
-def test_a_container_counts_whose_limit_is_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lower_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
     job = tmp_path / "slurm" / "job"
     job.mkdir(parents=True)

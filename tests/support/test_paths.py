@@ -25,13 +25,13 @@ def make_project(folder: Path) -> Path:
     return folder
 
 
-def test_it_is_the_nearest_one_at_or_above(project: Path) -> None:
+def test_project_is_the_nearest_folder_at_or_above(project: Path) -> None:
     inner = make_project(project / ".dvc" / "tmp" / "exps" / "copy")
     assert {find_project(folder) for folder in (project, project / "docs", project / "docs" / "images")} == {project}
     assert find_project(inner / "docs") == inner
 
 
-def test_elsewhere_there_is_none(project: Path) -> None:
+def test_other_folders_have_no_project(project: Path) -> None:
     other = project / "docs" / "other"  # under DVC, but another project
     (other / ".dvc").mkdir(parents=True)
     (other / "dvc.yaml").touch()
@@ -51,7 +51,7 @@ def test_the_root_that_dvc_names_may_be_another_project_but_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("given", "address"),
+    ("uri", "address"),
     [
         ("", "sqlite:///{root}/mlflow.db"),
         ("sqlite:///runs.db", "sqlite:///{root}/runs.db"),
@@ -61,12 +61,12 @@ def test_the_root_that_dvc_names_may_be_another_project_but_nothing_else(
     ],
 )
 def test_store_is_the_same_in_every_copy_of_the_repository(
-    given: str, address: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uri: str, address: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "copy").mkdir()
     monkeypatch.chdir(tmp_path / "copy")
     monkeypatch.setenv("DVC_ROOT", str(project))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert store_uri() == address.format(root=project)
 
 

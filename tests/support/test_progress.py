@@ -40,7 +40,7 @@ def test_a_line_of_a_log_is_written_only_where_no_bar_is_drawn(capfd: pytest.Cap
     assert capfd.readouterr().err.count("epoch 1 of 3") == 1
 
 
-def test_a_terminal_obeys_nothing_that_came_with_a_text(
+def test_control_characters_of_texts_are_escaped(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     name = "a\x1b]0;title\x07b\x1b[2J [red]c[/] \x9b31m \u202e"
@@ -56,4 +56,4 @@ def test_a_terminal_obeys_nothing_that_came_with_a_text(
             out = re.sub(r"\x1b\[[\d;]*m", "", capfd.readouterr().out)  # the console's own styles
             assert r"\x1b]0;title" in out
             assert r"\x1b[2J [red]c" in out
-            assert all(each.isprintable() for each in out.replace("\n", ""))
+            assert all(character.isprintable() for character in out.replace("\n", ""))

@@ -17,7 +17,7 @@ ENVIRON = {
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("signed with wJalrXUtnFEMI!", "signed with ***!"),
         ("'correct horse' is wrong", "'***' is wrong"),
@@ -32,8 +32,8 @@ ENVIRON = {
         ("abc, parallelism and bananas in /home/ann", "abc, parallelism and bananas in /home/ann"),
     ],
 )
-def test_credentials_are_hidden_and_nothing_else(text: str, said: str) -> None:
-    assert redacted(text, ENVIRON) == said
+def test_credentials_are_hidden_and_nothing_else(text: str, message: str) -> None:
+    assert redacted(text, ENVIRON) == message
 
 
 def test_a_secret_that_contains_another_is_hidden_whole() -> None:

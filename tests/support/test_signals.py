@@ -37,7 +37,7 @@ def test_the_first_signal_is_noted_and_the_second_ends_at_once(name: str) -> Non
     assert (twice.stdout, twice.returncode) == ("", 128 + number)
 
 
-def test_whoever_obeys_stops_only_if_asked() -> None:
+def test_obey_raises_only_after_a_request() -> None:
     with stop_request() as request:
         request.obey("never said")
         signal.raise_signal(signal.SIGTERM)
@@ -48,7 +48,7 @@ def test_whoever_obeys_stops_only_if_asked() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("where", ["a callback of the garbage collector", "the end of an object"])
-def test_a_signal_where_python_drops_exceptions_is_obeyed_all_the_same(
+def test_signal_is_obeyed_where_python_drops_exceptions(
     where: str, number: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     came: list[float] = []
@@ -76,25 +76,7 @@ def test_a_signal_where_python_drops_exceptions_is_obeyed_all_the_same(
     assert capfd.readouterr().err == ""
 
 
-def test_a_signal_that_is_dropped_time_and_again_is_obeyed_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
-    ended: list[int] = []
-
-    class Ending:
-        def __del__(self) -> None:
-            ended.append(len(ended))
-            if len(ended) == 1:
-                signal.raise_signal(signal.SIGTERM)
-            time.sleep(10)
-
-    with pytest.raises(Stopped), stopping_on_signals("stopped"):  # noqa: PT012
-        for _ in range(3):
-            Ending()
-        time.sleep(10)
-    assert ended == [0, 1, 2]
-    assert capfd.readouterr().err == ""
-
-
-def test_a_signal_that_comes_just_before_the_wait_for_a_system_call_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_just_before_a_system_call_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick is lost so now and then; here the first one is, always."""
     ticks: list[int] = []
     register = signal.signal
@@ -120,7 +102,7 @@ def test_a_signal_that_comes_just_before_the_wait_for_a_system_call_ends_it(monk
     assert len(ticks) >= 2
 
 
-def test_a_signal_that_is_dropped_last_ends_the_block_and_leaves_nothing_behind() -> None:
+def test_signal_dropped_last_ends_the_block_and_handlers_are_restored() -> None:
     class Ending:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGTERM)
@@ -132,7 +114,7 @@ def test_a_signal_that_is_dropped_last_ends_the_block_and_leaves_nothing_behind(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
 
 
-def test_what_else_python_drops_is_printed_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_dropped_exceptions_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: printed.append(dropped.exc_value))
 

@@ -1,4 +1,4 @@
-"""Faults that a person can correct: reported as one line on stderr, with exit status 2, without a traceback."""
+"""Faults that a person can correct: one line on stderr, exit status 2, no traceback."""
 
 import difflib
 import errno
@@ -11,8 +11,10 @@ from typing import TypeVar
 from gradtrail.support.secrets import redacted
 
 T = TypeVar("T")
-NO_SOURCE_FLAG = "GRADTRAIL_NO_SOURCE_FLAG"  # variable that names a file: fetch makes it as it raises NoSourceError
-_DAMAGE = ("file is not a database", "database disk image is malformed")  # SQLite's words, whoever passes them on
+NO_SOURCE_FLAG = (
+    "GRADTRAIL_NO_SOURCE_FLAG"  # variable: path of a file that `fetch` creates when it raises NoSourceError
+)
+_DAMAGE = ("file is not a database", "database disk image is malformed")  # words of SQLite's messages, in any exception
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ENVIRONMENT = (
     *FULL,
@@ -24,7 +26,7 @@ _STORE_LIBRARIES = {"mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "b
 
 
 class UserError(Exception):
-    """Bad input. The message is one line: the key or file, what was found, and what is allowed."""
+    """Bad input. The message is one line: the key or file, its value, and the allowed values."""
 
     def __init__(self, message: str) -> None:
         """Join the lines of `message`, hide credentials, and escape control characters, which keys of YAML may hold."""
@@ -32,22 +34,22 @@ class UserError(Exception):
 
 
 class DamagedDatabaseError(UserError):
-    """MLflow's database is no readable SQLite database."""
+    """MLflow's database is not a readable SQLite database."""
 
     def __init__(self) -> None:
-        """Say what to do."""
+        """Write the message, with the remedy."""
         super().__init__(
             "mlflow.db: damaged, not readable as an SQLite database; "
-            "`gradtrail sync --yes` sets it aside and makes a new one, with the runs of all outs that are there"
+            "`gradtrail sync --yes` renames it and creates a new one, with the runs of all outputs that are there"
         )
 
 
 class NoSourceError(UserError):
-    """No source of the data set answered; the message says what to do."""
+    """No source of the data set responded; the message has the remedy."""
 
 
 def environment_error(fault: Exception) -> str:
-    """Return in one line what the machine refused, such as disk, permission or memory; empty for other faults."""
+    """Return one line for a fault of the machine, such as disk, permission or memory; empty for other faults."""
     if isinstance(fault, shutil.Error) and isinstance(fault.args[0], list):  # (source, target, reason) of copied files
         _, target, reason = fault.args[0][0]
         number = re.match(r"\[Errno (\d+)\]", reason)
@@ -65,28 +67,30 @@ def one_line(fault: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text from outside, such as the name of a run, with characters escaped that a terminal would obey."""
-    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+    """Return text from outside, such as the name of a run, with control characters escaped."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else ascii(character)[1:-1] for character in text
+    )
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'seed'?` for the known name that is nearest to an unknown one; empty if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return `; did you mean 'seed'?` for the nearest of some names; empty if none is near."""
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def is_store_fault(fault: BaseException) -> bool:
     """Whether a fault is one of MLflow's store or of the system; any other is a bug of this project.
 
-    Told by the library that defines the exception, so that nothing of MLflow is imported to find out.
+    Decided by the library that defines the exception, so that MLflow is not imported.
     """
     if isinstance(fault, OSError | sqlite3.Error | MemoryError):
         return True
     return any(kind.__module__.partition(".")[0] in _STORE_LIBRARIES for kind in type(fault).__mro__)
 
 
-def _of_file(fault: Exception) -> str:
-    """Return in one line what the system could not do with a file; empty for other faults."""
+def _file_error(fault: Exception) -> str:
+    """Return one line for a fault of a file; empty for other faults."""
     if isinstance(fault, OSError) and fault.filename and fault.strerror:
         return f"{fault.filename}: {fault.strerror}"
     return ""
@@ -96,8 +100,8 @@ def with_store(action: Callable[[], T]) -> T:
     """Return the result of an action on MLflow's store.
 
     Raises:
-        UserError: the store or the system failed; one line.
-        Exception: any other fault, a bug of this project, as it was raised.
+        UserError: The store or the system failed; one line.
+        Exception: Any other fault, a bug of this project, as it was raised.
     """
     try:
         return action()
@@ -108,5 +112,5 @@ def with_store(action: Callable[[], T]) -> T:
             raise
         if any(sign in str(error) for sign in _DAMAGE):
             raise DamagedDatabaseError from error
-        said = environment_error(error) or _of_file(error) or f"MLflow's store failed: {one_line(error)[:200]}"
-        raise UserError(said) from error
+        message = environment_error(error) or _file_error(error) or f"MLflow's store failed: {one_line(error)[:200]}"
+        raise UserError(message) from error

@@ -1,4 +1,4 @@
-"""Runs git. Without git, or outside of a repository, every answer is empty; any other failure of git is an error."""
+"""Runs git. Without git, or outside of a repository, every result is empty; any other failure of git is an error."""
 
 import io
 import os
@@ -17,23 +17,23 @@ class GitError(UserError):
 
 
 def git(*arguments: str) -> str:
-    """Return what a git command prints, stripped; see `git_bytes`."""
+    """Return the stripped output of a git command; see `git_bytes`."""
     return git_bytes(*arguments).decode(errors="replace").strip()
 
 
 def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
-    """Return what a git command prints, as it is.
+    """Return the output of a git command.
 
-    Empty where git is not installed, where there is no repository, and where git says no by its exit status alone, as
+    It is empty if git is not installed, if there is no repository, and if git fails without a message, as
     `git rev-parse --verify --quiet` does.
 
     Args:
-        arguments: of git.
-        stdin: what it reads.
-        env: environment variables beside those of this process.
+        arguments: Arguments of git.
+        stdin: Input of git.
+        env: Environment variables in addition to those of this process.
 
     Raises:
-        GitError: git failed for another reason, such as a corrupt repository or one that another user owns; also where
+        GitError: git failed for another reason, such as a corrupt repository or one that another user owns; also if
             git finds no repository although there is a `.git`.
     """
     env = {**os.environ, "LC_ALL": "C", **(env or {})}
@@ -44,7 +44,7 @@ def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None
     except FileNotFoundError:
         return b""
     except subprocess.TimeoutExpired:
-        raise GitError(f"`git {' '.join(arguments[:2])}` did not answer within {_TIMEOUT_SECONDS} s") from None
+        raise GitError(f"`git {' '.join(arguments[:2])}` did not end within {_TIMEOUT_SECONDS} s") from None
     if result.returncode == 0:
         return result.stdout
     if not result.stderr or (_NO_REPOSITORY in result.stderr and not is_in_repository()):
@@ -54,7 +54,7 @@ def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None
 
 
 def is_in_repository() -> bool:
-    """Whether there is a `.git` here or above, as far as git looks; where it is damaged, git sees no repository."""
+    """Whether there is a `.git` here or above, on the same file system; if it is damaged, git sees no repository."""
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / ".git").exists():
             return True
@@ -73,41 +73,41 @@ def require_full_clone(folder: Path) -> None:
 
 
 def head_commit() -> str:
-    """Return the hash of the commit that is checked out; empty where there is none."""
+    """Return the hash of the commit that is checked out; empty if there is none."""
     return git("rev-parse", "--verify", "--quiet", "HEAD")
 
 
 def blob_ids(commits: Iterable[str], path: str) -> list[str]:
-    """Return the id of a file's content in each commit; empty where a commit lacks it.
+    """Return the id of a file's content in each commit; empty if a commit lacks it.
 
     Args:
-        commits: their hashes.
-        path: relative to the working folder.
+        commits: Hashes of the commits.
+        path: Path relative to the working folder.
     """
-    asked = "".join(f"{commit}:./{path}\n" for commit in commits).encode()
-    lines = git_bytes("cat-file", "--batch-check", stdin=asked).decode().splitlines() if asked else []
+    request = "".join(f"{commit}:./{path}\n" for commit in commits).encode()
+    lines = git_bytes("cat-file", "--batch-check", stdin=request).decode().splitlines() if request else []
     return [line.split()[0] if line.split()[1:2] == ["blob"] else "" for line in lines]
 
 
 def blobs(commit: str, paths: Iterable[str]) -> dict[str, bytes]:
-    """Return the contents of files in a commit, of those that it has.
+    """Return the contents of those files that a commit has.
 
     Args:
-        commit: its hash.
-        paths: relative to the working folder.
+        commit: Hash of the commit.
+        paths: Paths relative to the working folder.
     """
-    wanted = list(paths)
+    names = list(paths)
     stream = io.BytesIO(
-        git_bytes("cat-file", "--batch", stdin="".join(f"{commit}:./{path}\n" for path in wanted).encode())
+        git_bytes("cat-file", "--batch", stdin="".join(f"{commit}:./{path}\n" for path in names).encode())
     )
-    found: dict[str, bytes] = {}
-    for path in wanted:
+    contents: dict[str, bytes] = {}
+    for path in names:
         head = stream.readline().split()
         if head[-1:] != [b"missing"] and len(head) == 3:
             content = stream.read(int(head[2]))
             stream.readline()  # the end of the line that the content is in
-            found |= {path: content} if head[1] == b"blob" else {}
-    return found
+            contents |= {path: content} if head[1] == b"blob" else {}
+    return contents
 
 
 def files_below(commit: str, folder: str) -> list[str]:

@@ -4,7 +4,7 @@ import gc
 import sys
 from collections import Counter
 
-_LARGEST_BYTES = 2**20  # in all; constants of JAX stay below it
+_LARGEST_BYTES = 2**20  # more than JAX's own constants take
 
 
 def warn_of_live_arrays(stage: str) -> None:
@@ -17,8 +17,8 @@ def warn_of_live_arrays(stage: str) -> None:
     num_bytes = sum(array.nbytes for array in alive)
     if num_bytes > _LARGEST_BYTES:
         kinds = Counter(array.aval.str_short() for array in sorted(alive, key=lambda array: -array.nbytes))
-        named = ", ".join(f"{count} of {kind}" for kind, count in list(kinds.items())[:3])
+        names = ", ".join(f"{count} of {kind}" for kind, count in list(kinds.items())[:3])
         print(
-            f"{stage}: warning: {num_bytes / 2**20:.1f} MiB of arrays are still allocated at the end: {named}",
+            f"{stage}: warning: {num_bytes / 2**20:.1f} MiB of arrays are still allocated at the end: {names}",
             file=sys.stderr,
         )

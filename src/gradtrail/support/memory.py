@@ -19,13 +19,13 @@ def require_memory(key: str, batch_size: int, functions: Iterable[CompiledFuncti
     """Refuse a batch that does not fit, before any of the memory is allocated.
 
     Args:
-        key: of `params.yaml`, which chose the batch.
-        batch_size: the value of that key.
-        functions: compiled for that batch; the one that needs most memory counts.
-        fixed_bytes: part of the memory that does not depend on the batch, such as parameters and data.
+        key: Key of `params.yaml` that sets the batch size.
+        batch_size: Value of that key.
+        functions: Functions compiled for that batch; the one that needs most memory counts.
+        fixed_bytes: Part of the memory that does not depend on the batch, such as parameters and data.
 
     Raises:
-        ConfigError: one line with what it needs, what is free, and what would fit.
+        ConfigError: One line with the needed memory, the free memory, and the batch size that would fit.
     """
     largest = max(functions, key=lambda function: function.cost.total_bytes)
     needed, available = largest.cost.total_bytes, available_bytes()
@@ -42,12 +42,12 @@ def require_memory_for_model(stage: str, functions: Iterable[CompiledFunction], 
     """Refuse a model whose analysis does not fit; the batches of such a stage follow from the model.
 
     Args:
-        stage: that analyses it.
-        functions: all that are compiled for it; the one that needs most memory counts.
-        host_bytes: arrays that the stage holds on the host while it calls them.
+        stage: Name of the stage that analyses it.
+        functions: All functions compiled for it; the one that needs most memory counts.
+        host_bytes: Bytes of arrays that the stage holds on the host while it calls them.
 
     Raises:
-        ConfigError: one line with what it needs and what is free.
+        ConfigError: One line with the needed and the free memory.
     """
     devices = jax.local_device_count()
     on_device, on_host = max(function.cost.total_bytes for function in functions), host_bytes
@@ -76,7 +76,7 @@ def release_memory() -> None:
 
 
 def _bytes_left_on_device() -> int | None:
-    """Return the free bytes of the first device's own memory; None where it uses the host's."""
+    """Return the free bytes of the first device's own memory; None if it uses the host's."""
     limits = jax.local_devices()[0].memory_stats() or {}
     return int(limits["bytes_limit"]) - int(limits.get("bytes_in_use", 0)) if "bytes_limit" in limits else None
 
@@ -88,11 +88,11 @@ def _bytes_left_on_host() -> int:
 def _left_in_groups() -> Iterator[int]:
     """Yield the bytes that each control group of this process leaves of its limit; its file cache counts as free."""
     try:
-        own = _OWN_GROUP.read_text().partition("0::/")[2].splitlines()[0]
+        own_group = _OWN_GROUP.read_text().partition("0::/")[2].splitlines()[0]
     except (OSError, IndexError):
         return
-    path = _CGROUPS / own
-    for group in (path, *path.parents[: len(Path(own).parts)]):
+    path = _CGROUPS / own_group
+    for group in (path, *path.parents[: len(Path(own_group).parts)]):
         try:
             limit, used = (group / "memory.max").read_text(), int((group / "memory.current").read_text())
             files = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

@@ -27,15 +27,15 @@ def find_project(start: Path) -> Path:
     """Return the project's folder: the nearest one above `start`, or itself, that DVC manages, as `dvc` finds it.
 
     Raises:
-        UserError: there is none, or it holds another project; or `DVC_ROOT` names another folder.
+        UserError: There is none, or it holds another project; or `DVC_ROOT` names another folder.
     """
-    found = next((folder for folder in (start, *start.parents) if (folder / ".dvc").is_dir()), None)
-    if found is None or not _is_project(found):
-        why = f"{found} is another DVC project" if found else "no folder here or above has .dvc/"
+    project = next((folder for folder in (start, *start.parents) if (folder / ".dvc").is_dir()), None)
+    if project is None or not _is_project(project):
+        why = f"{project} is another DVC project" if project else "no folder here or above has .dvc/"
         raise UserError(f"{start}: not inside a gradtrail repository ({why})")
     if not _is_project(root()) and "DVC_ROOT" in os.environ:
         raise UserError(f"DVC_ROOT: must name a gradtrail repository, got {os.environ['DVC_ROOT']!r}; unset it")
-    return found
+    return project
 
 
 def _is_project(folder: Path) -> bool:
@@ -53,8 +53,8 @@ def store_uri() -> str:
     A relative path of a database is relative to the root, not to the copy in which DVC may run a stage.
 
     Raises:
-        UserError: the address has another form, or holds credentials: it is written to runs, models and caches. Or
-            Python cannot read the name of the root.
+        UserError: The address has another form, or contains credentials, although it is written to runs, models and
+            caches. Or Python cannot read the name of the root.
     """
     if sys.getfilesystemencoding() != "utf-8" and not str(root()).isascii():  # MLflow decodes names as UTF-8
         raise UserError(f"PYTHONUTF8: must not be 0 with this locale, as the name of {root()} is not ASCII; unset it")
@@ -62,11 +62,11 @@ def store_uri() -> str:
     if re.fullmatch(f"{SQLITE}[^?]+", address):
         return f"{SQLITE}{root() / address.removeprefix(SQLITE)}"
     if not re.fullmatch(r"https?://[^@\s]+", address):
-        _, at, host = address.rpartition("@")
+        _, separator, host = address.rpartition("@")
         raise UserError(
             f"MLFLOW_TRACKING_URI: must be {SQLITE}FILE, or http://HOST:PORT or https://HOST of a tracking server "
             "without credentials, which belong in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; "
-            f"got {HIDDEN + at + host if at else address!r}"
+            f"got {HIDDEN + separator + host if separator else address!r}"
         )
     return address.rstrip("/")
 
@@ -77,7 +77,7 @@ def database_path(uri: str) -> Path:
 
 
 def private_folder() -> Path:
-    """`.gradtrail/` in the root, created if need be: locks and caches. Git-ignored; may be deleted at any time."""
+    """`.gradtrail/` in the root, created if needed: locks and caches. Git-ignored; may be deleted at any time."""
     folder = root() / ".gradtrail"
     folder.mkdir(exist_ok=True)
     return folder
@@ -90,7 +90,7 @@ def require_own_code() -> None:
     key of the second would record wrong results.
 
     Raises:
-        UserError: the working folder is no repository's root, or the package was imported from elsewhere.
+        UserError: The working folder is not the root of a repository, or the package was imported from elsewhere.
     """
     if not Path("dvc.yaml").is_file():
         raise UserError(f"{Path.cwd()}: no dvc.yaml here; run a stage from the repository's root")

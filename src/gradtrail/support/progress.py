@@ -25,11 +25,11 @@ from rich.segment import Segment
 
 from gradtrail.support.errors import printable
 
-_LOG_WIDTH = 140  # columns, where there is no terminal
+_LOG_WIDTH = 140  # columns if there is no terminal
 
 
 class _PlainConsole(Console):
-    """Takes no text for markup, and lets no control character through that came with a text."""
+    """Prints texts without markup, with control characters escaped."""
 
     def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
         for text, style, control in super().render(*args, **kwargs):
@@ -73,7 +73,7 @@ class ProgressBar:
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def log(self, line: str) -> None:
-        """Print a line on stderr where no bar is drawn."""
+        """Print a line on stderr if no bar is drawn."""
         if self._progress.disable:
             self.print(line)
 
@@ -96,8 +96,8 @@ def progress_bar(description: str, total: float, *, unit: Unit, enabled: bool | 
     Yields:
         The bar.
     """
-    shown = sys.stderr.isatty() if enabled is None else enabled
-    with Progress(*_columns(unit), console=Console(stderr=True), disable=not shown) as progress:
+    is_shown = sys.stderr.isatty() if enabled is None else enabled
+    with Progress(*_columns(unit), console=Console(stderr=True), disable=not is_shown) as progress:
         yield ProgressBar(progress, progress.add_task(description, total=total, message=""))
 
 

@@ -1,4 +1,4 @@
-"""Whether this process is one of several that make a stage together, as far as its environment says so."""
+"""Whether this process is one of several that run a stage together, by its environment."""
 
 import os
 from pathlib import Path
@@ -6,16 +6,14 @@ from pathlib import Path
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import private_folder
 
-LAUNCH = (
-    "GRADTRAIL_LAUNCH"  # command that starts the processes of a stage, put before its command by `pipeline/stage.sh`
-)
+LAUNCH = "GRADTRAIL_LAUNCH"  # command that starts the processes of a stage; `pipeline/stage.sh` puts it first
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 _INDICES = (INDEX, "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 
 
 def is_launched() -> bool:
-    """Whether the environment names other processes, or who starts them."""
+    """Whether the environment names other processes, or the command that starts them."""
     return any(os.environ.get(name) for name in (LAUNCH, ADDRESS, COUNT, INDEX))
 
 
@@ -25,19 +23,19 @@ def is_follower() -> bool:
 
 
 def index_told() -> str:
-    """Return the index of this process, as whoever started it says; "0" where nobody does."""
+    """Return the index of this process, from the variables of its launcher; "0" without any."""
     return next((os.environ[name] for name in _INDICES if os.environ.get(name)), "0")
 
 
 def log_path(index: str | None = None) -> Path:
-    """Return the path of the log of one of the processes that train together, by default of this one."""
+    """Return the path of the log of a process, by default of this one."""
     folder = private_folder() / "processes"
     folder.mkdir(exist_ok=True)
     return folder / f"{index or index_told()}.log"
 
 
 def refuse_followers(stage: str) -> None:
-    """End a process that was started to help with a stage that one process makes; process 0 raises UserError."""
+    """End all processes but one of a stage that runs in one process; process 0 raises UserError."""
     if is_follower():
         raise SystemExit(2)
     if int(os.environ.get(COUNT) or 1) > 1:

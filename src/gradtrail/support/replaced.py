@@ -1,4 +1,4 @@
-"""Replaces functions of a library for a moment, to pass on an option of theirs for which their caller has no word."""
+"""Replaces functions of a library for a moment, to set an option that their caller cannot pass."""
 
 import contextlib
 from collections.abc import Callable, Iterator

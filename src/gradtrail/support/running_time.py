@@ -9,8 +9,8 @@ import psutil
 def seconds_running() -> float:
     """Return the seconds since this process began, to about a hundredth.
 
-    Linux says when it began in ticks since the boot, and the time of the boot in whole seconds; by the clock that runs
-    since the boot, these cancel out.
+    Linux gives the start in ticks since the boot, and the time of the boot in whole seconds; with the clock that runs
+    since the boot, the rounding cancels out.
     """
     began = psutil.Process().create_time()
     if hasattr(time, "CLOCK_BOOTTIME"):

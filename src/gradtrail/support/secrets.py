@@ -1,6 +1,6 @@
 """Keeps credentials out of messages: passwords in addresses, and values of variables with names of secrets.
 
-Credentials come from the environment alone: nothing that is written, sent to other machines or printed may hold one.
+Credentials come from the environment alone: nothing that is written, sent to other machines or printed may contain one.
 """
 
 import os
@@ -18,8 +18,8 @@ def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
     """Return a text without passwords in addresses and without the values of secret variables.
 
     Args:
-        text: such as an error of another program.
-        environ: the environment whose secrets are hidden; this process's own by default.
+        text: Text, such as an error of another program.
+        environ: Environment whose secrets are hidden; this process's by default.
     """
     for value in sorted(_secret_values(os.environ if environ is None else environ), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
@@ -27,7 +27,7 @@ def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def has_password(address: str) -> bool:
-    """Whether an address, such as that of a git remote or a server, holds a password or a token."""
+    """Whether an address, such as that of a git remote or a server, contains a password or a token."""
     return _IN_ADDRESS.search(address) is not None
 
 

@@ -12,7 +12,7 @@ _AGAIN_SECONDS = 0.05
 
 
 class Stopped(KeyboardInterrupt):
-    """The process was asked to stop; `args[0]` says how to go on, and `number` is the signal."""
+    """The process was asked to stop; `args[0]` says how to continue, and `number` is the signal."""
 
     def __init__(self, message: str, number: int):
         super().__init__(message)
@@ -36,7 +36,7 @@ def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[St
     """Record the first Ctrl-C or SIGTERM while the block runs, for the block to obey; the second one ends the process.
 
     Args:
-        when_asked: called in the signal handler, at the first signal.
+        when_asked: Function called in the signal handler, at the first signal.
     """
     request = StopRequest()
 
@@ -59,7 +59,7 @@ def stopping_on_signals(message: str) -> Iterator[None]:
     """Raise `Stopped` on SIGTERM while the block runs, so that its `with` statements close what they opened.
 
     Python only prints what is raised in a callback of its garbage collector, or as an object is deleted, and goes on. A
-    request to stop that came there, Ctrl-C too, is raised anew in place of the print: by a timer (SIGALRM), or as the
+    request to stop that came there, also Ctrl-C, is raised again instead of printed: by a timer (SIGALRM), or as the
     block ends.
     """
     dropped: list[KeyboardInterrupt] = []
@@ -72,7 +72,7 @@ def stopping_on_signals(message: str) -> Iterator[None]:
             before_hook(unraisable)
             return
         dropped.append(error)
-        # Time and again: a tick that comes just before a system call begins to wait does not end the wait.
+        # Repeated: a tick that comes just before a system call begins to wait does not end the wait.
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
 
     def raise_dropped(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Statistics that several commands share: is a difference more than chance."""
+"""Tests of significance that several commands share."""
 
 import math
 from collections.abc import Sequence
@@ -14,22 +14,13 @@ _EQUAL = 1e-9  # metrics are stored with 9 digits, so values closer than this ar
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The mean of paired differences.
+    """The mean of paired differences."""
 
-    Attributes:
-        mean: mean over all pairs.
-        low: lower end of the simultaneous 95 % confidence interval; −∞ where it has no end, NaN with a single pair.
-        high: upper end; ∞ and NaN likewise.
-        p_value: for the hypothesis that there is no difference, adjusted for the number of comparisons; NaN with a
-            single pair.
-        num_pairs: at least 1.
-    """
-
-    mean: float
-    low: float
-    high: float
-    p_value: float
-    num_pairs: int
+    mean: float  # mean over all pairs
+    low: float  # lower end of the simultaneous 95 % confidence interval; −∞ for none, NaN with a single pair
+    high: float  # upper end; ∞ for none, NaN with a single pair
+    p_value: float  # for no difference, adjusted for the number of comparisons; NaN with a single pair
+    num_pairs: int  # at least 1
 
     @property
     def is_significant(self) -> bool:
@@ -38,23 +29,23 @@ class Difference:
 
     @property
     def has_interval(self) -> bool:
-        """Whether both ends of the interval are known."""
+        """Whether both ends of the interval are finite."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float], *, num_comparisons: int = 1) -> Difference:
     """Compare values in pairs by Student's t-test, two-sided, one of `num_comparisons` that are made together.
 
-    Where all differences are the same number, their spread is 0 and the t-test is undefined. If the number is 0, p = 1
+    If all differences are the same number, their spread is 0 and the t-test is undefined. If the number is 0, p = 1
     and the interval is 0. Otherwise the exact sign test is used, which needs no spread: n equal signs have
     p = 2 · 2⁻ⁿ, and its interval for the median, from the least to the greatest difference, is that number if the
     adjusted p is below the level, and else has no ends.
 
     Args:
-        values: at least one.
-        baseline: of the same length; values at the same index are a pair.
-        num_comparisons: at least 1; the p value is multiplied by it, up to 1, and the interval's level is
-            1 − `SIGNIFICANCE` / `num_comparisons`.
+        values: Values, at least one.
+        baseline: Values of the baseline, of the same length; values at the same index are a pair.
+        num_comparisons: Number of comparisons, at least 1; the p value is multiplied by it, up to 1, and the interval's
+            level is 1 − `SIGNIFICANCE` / `num_comparisons`.
     """
     differences = np.subtract(values, baseline)
     count, mean = len(differences), float(np.mean(differences))
@@ -72,49 +63,40 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], *, num
     return Difference(mean=mean, low=low, high=high, p_value=p_value, num_pairs=count)
 
 
-def unpaired_difference(values: Sequence[float], others: Sequence[float]) -> Difference:
+def unpaired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """Compare the means of independent values by Welch's t-test, two-sided.
 
-    Source: B. L. Welch, Biometrika 34 (1947). Where neither has any spread the test is undefined: then there is no
+    Source: B. L. Welch, Biometrika 34 (1947). If neither has any spread the test is undefined: then there is no
     interval, unless the means are equal.
 
     Args:
-        values: at least two.
-        others: at least two.
+        values: Values, at least two.
+        baseline: Values of the baseline, at least two.
 
     Returns:
-        The mean of `values` minus that of `others`; `num_pairs` is the smaller number of values.
+        The mean of `values` minus that of `baseline`; `num_pairs` is the smaller number of values.
     """
-    mean, count = float(np.mean(values) - np.mean(others)), min(len(values), len(others))
-    if max(np.ptp(values), np.ptp(others)) <= _EQUAL:
+    mean, count = float(np.mean(values) - np.mean(baseline)), min(len(values), len(baseline))
+    if max(np.ptp(values), np.ptp(baseline)) <= _EQUAL:
         ends = (0.0, 0.0) if abs(mean) <= _EQUAL else (-math.inf, math.inf)
         return Difference(
             mean=mean, low=ends[0], high=ends[1], p_value=1.0 if ends[1] == 0 else math.nan, num_pairs=count
         )
-    test = stats.ttest_ind(values, others, equal_var=False)
+    test = stats.ttest_ind(values, baseline, equal_var=False)
     low, high = map(float, test.confidence_interval(1 - SIGNIFICANCE))
     return Difference(mean=mean, low=low, high=high, p_value=float(test.pvalue), num_pairs=count)
 
 
 @dataclass(frozen=True, kw_only=True)
 class McNemar:
-    """The exact McNemar test: two classifiers on the same examples.
+    """The exact McNemar test: two classifiers on the same examples."""
 
-    Attributes:
-        gained: examples that the new one gets right and the old one wrong.
-        lost: examples that the new one gets wrong and the old one right.
-        num_examples: in all, at least 1.
-        p_value: two-sided, for the hypothesis that a differing example is as likely gained as lost.
-        low: lower end of the 95 % interval of the difference of the accuracies, given how many examples differ.
-        high: upper end.
-    """
-
-    gained: int
-    lost: int
-    num_examples: int
-    p_value: float
-    low: float
-    high: float
+    gained: int  # examples that the new one gets right and the old one wrong
+    lost: int  # examples that the new one gets wrong and the old one right
+    num_examples: int  # at least 1
+    p_value: float  # two-sided, for the hypothesis that a differing example is as likely gained as lost
+    low: float  # lower end of the 95 % interval of the difference of the accuracies, given the number that differ
+    high: float  # upper end
 
     @property
     def difference(self) -> float:
@@ -131,7 +113,7 @@ def mcnemar(gained: int, lost: int, num_examples: int) -> McNemar:
     """Return the exact test of Q. McNemar, Psychometrika 12 (1947): binomial, given the examples that differ.
 
     The interval is that of C. Clopper and E. Pearson, Biometrika 26 (1934), for the share of the differing examples
-    that are gained, as a difference of accuracies: it excludes 0 exactly where the test rejects.
+    that are gained, as a difference of accuracies: it excludes 0 exactly if the test rejects.
     """
     differing = gained + lost
     if differing == 0:

@@ -1,4 +1,4 @@
-"""What every verb of the command line does first: go to the project's folder."""
+"""The base class of the verbs of the command line, which changes to the project's folder."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tracker as its stage sees it: a process that gets messages and files, and is waited for at the end alone."""
+"""The tracker as its stage sees it: a process that receives messages and files; the stage waits for it at its end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from gradtrail.support.ranks import is_follower
 from gradtrail.support.secrets import redacted
 
 REPORTED = 3  # exit status of a tracker after a fault that it reported
-READY = "ready"  # file that a tracker makes when it has imported MLflow: what it takes from then on is the store's
+READY = "ready"  # file that a tracker makes after importing MLflow; later delays are the store's
 
 _MODULE = "gradtrail.tracking.mlflow.tracker"
-_MOST_WAITING = 10_000  # messages that a tracker has not read yet
+_MAX_MESSAGES = 10_000  # number that a tracker has not read yet
 _HURRIED_SECONDS = 2.0
 _LONGEST_IMPORT_SECONDS = 60.0
-_SLICE_SECONDS = 0.1  # after which whoever waits checks the limit, which `hurry` may have lowered
+_SLICE_SECONDS = 0.1  # interval of checks of the limit, which `hurry` may lower
 
 
 class TrackerProcess:
@@ -42,7 +42,7 @@ class TrackerProcess:
     It is in a session of its own: Ctrl-C reaches the stage alone, which then says how its run ended.
 
     Args:
-        seconds: the longest time to wait at the end for the store, not for Python's imports; None for no limit.
+        seconds: Longest time to wait for the store at the end, without imports; None for no limit.
     """
 
     def __init__(self, seconds: float | None):
@@ -63,28 +63,28 @@ class TrackerProcess:
             raise
         self._pipe: Any = self._process.stdin
         self._ended = threading.Event()
-        self._messages: queue.Queue[bytes] = queue.Queue(_MOST_WAITING)
+        self._messages: queue.Queue[bytes] = queue.Queue(_MAX_MESSAGES)
         threading.Thread(target=self._write, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process is running."""
         return not self._ended.is_set()
 
     def send(self, **message: Any) -> None:
         """Send a message, without waiting for the tracker to read it.
 
         Raises:
-            TimeoutError: the tracker has stopped to read.
+            TimeoutError: The tracker does not read any more.
         """
         try:
             self._messages.put_nowait(json.dumps(message).encode() + b"\n")
         except queue.Full:
-            raise TimeoutError(f"{_MOST_WAITING:,} messages wait to be logged") from None
+            raise TimeoutError(f"{_MAX_MESSAGES:,} messages wait to be logged") from None
 
     def keep(self, path: Path) -> Path:
-        """Copy a file or folder to where the tracker finds it, however soon the original goes."""
+        """Copy a file or folder for the tracker; the original may be removed at once."""
         place = Path(tempfile.mkdtemp(dir=self._folder)) / path.name
         if path.is_dir():
             shutil.copytree(path, place)
@@ -93,7 +93,7 @@ class TrackerProcess:
         return place
 
     def hurry(self) -> None:
-        """Lower the limit to two more seconds, as the process is asked to end; without a limit there remains none.
+        """Lower the limit, if there is one, to two more seconds, because the process was asked to stop.
 
         May be called from a signal handler.
         """
@@ -103,28 +103,27 @@ class TrackerProcess:
             self._seconds = min(self._seconds, now - self._waiting_since + _HURRIED_SECONDS)
 
     def wait(self) -> None:
-        """Wait until the tracker has done everything and ended, but no longer than the limit; report what failed."""
+        """Wait until the tracker has ended, but no longer than the limit; report a failure."""
         latest = time.monotonic() + _LONGEST_IMPORT_SECONDS
         while not self._ended.wait(_SLICE_SECONDS):
             if self._waiting_since is None and ((self._folder / READY).exists() or time.monotonic() > latest):
                 self._waiting_since = time.monotonic()
-            if self._is_over():
-                how_long = f"no answer within {self._seconds:.3g} s in all; `runtime.tracking_seconds` says how long"
-                warn(f"MLflow's store failed ({how_long} a stage waits)")
+            if self._is_timed_out():
+                warn(f"MLflow's store failed (no response within {self._seconds:.3g} s, `runtime.tracking_seconds`)")
                 return
         status = self._process.returncode
         if status not in (0, REPORTED):
             warn(f"the process that logs to MLflow ended with status {status}")
 
-    def _is_over(self) -> bool:
+    def _is_timed_out(self) -> bool:
         if self._seconds is None or self._waiting_since is None:
             return False
         return time.monotonic() - self._waiting_since >= self._seconds
 
     def close(self) -> None:
-        """End the tracker, if it has not ended, and remove its files."""
+        """End the tracker if it is running, and remove its files."""
         self._process.kill()
-        self._ended.wait(_HURRIED_SECONDS)  # longer only where the system does not let it go
+        self._ended.wait(_HURRIED_SECONDS)  # longer only if the system does not end it
         with contextlib.suppress(queue.Full):  # then it is written to, which fails
             self._messages.put_nowait(b"")
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -141,17 +140,17 @@ class TrackerProcess:
         self._ended.set()
 
 
-_started: list[TrackerProcess] = []  # before its stage asked for it
+_started: list[TrackerProcess] = []  # started by `start_tracker`, not yet used
 
 
 def start_tracker(module: str) -> None:
-    """Start the tracker of a stage whose script begins, so that MLflow is imported beside what the script imports.
+    """Start the tracker at the beginning of a stage's script, so that both import in parallel.
 
-    The garbage collector pauses meanwhile; `run_stage` lets it go on. Where params are bad, `run_stage` says so. Where
-    JAX cannot be imported, this ends the script, as `run_stage` is not reached.
+    The garbage collector pauses until `run_stage`, which also reports bad params. If JAX cannot be imported, this ends
+    the script, as `run_stage` is not reached.
 
     Args:
-        module: `__name__` of the script; nothing is done where it is not run, but imported, nor in a process that only
+        module: `__name__` of the script; nothing is done if it is imported instead of run, nor in a process that only
             helps another one.
     """
     if module != "__main__" or is_follower():
@@ -175,16 +174,16 @@ def start_tracker(module: str) -> None:
 
 
 def started_tracker(runtime: RuntimeConfig) -> TrackerProcess:
-    """Return the tracker that was started, or start it; raise OSError where it cannot be."""
+    """Return the tracker that was started, or start it; raise OSError if it cannot be started."""
     return _started.pop() if _started else _start(runtime)
 
 
 def warn(reason: str) -> None:
-    """Print why a run is not complete, and what follows."""
+    """Print why a run is incomplete, and the consequences."""
     line = f"warning: {reason}; the results are unaffected; `gradtrail sync` rebuilds this run later"
     print(redacted(line), file=sys.stderr)
 
 
 def _start(runtime: RuntimeConfig) -> TrackerProcess:
-    is_here = store_uri().startswith(SQLITE)  # a database does not hang, and may take long where many write to it
-    return TrackerProcess(None if is_here else runtime.tracking_seconds)
+    is_database = store_uri().startswith(SQLITE)  # it does not hang, but may be slow with many writers
+    return TrackerProcess(None if is_database else runtime.tracking_seconds)

@@ -76,18 +76,18 @@ def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
     node = node_folder(request.git_url)
     find = StoredRuns(StoreClient(store))
     states = states_of(node.clone.parent / "checkouts" / commit[:16] / "0", made, ["train", "evaluate"])
-    found = {stage: find({"state": state}, finished=True) for stage, state in states.items()}
-    assert {stage: len(runs) for stage, runs in found.items()} == {"train": 1, "evaluate": 1}
-    assert {run.data.tags["dvc.exp_name"] for runs in found.values() for run in runs} == {experiment.name}
+    runs_by_stage = {stage: find({"state": state}, finished=True) for stage, state in states.items()}
+    assert {stage: len(runs) for stage, runs in runs_by_stage.items()} == {"train": 1, "evaluate": 1}
+    assert {run.data.tags["dvc.exp_name"] for runs in runs_by_stage.values() for run in runs} == {experiment.name}
 
     # A run that the server does not have is rebuilt from the files
-    (evaluation,) = found["evaluate"]
+    (evaluation,) = runs_by_stage["evaluate"]
     StoreClient(store).delete_run(evaluation.info.run_id)
     with node.checkout(commit, None) as folder:
         run_git(folder, "fetch", "-q", request.git_url, f"{ref}:{ref}")
         env = environment() | _own_code(project) | {"MLFLOW_TRACKING_URI": store}
-        known = Experiment(name=experiment.name, baseline=commit, commit=made)
-        ensure_runs(env, folder, known, ["train", "evaluate"], patience=10)
+        recorded = Experiment(name=experiment.name, baseline=commit, commit=made)
+        ensure_runs(env, folder, recorded, ["train", "evaluate"], patience=10)
     (rebuilt,) = find({"state": states["evaluate"]}, finished=True)
     assert rebuilt.data.tags["rebuilt"] == "true"
     assert rebuilt.data.tags["dvc.exp_name"] == experiment.name
@@ -105,7 +105,7 @@ def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
 
 @pytest.mark.nightly
 @pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster())
-def test_wrong_key_of_s3_is_one_line_and_the_same_call_succeeds_with_a_good_one(
+def test_refused_key_of_s3_is_one_line_and_a_good_one_works(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -125,11 +125,11 @@ def test_wrong_key_of_s3_is_one_line_and_the_same_call_succeeds_with_a_good_one(
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "UNKNOWNKEY")
         with pytest.raises(UserError) as caught:
             make_experiment(request, experiment)
-        said = str(caught.value)
-        assert said.startswith(f"the inputs of {commit[:12]} were not fetched: ")
-        assert "\n" not in said
-        assert "Forbidden" in said
-        assert key["AWS_SECRET_ACCESS_KEY"] not in said
+        message = str(caught.value)
+        assert message.startswith(f"the inputs of {commit[:12]} were not fetched: ")
+        assert "\n" not in message
+        assert "Forbidden" in message
+        assert key["AWS_SECRET_ACCESS_KEY"] not in message
         assert not run_git(tmp_path / "shared.git", "for-each-ref", "refs/exps")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AWS_ACCESS_KEY_ID"])
         assert make_experiment(request, experiment) == "made"
@@ -143,9 +143,9 @@ def test_sweep_runs_on_a_local_ray(project: Project, tmp_path: Path) -> None:
     project.commit("a figure to compare")
     (tmp_path / "rates.yaml").write_text(f"grid: {{{RATE}: [0.25, 0.5]}}\n")
     command = (sys.executable, "-m", "gradtrail", "sweep", str(tmp_path / "rates.yaml"), "--on", "local")
-    said = project.run(*command, env=_own_code(project))
-    assert "2 of 2" in said
-    assert "learning_rate=0.25" in said
+    message = project.run(*command, env=_own_code(project))
+    assert "2 of 2" in message
+    assert "learning_rate=0.25" in message
     again = project.run(*command, env=_own_code(project))
     assert "job" not in again, "nothing was missing"
     refs = project.git("for-each-ref", "--format=%(refname)", "refs/exps/*/*/gradtrail-*").splitlines()

@@ -106,7 +106,7 @@ def is_seed(run: dict[str, dict[str, str]], seed: str) -> bool:
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_named_and_the_others_go_on(project: Project) -> None:
+def test_failed_run_is_named_and_other_runs_continue(project: Project) -> None:
     process = project.start(*command("faulty"), env={"PYTHONPATH": str(project.folder / "src")})
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1, output
@@ -117,7 +117,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(project: Project) -> Non
 
 
 @pytest.mark.nightly
-def test_an_interrupted_call_goes_on_and_two_at_once_run_nothing_twice(project: Project) -> None:
+def test_interrupted_comparison_continues_and_two_comparisons_run_nothing_twice(project: Project) -> None:
     env = {"PYTHONPATH": str(project.folder / "src")}
     process = project.start(*command("rates", "--seeds", "0"), env=env)
     deadline = time.monotonic() + 200
@@ -129,8 +129,8 @@ def test_an_interrupted_call_goes_on_and_two_at_once_run_nothing_twice(project: 
     assert "DVC's queue keeps running: `dvc queue status` shows it, `dvc queue stop --kill` stops it" in output
 
     both = [project.start(*command("rates", "--seeds", "0"), env=env) for _ in range(2)]
-    outputs = [each.communicate(timeout=300)[0] for each in both]
-    assert [each.returncode for each in both] == [0, 0], outputs
+    outputs = [other.communicate(timeout=300)[0] for other in both]
+    assert [other.returncode for other in both] == [0, 0], outputs
     assert sum("waiting for another comparison" in output for output in outputs) == 1
     assert any("experiments queued before: " in output for output in outputs)
     assert trained(project) == once("0")

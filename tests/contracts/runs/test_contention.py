@@ -41,7 +41,7 @@ def test_twenty_experiments_by_four_workers_leave_all_their_runs(project: Projec
 def experiments(project: Project) -> dict[str, str]:
     """Return the name and the commit of each experiment."""
     lines = project.git("for-each-ref", "--format=%(refname) %(objectname)", "refs/exps").splitlines()
-    found = (line.split(" ") for line in lines)
-    named = {ref.split("/")[-1]: commit for ref, commit in found if ref.count("/") == 4}
-    assert len(named) == len(RATES)
-    return named
+    pairs = (line.split(" ") for line in lines)
+    commits = {ref.split("/")[-1]: commit for ref, commit in pairs if ref.count("/") == 4}
+    assert len(commits) == len(RATES)
+    return commits

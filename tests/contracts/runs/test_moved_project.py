@@ -47,7 +47,7 @@ def quoted(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_a_moved_project_goes_on_in_its_new_place(finished: Project, tmp_path: Path) -> None:
+def test_moved_project_works_in_its_new_place(finished: Project, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     project = Project(shutil.copytree(finished.folder, tmp_path / "old/project"))
     project.sync()
@@ -71,7 +71,7 @@ def test_a_moved_project_goes_on_in_its_new_place(finished: Project, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_copy_is_led_to_itself_and_leaves_the_other_alone(finished: Project, tmp_path: Path) -> None:
+def test_copy_is_relocated_and_the_original_is_unchanged(finished: Project, tmp_path: Path) -> None:
     project = Project(shutil.copytree(finished.folder, tmp_path / "project"))
     project.sync()
     before = digest(project.folder / "mlflow.db"), digest(project.folder / "mlruns")
@@ -101,8 +101,8 @@ def test_a_worktree_has_a_store_of_its_own_and_shares_commits_and_cache(finished
     side.dvc("exp", "run", "-S", "evaluate.calibration_bins=7")
     assert side.sync() == "8 runs present\n"
     assert "rebuilt: train, evaluate (2), gradients" in project.sync()
-    for each in (project, side):
-        assert "nothing to remove" in each.gradtrail("gc")
-        assert {run["status"] for run in each.runs()} == {"FINISHED"}
-        assert {run["artifacts"].is_relative_to(each.folder / "mlruns") for run in each.runs()} == {True}
+    for repository in (project, side):
+        assert "nothing to remove" in repository.gradtrail("gc")
+        assert {run["status"] for run in repository.runs()} == {"FINISHED"}
+        assert {run["artifacts"].is_relative_to(repository.folder / "mlruns") for run in repository.runs()} == {True}
     assert {run["tags"]["state"] for run in project.runs()} == {run["tags"]["state"] for run in side.runs()}

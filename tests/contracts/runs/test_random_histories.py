@@ -121,15 +121,15 @@ class Histories(RuleBasedStateMachine):
             self.project.dvc(*arguments[2:])
         self.sync()
 
-    def edit(self, what: str, value: Any) -> None:
-        path = self.project.folder / what
-        if what.endswith(".py"):
+    def edit(self, target: str, value: Any) -> None:
+        path = self.project.folder / target
+        if target.endswith(".py"):
             path.write_text(f"WORD = {value!r}\n")
-        elif "/" in what:
+        elif "/" in target:
             path.unlink(missing_ok=True)  # it may be a link into the cache
             path.write_text(value)
         else:
-            self.project.set(what, value)
+            self.project.set(target, value)
 
     @rule()
     def lose_the_cache(self) -> None:
@@ -154,6 +154,7 @@ class Histories(RuleBasedStateMachine):
         self.project.set(*change)
 
         def has_begun() -> bool:
+            time.sleep(0.05)  # readers that never pause keep SQLite's writers waiting
             return any(run["status"] == "RUNNING" for run in self.project.runs())
 
         stop(self.project.start(sys.executable, "-m", "dvc", "repro", "--force"), signal.SIGKILL, when=has_begun)
@@ -202,15 +203,15 @@ def texts(project: Project) -> dict[str, str]:
 
 def finished_runs(project: Project) -> list[tuple[tuple[str, str], Result]]:
     """Return, of each finished run, its state with its outs, and its result."""
-    found = []
+    results = []
     for run in project.runs():
         tags = run["tags"]
         assert run["status"] != "RUNNING"
         if run["status"] == "FINISHED":
             outs = run["outs"]
-            own = {key: run["params"][key] for key in CHANGED if key.startswith(f"{tags['stage']}.")}
-            found.append(((tags["state"], digest(outs)), (tags["stage"], digest(own), without_metrics(outs))))
-    return found
+            params = {key: run["params"][key] for key in CHANGED if key.startswith(f"{tags['stage']}.")}
+            results.append(((tags["state"], digest(outs)), (tags["stage"], digest(params), without_metrics(outs))))
+    return results
 
 
 def recorded_results(project: Project) -> set[Result]:
@@ -256,8 +257,8 @@ def is_here(project: Project, path: str, md5: str) -> bool:
     """Whether DVC's cache, a commit or the working folder has a file."""
     if path.startswith("results/metrics/"):
         return True  # in a commit, or of the working folder's lock
-    here = project.folder / path
-    is_in_place = here.is_file() and hashlib.md5(here.read_bytes(), usedforsecurity=False).hexdigest() == md5
+    path_here = project.folder / path
+    is_in_place = path_here.is_file() and hashlib.md5(path_here.read_bytes(), usedforsecurity=False).hexdigest() == md5
     return is_in_place or (project.folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).is_file()
 
 
@@ -266,8 +267,8 @@ def flat(section: dict[str, Any]) -> dict[str, str]:
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
-            for key, each in value.items():
-                yield from walk(f"{prefix}.{key}", each)
+            for key, item in value.items():
+                yield from walk(f"{prefix}.{key}", item)
         else:
             yield prefix, "null" if value is None else str(value)
 

@@ -15,7 +15,7 @@ OUTS = ("models/final.safetensors", "results/evaluate/words.txt", "results/gradi
 
 @pytest.fixture
 def project(project: Project) -> Project:
-    """A copy, of which it has been said that the runs were led here."""
+    """A copy whose runs were relocated."""
     project.sync()
     return project
 
@@ -24,9 +24,9 @@ def show(project: Project, *words: str, status: int = 0) -> str:
     return project.gradtrail("show", *words, status=status)
 
 
-def commands(told: str) -> list[str]:
+def commands(output: str) -> list[str]:
     """Return what a person would type, one line a way."""
-    lines = told.partition("restore it\n")[2].splitlines()
+    lines = output.partition("restore it\n")[2].splitlines()
     return [line.partition("#")[0].strip() for line in lines]
 
 
@@ -41,28 +41,28 @@ def of_learning_rate(project: Project, value: str) -> dict[str, Any]:
 
 def test_the_chain_goes_down_to_the_raw_data(project: Project) -> None:
     run = project.runs_of("evaluate")[0]
-    told = show(project, run["id"])
-    assert told == show(project, run["tags"]["state"][:10]) == show(project, "results/evaluate/words.txt")
+    output = show(project, run["id"])
+    assert output == show(project, run["tags"]["state"][:10]) == show(project, "results/evaluate/words.txt")
     for path in ("results/evaluate/words.txt", "models/final.safetensors", "data/words.txt"):
-        assert f"{path}  {digest(project.folder / path)}" in told
+        assert f"{path}  {digest(project.folder / path)}" in output
     for stage in ("evaluate", "train", "fetch"):
         (made,) = project.runs_of(stage)
-        assert f"{stage}  state {made['tags']['state'][:12]}  run {made['id'][:12]}" in told
-    assert run["tags"]["mlflow.source.git.commit"] in told
-    assert "# the working folder" in told
-    assert "differs from params.yaml" not in told
+        assert f"{stage}  state {made['tags']['state'][:12]}  run {made['id'][:12]}" in output
+    assert run["tags"]["mlflow.source.git.commit"] in output
+    assert "# the working folder" in output
+    assert "differs from params.yaml" not in output
 
 
 @pytest.mark.slow
-def test_what_is_not_there_is_one_line(project: Project, tmp_path: Path) -> None:
+def test_unknown_name_is_an_error_of_one_line(project: Project, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("of nobody")
-    for what, said in (("nobody", "no run has this name"), (str(tmp_path / "other.txt"), "no run wrote")):
-        (line,) = show(project, what, status=2).splitlines()
-        assert said in line
+    for name, message in (("nobody", "no run has this name"), (str(tmp_path / "other.txt"), "no run wrote")):
+        (line,) = show(project, name, status=2).splitlines()
+        assert message in line
 
 
 @pytest.mark.slow
-def test_of_several_runs_a_person_chooses(project: Project) -> None:
+def test_several_runs_are_listed_to_choose_from(project: Project) -> None:
     script = project.folder / "pipeline/evaluate.py"
     script.write_text(f"{script.read_text()}# another state of the same name\n")
     project.dvc("repro")
@@ -71,8 +71,8 @@ def test_of_several_runs_a_person_chooses(project: Project) -> None:
     listed = show(project, name, status=2)
     assert listed.startswith(f"{name}: 2 runs; which one?")
     for line in listed.splitlines()[1:]:
-        told = project.run("sh", "-c", line.partition("   ")[0], env={"PYTHONPATH": str(project.folder / "src")})
-        assert {run for run in ids if run in told} == {run for run in ids if run[:12] in line}
+        output = project.run("sh", "-c", line.partition("   ")[0], env={"PYTHONPATH": str(project.folder / "src")})
+        assert {run for run in ids if run in output} == {run for run in ids if run[:12] in line}
 
 
 @pytest.mark.slow
@@ -82,10 +82,10 @@ def test_a_commit_is_restored(project: Project) -> None:
     project.set(LR, 0.5)
     project.dvc("repro")
     project.commit("another learning rate")
-    told = show(project, str(elsewhere))
-    assert f"{LR}: 0.005, now 0.5" in told
-    assert run["tags"]["state"] in told
-    (command,) = commands(told)
+    output = show(project, str(elsewhere))
+    assert f"{LR}: 0.005, now 0.5" in output
+    assert run["tags"]["state"] in output
+    (command,) = commands(output)
     project.run("sh", "-c", command)
     assert digests(project) == before
     assert "# the working folder" in show(project, run["id"])
@@ -106,7 +106,7 @@ def test_a_changed_working_folder_is_stashed_first(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_cache_it_is_made_again(project: Project, tmp_path: Path) -> None:
+def test_state_without_a_cache_is_reproduced(project: Project, tmp_path: Path) -> None:
     before, run = digests(project), of_learning_rate(project, "0.005")
     shutil.rmtree(project.folder / ".dvc/cache")
     shutil.rmtree(project.folder / "models")
@@ -130,8 +130,8 @@ def test_an_experiment_is_restored(project: Project, options: tuple[str, ...]) -
     run = of_learning_rate(project, "0.5")
     assert run["tags"]["dvc.exp_name"] == "higher"
     assert run["tags"]["dvc.exp_baseline"] == project.git("rev-parse", "HEAD").strip()
-    for what in (run["tags"]["state"], run["id"][:8], "higher"):
-        assert commands(show(project, what)) == ["dvc exp apply higher"]
+    for name in (run["tags"]["state"], run["id"][:8], "higher"):
+        assert commands(show(project, name)) == ["dvc exp apply higher"]
     project.run("sh", "-c", "dvc exp apply higher")
     assert digests(project)["models/final.safetensors"] == run["outs"]["models/final.safetensors"]
     assert digests(project)["models/final.safetensors"] != before["models/final.safetensors"]
@@ -158,7 +158,7 @@ def test_a_renamed_experiment_has_its_new_name_after_a_sync(project: Project) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forget", [pytest.param(False, marks=pytest.mark.nightly), True])
-def test_what_no_lock_names_is_made_again(project: Project, *, forget: bool) -> None:
+def test_state_in_no_lock_is_reproduced(project: Project, *, forget: bool) -> None:
     """From the commit and the change since, whether DVC's run-cache still knows of it or not."""
     project.set(LR, 0.5)
     source = project.folder / "src/gradtrail/core/third.py"
@@ -178,12 +178,12 @@ def test_what_no_lock_names_is_made_again(project: Project, *, forget: bool) -> 
     assert digests(project)["results/evaluate/words.txt"] == before["results/evaluate/words.txt"]
     assert "another kind" in (project.folder / "results/evaluate/words.txt").read_text()
     project.sync()
-    assert [each["id"] for each in project.runs_of("evaluate")].count(run["id"]) == 1
+    assert [run_of_stage["id"] for run_of_stage in project.runs_of("evaluate")].count(run["id"]) == 1
     assert len(project.runs_of("evaluate")) == 2
 
 
 @pytest.mark.slow
-def test_a_run_made_again_says_whether_its_commit_has_what_it_was_made_with(project: Project) -> None:
+def test_rebuilt_run_is_dirty_if_its_commit_has_other_params(project: Project) -> None:
     (project.folder / "mlflow.db").unlink()
     project.set(LR, 0.5)
     project.dvc("repro")

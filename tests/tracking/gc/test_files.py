@@ -16,8 +16,6 @@ from gradtrail.tracking.gc.files import (
     leftover_outs,
     open_checkpoints,
     size_of,
-    stale_cache,
-    unused_locks,
 )
 
 MADE, OTHER, LEFT = "a" * 64, "b" * 64, "c" * 64
@@ -45,20 +43,20 @@ def checkpoint(state: str, *, days: float = 0) -> Path:
     return seal.parent
 
 
-def remove(found: Iterable[Garbage]) -> None:
-    for one in found:
+def remove(garbage: Iterable[Garbage]) -> None:
+    for one in garbage:
         one.remove()
 
 
 def test_checkpoints_of_complete_trainings_are_removed_and_others_after_a_month() -> None:
     made, young, old = checkpoint(MADE), checkpoint(OTHER, days=29), checkpoint(LEFT, days=31)
     assert open_checkpoints({MADE}) == {OTHER[:32]}
-    found = list(checkpoints({MADE}))
-    assert {one.name: (one.why, one.size_bytes) for one in found} == {
+    garbage = list(checkpoints({MADE}))
+    assert {one.name: (one.why, one.size_bytes) for one in garbage} == {
         made.name: ("its training is complete", 5),
         old.name: ("stopped 31 days ago", 5),
     }
-    remove(found)
+    remove(garbage)
     assert young.exists()
     assert not made.exists()
     assert not old.exists()
@@ -75,12 +73,12 @@ def test_complete_members_stay_and_keep_the_run_that_they_are_for() -> None:
     then = time.time() - 31 * 86_400
     for path in (*folder.iterdir(), folder):
         os.utime(path, (then, then))
-    (found,) = checkpoints({MADE})
-    assert found.why == "a member that was not used for 31 days"
+    (item,) = checkpoints({MADE})
+    assert item.why == "a member that was not used for 31 days"
 
 
-def test_of_complete_members_those_used_last_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradtrail.tracking.gc.files.MOST_MEMBERS", 2)
+def test_complete_members_used_last_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradtrail.tracking.gc.files.MAX_MEMBERS", 2)
     folders = [checkpoint(digit * 64) for digit in "12345"]
     for age, folder in enumerate(folders[:4]):
         (folder / COMPLETE).touch()
@@ -93,12 +91,12 @@ def test_of_complete_members_those_used_last_stay(monkeypatch: pytest.MonkeyPatc
 def test_a_checkpoint_in_use_is_kept() -> None:
     folder = checkpoint(MADE)
     lock = put(f".gradtrail/locks/train-{MADE[:32]}.lock")
-    (found,) = checkpoints({MADE})
+    (item,) = checkpoints({MADE})
     with FileLock(lock):
         assert list(checkpoints({MADE})) == []
-        found.remove()  # of before
+        item.remove()  # of before
         assert folder.exists()
-    found.remove()
+    item.remove()
     assert not folder.exists()
     assert lock.exists()
 
@@ -110,31 +108,10 @@ def test_leftovers_of_a_killed_stage_are_removed_unless_it_is_writing() -> None:
     for stage in ("train", "evaluate"):
         put(f".outs/{stage}.lock")
     with FileLock(".outs/evaluate.lock"):
-        found = list(leftover_outs())
-        assert {one.name: one.size_bytes for one in found} == {".outs/train": 3, ".outs/train.old": 2}
-        remove(found)
+        garbage = list(leftover_outs())
+        assert {one.name: one.size_bytes for one in garbage} == {".outs/train": 3, ".outs/train.old": 2}
+        remove(garbage)
     assert sorted(path.name for path in Path(".outs").iterdir()) == ["evaluate", "evaluate.lock", "train.lock"]
-
-
-def test_parsed_files_of_nothing_that_exists_are_removed() -> None:
-    put(".gradtrail/parsed/known-1.json")
-    put(".gradtrail/parsed/of-before-1.json", "123")
-    put(".gradtrail/parsed/known-0.json", "of another form")
-    put(".gradtrail/parsed/.being-written-1.json.0123.tmp")
-    (found,) = stale_cache(["known"])
-    assert (found.why.split()[0], found.size_bytes) == ("2", 18)
-    remove([found])
-    assert list(stale_cache(["known"])) == []
-    assert len(list(Path(".gradtrail/parsed").iterdir())) == 2
-
-
-def test_locks_of_other_states_are_removed_unless_they_are_held() -> None:
-    kept, held, free = (put(f".gradtrail/locks/train-{state[:32]}.lock") for state in (MADE, OTHER, LEFT))
-    with FileLock(held):
-        (found,) = unused_locks([MADE])
-        assert found.why.split()[0] == "1"
-        remove([found])
-        assert [path.exists() for path in (kept, held, free)] == [True, True, False]
 
 
 def test_the_size_of_files_and_folders() -> None:

@@ -37,5 +37,5 @@ def test_members_of_other_seeds_or_params_have_other_keys() -> None:
         train_config(seed=0, members=2, vary=("order",)),
         train_config(seed=0, members=2, epochs=3),
     ]
-    found = {key for config in configs for key in keys(config)}
-    assert len(found) == 3 + 1 + 2, "the first member that varies in its order alone is that of seed 0"
+    keys_of_members = {key for config in configs for key in keys(config)}
+    assert len(keys_of_members) == 3 + 1 + 2, "the first member that varies in its order alone is that of seed 0"

@@ -27,7 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep(
-    stage: str, deps: dict[str, str], outs: dict[str, str], *, at: int, params: dict[str, Any] | None = None
+    stage: str, deps: dict[str, str], outs: dict[str, str], *, seconds: int, params: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     section = {
         "cmd": f"run {stage}",
@@ -35,25 +35,25 @@ def keep(
         "outs": [{"path": path, "md5": md5} for path, md5 in outs.items()],
     }
     section |= {"params": params} if params else {}
-    path = Path(".dvc/cache/runs/00/0") / f"{at:064d}"
+    path = Path(".dvc/cache/runs/00/0") / f"{seconds:064d}"
     path.parent.mkdir(parents=True, exist_ok=True)
     YAML().dump(section, path)
-    os.utime(path, (at, at))
+    os.utime(path, (seconds, seconds))
     return section
 
 
-def found(*known: str) -> list[dict[str, Any]]:
+def found(*known_states: str) -> list[dict[str, Any]]:
     return [
         snapshot.lock
-        for snapshot in run_cache_snapshots([Snapshot(pipeline=PIPELINE, lock={})], lambda key: key in known)
+        for snapshot in run_cache_snapshots([Snapshot(pipeline=PIPELINE, lock={})], lambda key: key in known_states)
     ]
 
 
-def test_each_entry_has_what_came_before_it() -> None:
-    fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, at=1)
-    train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=2)
-    other = keep("train", {"data": "d", "train.py": "t2"}, {"model": "m2"}, at=3)
-    evaluate = keep("evaluate", {"data": "d", "model": "m"}, {"words": "w"}, at=4)
+def test_each_entry_has_the_stages_before_it() -> None:
+    fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, seconds=1)
+    train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, seconds=2)
+    other = keep("train", {"data": "d", "train.py": "t2"}, {"model": "m2"}, seconds=3)
+    evaluate = keep("evaluate", {"data": "d", "model": "m"}, {"words": "w"}, seconds=4)
     assert found() == [
         {"fetch": fetch},
         {"fetch": fetch, "train": train},
@@ -62,13 +62,13 @@ def test_each_entry_has_what_came_before_it() -> None:
     ]
 
 
-def test_of_makers_of_the_same_bytes_the_newest_that_fits_all_counts() -> None:
-    keep("fetch", {"fetch.py": "f"}, {"data": "d"}, at=1)
-    newest = keep("fetch", {"fetch.py": "f2"}, {"data": "d"}, at=3)
-    keep("fetch", {"fetch.py": "f3"}, {"data": "d3"}, at=4)
-    train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=2)
-    keep("train", {"data": "d3", "train.py": "t"}, {"model": "m"}, at=5)  # of other data: not what was evaluated
-    evaluate = keep("evaluate", {"data": "d", "model": "m"}, {"words": "w"}, at=6)
+def test_newest_fitting_entry_with_the_same_bytes_counts() -> None:
+    keep("fetch", {"fetch.py": "f"}, {"data": "d"}, seconds=1)
+    newest = keep("fetch", {"fetch.py": "f2"}, {"data": "d"}, seconds=3)
+    keep("fetch", {"fetch.py": "f3"}, {"data": "d3"}, seconds=4)
+    train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, seconds=2)
+    keep("train", {"data": "d3", "train.py": "t"}, {"model": "m"}, seconds=5)  # of other data: not what was evaluated
+    evaluate = keep("evaluate", {"data": "d", "model": "m"}, {"words": "w"}, seconds=6)
     assert found()[-1] == {"fetch": newest, "train": train, "evaluate": evaluate}
 
 
@@ -78,37 +78,27 @@ def test_a_profile_belongs_to_the_newest_training_of_its_params() -> None:
         "profile": StageSpec(cmd="run profile", deps=("data",), params={"params.yaml": ("train",)}, outs=("costs",))
     }
     params = [{"params.yaml": {"train": {"seed": seed}}} for seed in (1, 2)]
-    fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, at=1)
-    profile = keep("profile", {"data": "d"}, {"costs": "c"}, at=2, params=params[0])
-    keep("train", {"data": "d", "train.py": "t"}, {"model": "m2"}, at=3, params=params[1])
-    keep("train", {"data": "d2", "train.py": "t"}, {"model": "m3"}, at=4, params=params[0])
+    fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, seconds=1)
+    profile = keep("profile", {"data": "d"}, {"costs": "c"}, seconds=2, params=params[0])
+    keep("train", {"data": "d", "train.py": "t"}, {"model": "m2"}, seconds=3, params=params[1])
+    keep("train", {"data": "d2", "train.py": "t"}, {"model": "m3"}, seconds=4, params=params[0])
     locks = [snapshot.lock for snapshot in run_cache_snapshots([Snapshot(pipeline=pipeline, lock={})], lambda _: False)]
     assert not [lock for lock in locks if "profile" in lock]
-    keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=5, params=params[0])
-    train = keep("train", {"data": "d", "train.py": "t2"}, {"model": "m"}, at=6, params=params[0])
+    keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, seconds=5, params=params[0])
+    train = keep("train", {"data": "d", "train.py": "t2"}, {"model": "m"}, seconds=6, params=params[0])
     locks = [snapshot.lock for snapshot in run_cache_snapshots([Snapshot(pipeline=pipeline, lock={})], lambda _: False)]
     assert {"fetch": fetch, "train": train, "profile": profile} in locks
 
 
-def test_what_came_before_may_be_in_a_lock_alone() -> None:
+def test_earlier_stages_may_be_only_in_a_lock() -> None:
     """As of stages that ran before DVC made entries for them."""
-    fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, at=1)
+    fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, seconds=1)
     next(Path(".dvc/cache/runs").rglob("*1")).unlink()
-    train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=2)
+    train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, seconds=2)
     recorded = [Snapshot(pipeline=PIPELINE, lock={"fetch": fetch})]
     assert [one.lock for one in run_cache_snapshots(recorded, lambda _: False)] == [{"fetch": fetch, "train": train}]
 
 
-def test_an_entry_whose_makers_are_unknown_is_left_out() -> None:
-    keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=1)
-    assert found() == []
-
-
-@pytest.mark.parametrize(
-    "content", ["- 1\n", "<<<", "cmd: run fetch\n", "cmd: run fetch\ndeps: 3\nouts: [{path: data}]\n"]
-)
-def test_what_is_no_entry_is_left_out(content: str) -> None:
-    path = Path(".dvc/cache/runs/00/0") / ("0" * 64)
-    path.parent.mkdir(parents=True)
-    path.write_text(content)
+def test_entry_without_known_lineage_is_left_out() -> None:
+    keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, seconds=1)
     assert found() == []

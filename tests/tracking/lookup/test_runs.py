@@ -39,7 +39,7 @@ def keep(folder: Path, files: dict[str, str]) -> str:
     md5 = "12" * 16 + ".dir"
     path = folder / f".dvc/cache/files/md5/{md5[:2]}/{md5[2:]}"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps([{"relpath": name, "md5": each} for name, each in files.items()]))
+    path.write_text(json.dumps([{"relpath": name, "md5": item} for name, item in files.items()]))
     return md5
 
 
@@ -48,18 +48,18 @@ def test_bytes_that_a_run_wrote_to_several_paths_were_written_to_each(weights: P
     epochs = keep(tmp_path, {"002.safetensors": md5})
     outs = {"models/epochs": epochs, "models/final.safetensors": md5}
     both = [run("newer", "another", outs), run("older", LOCK, outs)]
-    assert [each.info.run_id for each in lookup.writers(weights, both)] == ["older"]
-    assert [each.info.run_id for each in lookup.writers(weights, both[:1])] == ["newer"]
+    assert [item.info.run_id for item in lookup.writers(weights, both)] == ["older"]
+    assert [item.info.run_id for item in lookup.writers(weights, both[:1])] == ["newer"]
 
 
-def test_runs_that_wrote_the_bytes_elsewhere_count_where_none_wrote_them_here(weights: Path, tmp_path: Path) -> None:
+def test_runs_that_wrote_the_bytes_to_another_path_count_if_none_wrote_this_path(weights: Path, tmp_path: Path) -> None:
     epochs = keep(tmp_path, {"002.safetensors": digest(weights)})
     elsewhere = [run("one", "another", {"models/epochs": epochs})]
-    here = run("two", "a third", {"models/final.safetensors": digest(weights)})
-    assert [each.info.run_id for each in lookup.writers(weights, elsewhere)] == ["one"]
-    assert [each.info.run_id for each in lookup.writers(weights, [*elsewhere, here])] == ["two"]
+    in_place = run("two", "a third", {"models/final.safetensors": digest(weights)})
+    assert [item.info.run_id for item in lookup.writers(weights, elsewhere)] == ["one"]
+    assert [item.info.run_id for item in lookup.writers(weights, [*elsewhere, in_place])] == ["two"]
 
 
-def test_bytes_of_no_run_are_one_line(weights: Path) -> None:
+def test_bytes_of_no_run_are_an_error_of_one_line(weights: Path) -> None:
     with pytest.raises(UserError, match="no run wrote these bytes"):
         lookup.writers(weights, [run("one", LOCK, {"models/final.safetensors": "0" * 32})])

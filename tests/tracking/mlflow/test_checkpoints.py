@@ -13,10 +13,9 @@ import jax
 import numpy as np
 import optax
 import pytest
-import tensorstore as ts
 from factories import ROOT, SHAPE, dataset_info, make_engine, random_split, run_keys, run_training, train_config
 from ruamel.yaml import YAML
-from untrusted import MAX_BYTES, on_linux, refusal, taken_bytes
+from untrusted import refusal
 
 from gradtrail.core.train.history import on_host
 from gradtrail.core.train.step import TrainState
@@ -67,7 +66,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"params": make_weights(2)}, []),  # as schedule-free optimizers have them
     ],
 )
-def test_what_is_equal_to_the_final_weights_is_left_out_and_all_comes_back_to_the_bit(
+def test_checkpoint_omits_final_weights_and_loads_to_the_bit(
     changed: dict[str, Any], left_out: list[str], tmp_path: Path
 ) -> None:
     state = make_state(**changed)
@@ -75,9 +74,9 @@ def test_what_is_equal_to_the_final_weights_is_left_out_and_all_comes_back_to_th
     arrays = json.loads((tmp_path / "checkpoint" / "state" / "_METADATA").read_text())["tree_metadata"]
     stored = {name for name in ("params", "average") if any(f"'{name}', 'layers'" in key for key in arrays)}
     assert stored == {name for name in ("params", "average") if getattr(state, name) is not None} - set(left_out)
-    found = load_checkpoint(tmp_path / "checkpoint", make_state(**changed, step=np.int32(0)), make_weights(0))
-    assert bits(found) == bits(state)
-    assert jax.tree.structure(found) == jax.tree.structure(state)
+    loaded = load_checkpoint(tmp_path / "checkpoint", make_state(**changed, step=np.int32(0)), make_weights(0))
+    assert bits(loaded) == bits(state)
+    assert jax.tree.structure(loaded) == jax.tree.structure(state)
 
 
 def test_the_weights_of_another_run_are_refused(good: Path) -> None:
@@ -114,10 +113,6 @@ def test_checkpoint_of_unfinished_training_is_refused(tmp_path: Path) -> None:
     assert line == f"{tmp_path / 'checkpoint'}: no checkpoint of this training: 'left_out'"
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     if data:
@@ -126,49 +121,19 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of Orbax' threads
-@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+@pytest.mark.parametrize("damage", [flip, Path.unlink])
 def test_a_damaged_file_is_harmless_or_refused(damage: Callable[[Path], None], good: Path, tmp_path: Path) -> None:
     refused = 0
     for number, file in enumerate(sorted(path for path in good.rglob("*") if path.is_file())):
         copy = shutil.copytree(good, tmp_path / str(number))
         damage(copy / file.relative_to(good))
-        found: list[TrainState] = []
+        loaded: list[TrainState] = []
         read = functools.partial(load_checkpoint, copy, make_state(), make_weights(0))
-        line = refusal(lambda read=read, found=found: found.append(read()))
+        line = refusal(lambda read=read, loaded=loaded: loaded.append(read()))
         assert line is None or line.startswith(f"{copy}: ")
-        assert line is not None or bits(found[0]) == bits(make_state())
+        assert line is not None or bits(loaded[0]) == bits(make_state())
         refused += line is not None
     assert refused >= 3
-
-
-def grid(*shape: int) -> dict[str, Any]:
-    return {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
-
-
-ZSTD = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd", "configuration": {"level": 1}}]
-FORGED: dict[str, dict[str, Any]] = {
-    "many rows": {"shape": [10**9, 3]},
-    "more than there is": {"shape": [10**15, 10**15]},
-    "large pieces": {"chunk_grid": grid(10**9, 3), "codecs": ZSTD},
-    "pieces of nothing": {"chunk_grid": grid(0, 0)},
-    "a negative shape": {"shape": [-1, 3]},
-    "another dtype": {"data_type": "complex128"},
-}
-
-
-@on_linux
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", FORGED)
-def test_what_a_checkpoint_claims_takes_no_memory(name: str, good: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(good, tmp_path / "copy")
-    base = {"driver": "file", "path": f"{copy / 'state'}/"}
-    array = ts.KvStore.open({"driver": "ocdbt", "base": base, "path": "opt_state.1.trace.layers.0.kernel/"}).result()
-    content = json.loads(array.read("zarr.json").result().value)
-    array.write("zarr.json", json.dumps(content | FORGED[name]).encode()).result()
-    told: list[str | None] = []
-    load = lambda: told.append(refusal(lambda: load_checkpoint(copy, make_state(), make_weights(0))))  # noqa: E731
-    assert taken_bytes(load) < MAX_BYTES
-    assert told[0] is not None
 
 
 SPLIT = random_split(10)
@@ -211,6 +176,6 @@ def test_the_snippet_of_the_docs_trains_on_to_the_bits_of_an_uninterrupted_train
     exec(snippet.replace("0123456789abcdef" * 2, finished_run), left)  # noqa: S102 - of our own page
     straight = run_training(left["engine"], left["examples"])
     assert bits(left["state"]) == bits(straight[-1].state)
-    told = capsys.readouterr().out.splitlines()
-    assert told[-1] == f"step 12, loss {straight[-1].records.loss[-1]:.4f}"
-    assert len(told) == 2, "one for each epoch"
+    output = capsys.readouterr().out.splitlines()
+    assert output[-1] == f"step 12, loss {straight[-1].records.loss[-1]:.4f}"
+    assert len(output) == 2, "one for each epoch"

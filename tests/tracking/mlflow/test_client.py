@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import ROOT
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
 
-from gradtrail.experiments.sweep import recipes
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.client import StoreClient, experiment_id, open_store
 
@@ -94,21 +92,3 @@ def test_renamed_experiment_is_found(client: MlflowClient) -> None:
     experiment = experiment_id(client, "models")
     client.rename_experiment(experiment, "trainings of 2026")
     assert experiment_id(client, "models") == experiment
-
-
-def test_results_count_all_trainings(client: MlflowClient, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = client.create_run(experiment_id(client, "models"), tags={"stage": "train"}).info.run_id
-    client.log_metric(run, "eval/accuracy", 0.5)
-    with contextlib.closing(sqlite3.connect(database)) as store, store:
-        store.execute("create temp table numbers (number integer)")
-        store.executemany("insert into numbers values (?)", [(number,) for number in range(1000)])
-        for table in ("runs", "tags", "latest_metrics"):
-            columns = ", ".join(f'"{column}"' for _, column, *_ in store.execute(f"pragma table_info({table})"))
-            values = columns.replace('"run_uuid"', "run_uuid || number")
-            store.execute(f"insert into {table} ({columns}) select {values} from {table}, numbers")  # noqa: S608
-    counts: list[int] = []
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(recipes, "_by_seed", lambda _, run: [run])
-    monkeypatch.setattr(recipes, "summarize", lambda *arguments: counts.append(len(arguments[-1])))
-    recipes.collect_results()
-    assert {*counts} == {1001}

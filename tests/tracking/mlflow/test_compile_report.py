@@ -29,7 +29,7 @@ class RecordingRun:
         self.is_open = is_open
         self.logged: dict[str, float] = {}
         self.written: dict[str, str] = {}
-        self.told: dict[str, Any] = {}
+        self.timings: dict[str, Any] = {}
 
     def best_effort(self) -> contextlib.nullcontext[None]:
         return contextlib.nullcontext()
@@ -38,7 +38,7 @@ class RecordingRun:
         self.logged |= values
 
     def timings(self, **values: Any) -> None:
-        self.told |= values
+        self.timings |= values
 
     def files(self, folder: Path, under: str) -> None:
         self.written |= {f"{under}/{path.name}": path.read_text(errors="replace") for path in folder.iterdir()}
@@ -89,25 +89,25 @@ def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixtur
         *(f"compile/square.{k}.txt" for k in kinds),
     }
     assert run.written["compile/calls.csv"] == "function,signature,line\n"
-    (square,) = run.told["functions"]
+    (square,) = run.timings["functions"]
     assert (square["function"], square["flops"]) == ("square", table["flops"][0])
-    assert run.told["cache"]["hits"] <= run.told["cache"]["requests"] <= 1 + run.told["cache"]["unplanned"]
+    assert run.timings["cache"]["hits"] <= run.timings["cache"]["requests"] <= 1 + run.timings["cache"]["unplanned"]
     assert capsys.readouterr().err == ""
 
 
-def test_what_a_call_compiles_is_a_warning_with_its_shapes_and_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compilation_by_a_call_is_a_warning_with_shapes_and_line(capsys: pytest.CaptureFixture[str]) -> None:
     run = RecordingRun()
     work(run, shapes=(3, 4, 3))
     assert run.logged["compile/unplanned"] == 2
     (line,) = capsys.readouterr().err.splitlines()
-    told = re.fullmatch(r"train: warning: planted was compiled 2 times by a call at (.*:\d+); argument 1: (.*)", line)
-    assert told
-    assert told[2] == "float32[3], float32[4]"
+    match = re.fullmatch(r"train: warning: planted was compiled 2 times by a call at (.*:\d+); argument 1: (.*)", line)
+    assert match
+    assert match[2] == "float32[3], float32[4]"
     rows = pd.read_csv(io.StringIO(run.written["compile/calls.csv"])).to_dict("records")
-    assert rows == [{"function": "planted", "signature": f"float32[{n}]", "line": told[1]} for n in (3, 4)]
+    assert rows == [{"function": "planted", "signature": f"float32[{n}]", "line": match[1]} for n in (3, 4)]
 
 
-def test_the_table_for_people_has_a_row_for_each_function_and_says_how_often_it_was_traced_again() -> None:
+def test_summary_table_has_a_row_for_each_function_with_its_retraces() -> None:
     run = RecordingRun()
     with compiling(run) as compiler:  # type: ignore[arg-type]
         for size in (4, 8):
@@ -118,14 +118,14 @@ def test_the_table_for_people_has_a_row_for_each_function_and_says_how_often_it_
             jax.jit(by_calls)(np.ones(length, np.float32))
     content = json.loads(run.written["compile/functions.json"])
     assert set(content) == {"columns", "data"}, "as MLflow's UI reads a table"
-    of, other = (dict(zip(content["columns"], row, strict=True)) for row in content["data"])
-    (told,) = run.told["functions"]
-    seconds = sum(told[f"{part}_seconds"] for part in ("trace", "lower", "compile"))
-    assert (of["function"], of["retraces"], of["cached"]) == ("square", 1, told["cached"])
-    assert of["compile_seconds"] == pytest.approx(seconds, rel=1e-3)
-    assert of["gflop"] == pytest.approx(told["flops"] / 1e9)
-    assert of["percent_of_matmul_rate"] == pytest.approx(100 * told["share_of_matmul_rate"], rel=1e-3)
-    assert of["temporary_mib"] == pytest.approx(told["temporary_bytes"] / 2**20, abs=1e-5)
+    square_row, other = (dict(zip(content["columns"], row, strict=True)) for row in content["data"])
+    (timings,) = run.timings["functions"]
+    seconds = sum(timings[f"{part}_seconds"] for part in ("trace", "lower", "compile"))
+    assert (square_row["function"], square_row["retraces"], square_row["cached"]) == ("square", 1, timings["cached"])
+    assert square_row["compile_seconds"] == pytest.approx(seconds, rel=1e-3)
+    assert square_row["gflop"] == pytest.approx(timings["flops"] / 1e9)
+    assert square_row["percent_of_matmul_rate"] == pytest.approx(100 * timings["share_of_matmul_rate"], rel=1e-3)
+    assert square_row["temporary_mib"] == pytest.approx(timings["temporary_bytes"] / 2**20, abs=1e-5)
     assert (other["function"], other["retraces"], other["gflop"]) == ("by_calls", 2, None)
 
 
@@ -133,7 +133,7 @@ def by_calls(values: jax.Array) -> jax.Array:
     return values.sum()
 
 
-def test_a_stage_that_fails_tells_what_calls_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_stage_reports_compilations_by_calls(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError), compiling(RecordingRun()):
         _ = jax.jit(lambda values: values + 1)(np.ones(3, np.float32)), 1 / 0
     assert "<lambda> was compiled once" in capsys.readouterr().err
@@ -155,7 +155,7 @@ def test_every_compilation_counts_in_the_total_and_has_its_line_in_the_table() -
         for shape in shapes:
             compiler.compile("sine", jnp.sin, shape)
         compiler.for_variant("bfloat16").compile("sine", jnp.sin, shapes[0])
-    total = sum(each.times.total_seconds for each in compiler.compiled)
+    total = sum(compiled.times.total_seconds for compiled in compiler.compiled)
     assert run.logged["compile/total_seconds"] == total > compiler.functions["sine"].times.total_seconds
     table = pd.read_csv(io.StringIO(run.written["compile/functions.csv"]))
     assert table["function"].tolist() == ["sine", "sine", "sine (bfloat16)"]

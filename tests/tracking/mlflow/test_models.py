@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from mlflow.exceptions import MlflowException
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.stages.common.digests import digest
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.gc.runs import as_garbage, live_references, ownerless_artifacts, unreferenced_runs
+from gradtrail.tracking.gc.files import Garbage
+from gradtrail.tracking.gc.runs import deleted_garbage, needed_runs, purge, unneeded_garbage
 from gradtrail.tracking.lineage.recorded import RecordedStates
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 from gradtrail.tracking.mlflow.links import copy_headlines
@@ -78,7 +80,7 @@ def model_of(client: MlflowClient, run: Run) -> LoggedModel:
     return model
 
 
-def test_an_export_is_logged_once_and_another_one_beside_it(client: MlflowClient, export: Path, tmp_path: Path) -> None:
+def test_export_is_logged_once_and_another_one_separately(client: MlflowClient, export: Path, tmp_path: Path) -> None:
     run = new_run(client)
     for _ in range(2):
         log_export(client, run, export)
@@ -94,7 +96,7 @@ def test_an_export_is_logged_once_and_another_one_beside_it(client: MlflowClient
     assert (run.info.run_id, digest(export)) in logged_exports(client, run.info.experiment_id)
     other = write_small_export(tmp_path / "other", model="linear", weights="best")
     log_export(client, run, other)
-    assert {found.tags[WEIGHTS] for found in models_of(client, run)} == {"final", "best"}
+    assert {logged.tags[WEIGHTS] for logged in models_of(client, run)} == {"final", "best"}
 
 
 def test_a_model_has_the_metrics_of_its_epoch_and_no_point_is_logged_twice(client: MlflowClient, export: Path) -> None:
@@ -123,11 +125,11 @@ def test_edited_manifest_of_a_logged_model_is_refused(client: MlflowClient, expo
 def test_an_incomplete_model_is_replaced(client: MlflowClient, export: Path) -> None:
     run = new_run(client)
     tags = {WEIGHTS: "final", EXPORT_DIGEST: read_manifest(export).digest, "export_out": digest(export)}
-    begun = client.create_logged_model(run.info.experiment_id, "begun", run.info.run_id, tags)
+    unfinished = client.create_logged_model(run.info.experiment_id, "begun", run.info.run_id, tags)
     assert (run.info.run_id, digest(export)) not in logged_exports(client, run.info.experiment_id)
     log_export(client, run, export)
     model = model_of(client, run)
-    assert model.model_id != begun.model_id
+    assert model.model_id != unfinished.model_id
     assert model.status == LoggedModelStatus.READY
 
 
@@ -154,13 +156,13 @@ def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
     for _ in range(2):
         copy_headlines(client, client.get_run(evaluation.info.run_id), client.get_run(run.info.run_id))
     model = model_of(client, run)
-    found = [(metric.key, metric.value, metric.run_id) for metric in model.metrics]
-    assert found == [("eval/accuracy", 0.5, run.info.run_id)]
+    metrics = [(metric.key, metric.value, metric.run_id) for metric in model.metrics]
+    assert metrics == [("eval/accuracy", 0.5, run.info.run_id)]
     evaluation = client.get_run(evaluation.info.run_id)
-    assert [each.model_id for each in evaluation.inputs.model_inputs] == [model.model_id]
+    assert [item.model_id for item in evaluation.inputs.model_inputs] == [model.model_id]
     assert client.get_run(run.info.run_id).data.metrics == {"eval/accuracy": 0.5}
     assert len(client.get_metric_history(run.info.run_id, "eval/accuracy")) == 1
-    assert all(link_evaluation(client, each, run) is None for each in other)
+    assert all(link_evaluation(client, item, run) is None for item in other)
 
 
 def test_model_stays_the_same_input_of_an_evaluation_that_a_search_returned(client: MlflowClient, export: Path) -> None:
@@ -178,7 +180,7 @@ def test_model_stays_the_same_input_of_an_evaluation_that_a_search_returned(clie
         assert store.execute(query, (evaluation.info.run_id,)).fetchall() == rows
 
 
-def test_the_last_headline_is_the_one_that_shows_though_the_clock_was_set_back(
+def test_last_headline_is_the_shown_one_after_the_clock_was_set_back(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = new_run(client)
@@ -186,9 +188,9 @@ def test_the_last_headline_is_the_one_that_shows_though_the_clock_was_set_back(
         monkeypatch.setattr(time, "time", lambda hour=hour: 1e9 - 3600 * hour)
         evaluation = new_evaluation(client, accuracy=value)
         assert copy_headlines(client, evaluation, client.get_run(run.info.run_id))
-        shown = client.get_run(run.info.run_id)
-        assert shown.data.metrics == {"eval/accuracy": value}
-        assert not copy_headlines(client, evaluation, shown), "nothing is left to copy"
+        training = client.get_run(run.info.run_id)
+        assert training.data.metrics == {"eval/accuracy": value}
+        assert not copy_headlines(client, evaluation, training), "nothing is left to copy"
 
 
 def test_the_model_of_several_members_is_their_ensemble(client: MlflowClient, tmp_path: Path) -> None:
@@ -205,14 +207,12 @@ def test_the_model_of_several_members_is_their_ensemble(client: MlflowClient, tm
 
 def test_the_code_of_a_model_is_what_its_loader_imports() -> None:
     graph = grimp.build_graph("gradtrail", exclude_type_checking_imports=True, cache_dir=None)
-    loader, *others = LOADED
-    assert {loader, *others} == {loader, *graph.find_upstream_modules(loader)}
+    loader, *imported = LOADED
+    assert {loader, *imported} == {loader, *graph.find_upstream_modules(loader)}
 
 
 @pytest.mark.slow
-def test_it_is_loaded_without_the_repository_or_a_pickle_or_flax(
-    client: MlflowClient, export: Path, tmp_path: Path
-) -> None:
+def test_model_loads_without_the_repository_pickle_and_flax(client: MlflowClient, export: Path, tmp_path: Path) -> None:
     run = new_run(client)
     log_export(client, run, export)
     model = model_of(client, run)
@@ -256,13 +256,11 @@ def test_a_model_is_removed_with_its_run(own_client: MlflowClient, export: Path,
     run = new_training(own_client)
     log_export(own_client, run, export)
     own_client.delete_run(run.info.run_id)
-    (garbage,) = as_garbage(own_client, [])
+    (garbage,) = deleted_garbage(own_client)
     assert garbage.size_bytes > sum(path.stat().st_size for path in export.iterdir())
-    (tmp_path / "mlruns" / "models" / f"m-{'0' * 32}").mkdir()
-    (forgotten,) = ownerless_artifacts()
-    for found in (garbage, forgotten):
-        found.remove()
-    assert list((tmp_path / "mlruns" / "models").iterdir()) == []
+    garbage.remove()
+    purge(own_client)
+    assert not [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
         assert store.execute("select count(*) from logged_models").fetchone() == (0,)
         assert store.execute("select count(*) from runs").fetchone() == (0,)
@@ -280,22 +278,24 @@ def test_a_training_whose_model_is_registered_is_no_garbage(own_client: MlflowCl
     assert registered_models(own_client) == {model.model_id, registered.info.run_id}
 
     index = RunIndex(own_client)
-    kept = live_references(own_client, RecordedStates(snapshots=[], num_unreadable=0), index)
-    assert [run.info.run_id for run in unreferenced_runs(index, kept, [])] == [other.info.run_id]
+    needed = needed_runs(own_client, RecordedStates(snapshots=[], num_unreadable=0), index)
+    assert other.info.run_id[:8] in only_name(unneeded_garbage(own_client, index, needed, []))
     for run in trainings:
         delete_models(own_client, run)
         own_client.delete_run(run.info.run_id)
-    (garbage,) = as_garbage(own_client, [])
-    assert other.info.run_id[:8] in garbage.name
-    garbage.remove()
+    assert other.info.run_id[:8] in only_name(deleted_garbage(own_client))
+    purge(own_client)
     (version,) = own_client.search_model_versions()
     assert mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}").predict(IMAGES)["label"].shape == (3,)
 
 
+def only_name(garbage: Iterable[Garbage]) -> str:
+    (item,) = garbage
+    return item.name
+
+
 @pytest.mark.nightly
-def test_in_a_fresh_environment_with_the_stated_requirements(
-    client: MlflowClient, export: Path, tmp_path: Path
-) -> None:
+def test_model_predicts_in_a_fresh_environment(client: MlflowClient, export: Path, tmp_path: Path) -> None:
     """`mlflow models predict`, from JSON of whole numbers and of floats; other shapes are refused."""
     run = new_run(client)
     log_export(client, run, export)

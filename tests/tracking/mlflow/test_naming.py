@@ -55,7 +55,7 @@ def test_a_private_training_says_what_is_not_covered() -> None:
     assert "epsilon" not in note(RUN, TAGS | {"stage": "evaluate"}, PARAMS, spent, "")
 
 
-def test_of_several_members_the_mean_and_the_ensemble_are_told() -> None:
+def test_note_of_several_members_has_mean_and_ensemble() -> None:
     spread, params = {"eval/accuracy_sd": 0.0009, "eval/ensemble_accuracy": 0.9880}, PARAMS | {"train.members": "5"}
     text = note(RUN, TAGS, params, METRICS | spread | {"eval/ensemble_loss": 0.041}, "")
     assert text.startswith(
@@ -63,9 +63,9 @@ def test_of_several_members_the_mean_and_the_ensemble_are_told() -> None:
         "sd 0.09%); by their ensemble **98.80%**."
     )
     assert "Of the ensemble" not in text, "only where both are known"
-    known = spread | {"eval/ensemble_loss": 0.041, "eval/ensemble_expected_calibration_error": 0.0025}
+    metrics_of_ensemble = spread | {"eval/ensemble_loss": 0.041, "eval/ensemble_expected_calibration_error": 0.0025}
     assert "Of the ensemble: test loss 0.0410 nats, calibration error 0.0025." in note(
-        RUN, TAGS, params, METRICS | known, ""
+        RUN, TAGS, params, METRICS | metrics_of_ensemble, ""
     )
 
 
@@ -73,8 +73,8 @@ def test_runs_show_the_spread_of_accuracies_alone() -> None:
     means = {"accuracy": 0.9, "validation_accuracy": 0.8, "validation_loss": 0.3, "loss": 0.2, "best_epoch": 2.5}
     several = {f"{key}{end}": value for key, value in means.items() for end in ("", "_sd", "_low", "_high")}
     several |= {"members": 3, "epochs": 4, "dataset": "digits"}
-    shown = {key for key in several if is_logged("train", key, several)}
-    assert shown == {
+    logged = {key for key in several if is_logged("train", key, several)}
+    assert logged == {
         *("accuracy", "validation_accuracy", "validation_loss", "loss", "epochs"),
         *(f"validation_accuracy_{end}" for end in ("low", "high")),
     }
@@ -82,17 +82,6 @@ def test_runs_show_the_spread_of_accuracies_alone() -> None:
     evaluated |= {"loss_sd": 0.1, "ensemble_accuracy": 0.9, "ensemble_accuracy_low": 0.8, "members": 3}
     hidden = {key for key in evaluated if not is_logged("evaluate", key, evaluated)}
     assert hidden == {"loss_sd", "members"}
-
-
-def test_runs_show_every_number_of_a_single_network() -> None:
-    alone = {"accuracy": 0.9, "accuracy_low": 0.8, "accuracy_corrected_labels": 0.9, "num_mistakes": 3}
-    alone |= {"accuracy_corrected_labels_low": 0.8, "accuracy_corrected_labels_high": 1.0, "best_epoch": 2}
-    assert all(is_logged("evaluate", key, alone) for key in alone)
-    assert not is_logged("evaluate", "dataset", {"dataset": "digits"})
-
-
-def test_before_the_evaluation_it_says_so() -> None:
-    assert note(RUN, TAGS, PARAMS, {}, "").startswith("Not evaluated yet: run `dvc repro`.\n\n![Learning curves]")
 
 
 def test_changes_and_experiments_are_named() -> None:
@@ -110,7 +99,7 @@ FASTER = "bfloat16 is 1.25 × faster than float32 on this machine at batch size 
 
 
 @pytest.mark.parametrize(
-    ("metrics", "precision", "said"),
+    ("metrics", "precision", "message"),
     [
         (ratio(1.4, 1.35, 1.46), "bfloat16", SLOWER),
         (ratio(1.4, 1.35, 1.46), "float32", ""),
@@ -124,10 +113,10 @@ FASTER = "bfloat16 is 1.25 × faster than float32 on this machine at batch size 
         ({"profile/bfloat16_over_float32": 1.4}, "bfloat16", ""),  # no interval
     ],
 )
-def test_a_precision_that_does_not_pay_or_would_pay_is_told(
-    metrics: dict[str, float], precision: str, said: str
+def test_note_names_a_precision_that_costs_or_would_save_time(
+    metrics: dict[str, float], precision: str, message: str
 ) -> None:
-    assert precision_note(metrics, precision, 128) == said
+    assert precision_note(metrics, precision, 128) == message
 
 
 @pytest.mark.parametrize("stage", ["train", "profile"])
@@ -140,21 +129,16 @@ def test_descriptions_say_that_a_precision_does_not_pay(stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["train", "gradients"])
-def test_what_the_gradients_say_goes_from_note_to_note_unchanged(stage: str) -> None:
-    told = note(RUN, TAGS | {"stage": stage}, PARAMS, {}, SUMMARY)
-    taken = summary_in(told)
-    assert taken.startswith("### What the gradients say")
-    assert taken.endswith("It is 277.")
-    again = note("f" * 32, TAGS, PARAMS, METRICS, taken)
-    assert summary_in(again) == taken
+def test_summary_of_gradients_passes_from_note_to_note_unchanged(stage: str) -> None:
+    text = note(RUN, TAGS | {"stage": stage}, PARAMS, {}, SUMMARY)
+    summary = summary_in(text)
+    assert summary.startswith("### What the gradients say")
+    assert summary.endswith("It is 277.")
+    again = note("f" * 32, TAGS, PARAMS, METRICS, summary)
+    assert summary_in(again) == summary
 
 
-def test_a_note_without_it_has_none() -> None:
-    assert summary_in(note(RUN, TAGS, PARAMS, METRICS, "")) == ""
-    assert summary_in("") == ""
-
-
-def test_a_figure_that_a_description_has_stays() -> None:
+def test_figure_of_an_earlier_description_stays() -> None:
     before = f"![Learning curves](get-artifact?path=results%2Flearning_curves.png&run_uuid={RUN})"
     assert before in note(RUN, TAGS | {NOTE: f"Some words.\n\n{before}\n\nMore."}, PARAMS, METRICS, "")
 
@@ -208,17 +192,18 @@ def test_the_names_of_other_stages_begin_with_the_stage() -> None:
 
 
 def test_no_two_changes_of_one_param_or_of_two_give_the_same_name() -> None:
-    others: list[dict[str, Any]] = [{}]
+    variants: list[dict[str, Any]] = [{}]
     for key, value in TRAINING.items():
         if isinstance(value, bool):
-            others.append({key: not value})
+            variants.append({key: not value})
         elif isinstance(value, int | float):
-            others += [{key: value + 1}, {key: value + 2}]
+            variants += [{key: value + 1}, {key: value + 2}]
         else:
-            others += [{key: [*value, 7] if isinstance(value, list) else f"{value}x"}]
-    pairs = [one | other for one, other in itertools.combinations(others, 2)]
-    changes = {tuple(sorted((key, str(value)) for key, value in each.items())): each for each in [*others, *pairs]}
-    names = [name_of("train", TRAINING | each) for each in changes.values()]
+            variants += [{key: [*value, 7] if isinstance(value, list) else f"{value}x"}]
+    pairs = [one | other for one, other in itertools.combinations(variants, 2)]
+    all_changes = [*variants, *pairs]
+    distinct = {tuple(sorted((key, str(value)) for key, value in change.items())): change for change in all_changes}
+    names = [name_of("train", TRAINING | change) for change in distinct.values()]
     assert len(set(names)) == len(names)
     assert max(map(len, names)) <= 250
 

@@ -56,7 +56,7 @@ def history_of(precision: str, parts: int, weights: Any) -> History:
     )
     history = History((), weights, precision=precision)
     history.steps = [record, record]
-    history.epochs = [tables.EpochRecord(**each, validation_accuracy=0.5) for each in EPOCHS]
+    history.epochs = [tables.EpochRecord(**values, validation_accuracy=0.5) for values in EPOCHS]
     return history
 
 
@@ -79,7 +79,7 @@ def of_training(history: History, precision: str, parts: int, count: int) -> set
 @functools.cache
 def of_evaluation(count: int, *, corrected: bool) -> set[str]:
     rng = np.random.default_rng(0)
-    said = [
+    message = [
         Predictions(
             seed=seed,
             weights=Path(f"{seed}.safetensors"),
@@ -90,7 +90,7 @@ def of_evaluation(count: int, *, corrected: bool) -> set[str]:
     ]
     test = dataclasses.replace(SPLIT, corrected_labels=(SPLIT.labels + 1) % 3) if corrected else SPLIT
     config = EvaluateConfig(weights="final", batch_size=8, calibration_bins=3, num_mistakes=5)
-    return logged("evaluate", evaluate_members.evaluate(said, (SPLIT, test), config).metrics(test)) | {
+    return logged("evaluate", evaluate_members.evaluate(message, (SPLIT, test), config).metrics(test)) | {
         metric_name("evaluate", key) for key in COMPILE
     }
 
@@ -104,23 +104,15 @@ def below(stage: str, precision: str, measured: set[str]) -> set[str]:
     ("precision", "parts", "count", "corrected"),
     list(itertools.product(("float32", "bfloat16", "float16"), (1, 2), (1, 2, 5), (False, True))),
 )
-def test_a_training_has_forty_at_most(precision: str, parts: int, count: int, corrected: bool, weights: Any) -> None:
-    own = of_training(history_of(precision, parts, weights), precision, parts, count)
+def test_training_has_at_most_forty_metrics(
+    precision: str, parts: int, count: int, corrected: bool, weights: Any
+) -> None:
+    logged_by_training = of_training(history_of(precision, parts, weights), precision, parts, count)
     evaluated = of_evaluation(count, corrected=corrected)
     rest = {metric_name(stage, key) for stage in ("gradients", "profile") for key in naming._HEADLINES[stage]}
     headlines = below("evaluate", precision, evaluated)
     headlines |= {name for stage in ("gradients", "profile") for name in below(stage, precision, rest)}
     assert {"eval/accuracy", "profile/train_step_flops", "gradients/noise_scale_typical"} <= headlines
     system = {f"system/{name}" for name in SYSTEM_METRICS}
-    assert len(own | headlines | system) <= MOST, sorted(own | headlines | system)
+    assert len(logged_by_training | headlines | system) <= MOST, sorted(logged_by_training | headlines | system)
     assert len(evaluated | system) <= MOST, sorted(evaluated)
-
-
-def test_what_is_not_shown_is_what_curves_or_files_have(weights: Any) -> None:
-    history = history_of("float16", 2, weights)
-    shown, measured = (
-        of_training(history, "float16", 2, 1),
-        tables.measure(history, train_config(batch_size=8, accumulation_steps=2), 6),
-    )
-    assert {f"train/{key}" for key in measured} - shown == {"train/steps", "train/loss_scale", "train/planned_steps"}
-    assert {"steps/loss", "steps/loss_scale", "train/skipped_steps", "train/noise_scale"} <= shown

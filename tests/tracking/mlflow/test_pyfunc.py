@@ -71,7 +71,7 @@ def test_a_single_image_is_a_batch_of_one(served: ServedModel, one: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("data", "found"),
+    ("data", "actual"),
     [
         (PIXELS[0, 0], f"shape {SHAPE[1:]}"),
         (PIXELS[0].T[:-1], f"shape {(SHAPE[1] - 1, SHAPE[0])}"),
@@ -88,9 +88,9 @@ def test_a_single_image_is_a_batch_of_one(served: ServedModel, one: Any) -> None
         (None, "shape ()"),
     ],
 )
-def test_other_input_is_refused_in_one_line(served: ServedModel, data: Any, found: str) -> None:
+def test_other_input_is_refused_in_one_line(served: ServedModel, data: Any, actual: str) -> None:
     with pytest.raises(MlflowException) as caught:
         served.predict(data)
     assert str(caught.value).startswith(f"images: an array (images, {SHAPE[0]}, {SHAPE[1]}) of whole numbers")
-    assert str(caught.value).endswith(f"; got {found}")
+    assert str(caught.value).endswith(f"; got {actual}")
     assert caught.value.error_code == "INVALID_PARAMETER_VALUE"

@@ -76,7 +76,7 @@ def test_locations_name_the_new_place(old: Path, new: Path, capsys: pytest.Captu
 
 
 def test_locations_of_others_stay(old: Path, new: Path) -> None:
-    others = {
+    unrelated = {
         "bucket": "s3://bucket/mlruns/1/artifacts",
         "server": "mlflow-artifacts:/1/artifacts",
         "longer": f"file://{old}/mlruns2/1/artifacts",
@@ -87,12 +87,12 @@ def test_locations_of_others_stay(old: Path, new: Path) -> None:
     place = (new / "mlruns").as_uri()
     expected = {"quoted": f"{place}/a%20b%23/artifacts", "plain": f"{new}/mlruns/3/c d/artifacts"}
     with closing(sqlite3.connect(new / "mlflow.db")) as store, store:
-        add(store, others | ours)
+        add(store, unrelated | ours)
         store.execute("insert into model_versions values ('m', 'models:/m-1', ?)", (f"file://{old}/mlruns/models/m-1",))
         tags = {"mlflow.artifactLocation": f"{old}/mlruns/3/traces", "said": f"{old}/mlruns/3"}
         store.executemany("insert into trace_tags values (?, ?)", tags.items())
     relocate_artifacts(uri(new))
-    assert (others | expected).items() <= locations(new).items()
+    assert (unrelated | expected).items() <= locations(new).items()
     with closing(sqlite3.connect(new / "mlflow.db")) as store:
         assert store.execute("select * from model_versions").fetchall() == [("m", "models:/m-1", f"{place}/models/m-1")]
         tags["mlflow.artifactLocation"] = f"{new}/mlruns/3/traces"
@@ -105,35 +105,29 @@ def test_a_database_without_its_artifacts_is_not_changed(
     before = locations(new)
     shutil.rmtree(new / "mlruns")
     relocate_artifacts(uri(new))
-    said = capsys.readouterr().err
-    assert f"which are still in {old}/mlruns; copy them to {new}/mlruns" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert f"which are still in {old}/mlruns; copy them to {new}/mlruns" in message
+    assert message.count("\n") == 1
     assert locations(new) == before
     shutil.copytree(old / "mlruns", new / "mlruns")
     relocate_artifacts(uri(new))
     assert not is_moved(uri(new))
 
 
-def test_without_artifacts_anywhere_there_is_nothing_to_lose(old: Path, new: Path) -> None:
+def test_database_without_any_artifacts_is_relocated(old: Path, new: Path) -> None:
     shutil.rmtree(old)
     shutil.rmtree(new / "mlruns")
     relocate_artifacts(uri(new))
     assert not is_moved(uri(new))
 
 
-def test_a_database_elsewhere_is_not_ours(old: Path, new: Path, tmp_path: Path) -> None:
-    shutil.copy(new / "mlflow.db", tmp_path / "mlflow.db")
-    assert not is_moved(uri(tmp_path))
-    assert not is_moved("http://127.0.0.1:9")
-
-
-def test_a_link_to_the_same_folder_is_no_move(old: Path, new: Path) -> None:
+def test_link_to_the_same_folder_is_not_a_move(old: Path, new: Path) -> None:
     shutil.rmtree(new / "mlruns")
     (new / "mlruns").symlink_to(old / "mlruns")
     assert not is_moved(uri(new))
 
 
-def test_a_fault_in_the_middle_leaves_all_as_it_was(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_while_relocating_changes_nothing(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, relocated, calls = locations(new), relocate._relocated, []
 
     def break_down(location: str, former: Path) -> str:
@@ -146,14 +140,3 @@ def test_a_fault_in_the_middle_leaves_all_as_it_was(new: Path, monkeypatch: pyte
     with pytest.raises(OSError, match="broken"):
         relocate_artifacts(uri(new))
     assert locations(new) == before
-
-
-def test_a_location_that_leads_out_of_the_folder_stays_as_it_is(old: Path, new: Path) -> None:
-    away = f"{(old / 'mlruns').as_uri()}/../../elsewhere/artifacts"
-    with closing(sqlite3.connect(new / "mlflow.db")) as store, store:
-        add(store, {"3": away})
-    relocate_artifacts(uri(new))
-    with closing(sqlite3.connect(new / "mlflow.db")) as store:
-        found = dict(store.execute("select * from runs").fetchall())
-    assert found["3"] == away
-    assert found["1"].startswith((new / "mlruns").as_uri())

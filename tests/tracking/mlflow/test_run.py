@@ -97,11 +97,13 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stage whose state is known, so that none of its files are needed."""
     runtime = SimpleNamespace(tracking=True, system_metrics=False, tracking_seconds=10.0, trace=False)
     entry = Entry(cmd="", params={}, deps={})
-    known = {"spec": SimpleNamespace(outs=()), "runtime": runtime, "state": "0" * 64, "made_at": time.time()}
+    values = {"spec": SimpleNamespace(outs=()), "runtime": runtime, "state": "0" * 64, "made_at": time.time()}
     inputs = {"inputs": SimpleNamespace(entry=entry), "require_unchanged": lambda: None}
-    stage = SimpleNamespace(name="train", folder=tmp_path, entry=lambda _: entry, **known, **inputs)
-    monkeypatch.setattr(run, "Identity", lambda _, known: stage if known == {"train": entry} else None)
-    monkeypatch.setattr(tracker, "Identity", lambda _, known: stage if known == {"train": entry} else None)
+    stage = SimpleNamespace(name="train", folder=tmp_path, entry=lambda _: entry, **values, **inputs)
+    monkeypatch.setattr(run, "Identity", lambda _, read_entries: stage if read_entries == {"train": entry} else None)
+    monkeypatch.setattr(
+        tracker, "Identity", lambda _, read_entries: stage if read_entries == {"train": entry} else None
+    )
     monkeypatch.setattr(tracker_process, "TrackerProcess", TrackerInProcess)
     monkeypatch.setattr(environment, "_stage_process", {})
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
@@ -116,7 +118,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> FakeStoredRun:
     return stored
 
 
-def test_a_store_out_of_reach_costs_one_warning(
+def test_unreachable_store_costs_one_warning(
     stage: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
@@ -132,7 +134,7 @@ def test_a_store_out_of_reach_costs_one_warning(
 
 @pytest.mark.parametrize("count", range(4))
 @pytest.mark.parametrize("fault", [ConnectionError("the server\nis gone"), KeyError("the server is gone")])
-def test_a_fault_costs_one_report_and_a_bug_is_not_called_the_stores(
+def test_fault_is_reported_once_and_a_bug_is_not_attributed_to_the_store(
     stage: Any, stored: FakeStoredRun, capsys: pytest.CaptureFixture[str], count: int, fault: Exception
 ) -> None:
     stored.fault, stored.count = fault, count
@@ -150,7 +152,7 @@ def test_a_fault_costs_one_report_and_a_bug_is_not_called_the_stores(
         assert line.startswith("warning: MLflow's store failed (ConnectionError: the server is gone); the results")
 
 
-def test_a_bug_in_the_stages_part_costs_one_report_too_and_the_run_is_closed_with_what_was_logged(
+def test_bug_in_the_stage_side_is_reported_once_and_the_run_is_closed_as_failed(
     stage: Any, stored: FakeStoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tracked(stage) as tracked_run:
@@ -167,7 +169,7 @@ def test_a_bug_in_the_stages_part_costs_one_report_too_and_the_run_is_closed_wit
     assert line.startswith("warning: logging to MLflow failed because of the bug above; the results are unaffected")
 
 
-def test_a_run_that_cannot_even_be_opened_costs_one_report_and_is_not_closed(
+def test_run_that_cannot_be_opened_is_reported_once_and_not_closed(
     stage: Any, stored: FakeStoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage.entry = lambda _: 1 / 0
@@ -190,7 +192,7 @@ def test_the_commit_and_the_changes_are_those_that_the_stage_began_with(
     read: list[str] = []
 
     def open_run(*_: object) -> FakeStoredRun:
-        diff = environment.of_stage_process("diff")
+        diff = environment.stage_value("diff")
         read.extend([tags.origin_tags()["git.dirty"], Path(diff).read_text() if diff else ""])
         return FakeStoredRun()
 
@@ -264,8 +266,8 @@ def test_only_a_server_has_a_limit(stage: Any, stored: FakeStoredRun, monkeypatc
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with tracked(stage):
         pass
-    assert [each.seconds for each in made] == [None, 10.0]
-    assert not any(each.is_alive for each in made)
+    assert [process.seconds for process in made] == [None, 10.0]
+    assert not any(process.is_alive for process in made)
 
 
 def test_system_metrics_are_sampled_of_long_runs_alone(
@@ -273,7 +275,7 @@ def test_system_metrics_are_sampled_of_long_runs_alone(
 ) -> None:
     from mlflow.system_metrics import system_metrics_monitor
 
-    said: list[str] = []
+    message: list[str] = []
 
     class Monitor:
         """Stands for MLflow's, which samples every GPU, disks and networks too."""
@@ -285,11 +287,11 @@ def test_system_metrics_are_sampled_of_long_runs_alone(
             return dict.fromkeys([*tracker.SYSTEM_METRICS[:2], "disk_usage_percentage", "gpu_7_power_usage_watts"], 1.0)
 
         def start(self) -> None:
-            said.append("start")
+            message.append("start")
             assert set(self.aggregate_metrics()) == set(tracker.SYSTEM_METRICS[:2])
 
         def finish(self) -> None:
-            said.append("finish")
+            message.append("finish")
 
     monkeypatch.setattr(system_metrics_monitor, "SystemMetricsMonitor", Monitor)
     stage.runtime.system_metrics = True
@@ -297,4 +299,4 @@ def test_system_metrics_are_sampled_of_long_runs_alone(
         monkeypatch.setattr(tracker, "_MONITOR_AFTER_SECONDS", seconds)
         with tracked(stage) as tracked_run:
             tracked_run.metrics({"loss": 1.0})
-        assert said == expected
+        assert message == expected

@@ -66,12 +66,12 @@ def is_found(stage: Identity, run: Run) -> bool:
     return find_equivalent_run(find, stage) is run
 
 
-def test_a_run_stands_for_its_own_state() -> None:
+def test_run_represents_its_own_state() -> None:
     assert is_found(state(), run_of(state(), PARAMS))
     assert not is_found(state(), run_of(state(), PARAMS, {"models/export": "f" * 32})), "it has another result"
 
 
-def test_a_run_of_other_code_stands_for_a_state_with_the_same_result() -> None:
+def test_run_of_other_code_represents_a_state_with_the_same_result() -> None:
     before = run_of(state(code="old"), PARAMS, OUTS | {"results/metrics/export.json": "2" * 32})
     assert is_found(state(), before), "edits of code may change which metrics there are"
     assert not is_found(state(), run_of(state(code="old"), PARAMS, OUTS | {"models/export": "f" * 32}))

@@ -13,18 +13,18 @@ from gradtrail.tracking.mlflow import tags as run_tags
 from gradtrail.tracking.mlflow.tags import is_alive, is_of_this_host, origin_tags, process_tags, working_diff
 
 
-def test_this_process_is_alive() -> None:
+def test_own_process_is_alive() -> None:
     assert is_of_this_host(process_tags())
     assert is_alive(process_tags())
 
 
-def test_a_process_that_ended_is_not() -> None:
+def test_ended_process_is_not_alive() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     assert not is_alive({"process": f"{socket.gethostname()}:{process.pid}"})
 
 
-def test_another_process_with_the_number_of_an_ended_one_is_not_it() -> None:
+def test_reused_process_number_is_not_alive() -> None:
     assert not is_alive(process_tags() | {"process.started": "1", "process.boot": "1"})
 
 
@@ -40,7 +40,7 @@ def test_a_clock_that_is_set_ends_no_process(seconds: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("tags", [{}, {"process": "elsewhere:1"}, {"process": f"elsewhere:{os.getpid()}"}])
-def test_of_other_hosts_nothing_is_known(tags: dict[str, str]) -> None:
+def test_processes_of_other_hosts_are_not_alive(tags: dict[str, str]) -> None:
     assert not is_of_this_host(tags)
     assert not is_alive(tags)
 
@@ -76,14 +76,14 @@ def change(project: Path) -> dict[str, bytes]:
         "below/ü *.py": b"no end of line",
         "staged.py": b"staged\n",
     }
-    others = {
+    ignored = {
         "dvc.lock": b"x",
         "results/metrics/a.json": b"x",
         "x.ignored": b"x",
         "a.npz": b"\0",
         "data.csv": b"1\n" * 2**17,
     }
-    for name, content in (changed | others).items():
+    for name, content in (changed | ignored).items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_bytes(content)
     git("add", "staged.py")
@@ -103,7 +103,7 @@ def test_a_diff_restores_changes_and_small_untracked_files_and_names_others(repo
     assert (repository / "dvc.lock").read_bytes() != b"x"
 
 
-def test_what_does_not_fit_into_a_diff_is_left_out_by_whole_files_and_named(
+def test_changes_beyond_the_limit_are_left_out_by_whole_files_and_named(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(repository)
@@ -118,7 +118,7 @@ def test_what_does_not_fit_into_a_diff_is_left_out_by_whole_files_and_named(
     assert (repository / "staged.py").read_bytes() == b"staged\n"
 
 
-def test_a_git_that_fails_is_a_warning_and_costs_only_the_commit(
+def test_failing_git_is_a_warning_and_omits_only_the_commit(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "famed-eel")

@@ -18,7 +18,7 @@ from gradtrail.experiments.diff.hlo import Program, read_program
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.lookup.runs import find_run
 from gradtrail.tracking.mlflow.artifacts import download
-from gradtrail.tracking.mlflow.stored_run import REBUILT, of_attempt
+from gradtrail.tracking.mlflow.stored_run import REBUILT, attempt_file
 
 _ATTEMPT = re.compile(r"(.+)@(\d+)")
 _COMPILE = "compile/"
@@ -59,12 +59,12 @@ class RunDetails:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """`environment.json` of the attempt; empty if there is none."""
-        return self._json(of_attempt("environment", self.attempt))
+        return self._json(attempt_file("environment", self.attempt))
 
     @cached_property
     def timings(self) -> dict[str, Any]:
         """`timings.json` of the attempt; empty if there is none."""
-        return self._json(of_attempt("timings", self.attempt))
+        return self._json(attempt_file("timings", self.attempt))
 
     @cached_property
     def lineage(self) -> dict[str, Any]:

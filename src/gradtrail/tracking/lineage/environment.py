@@ -1,6 +1,6 @@
 """What computed a result: the machine, the packages and the switches that its bytes may depend on.
 
-Equal inputs give equal bytes on one kind of machine with one set of versions; a run says which those were.
+Equal inputs give equal bytes on one type of machine with one set of versions; a run records both.
 """
 
 import contextlib
@@ -18,28 +18,28 @@ from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.support.running_time import allowed_cores
 
-_OF_GPUS = ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
-_VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # of instruction sets, the one that says most first
+_GPU_PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+_VECTOR_INSTRUCTIONS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # most specific first
 _FEATURES = re.compile(
     r"amx_\w+|avx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|sme(\d|_\w+)?|bf16|i8mm"
 )  # what a compiler uses
 _DRIVER = re.compile(r"Kernel Module\D.*?\s(\d+\.[\d.]+)")
-_stage_process: dict[str, Any] = {}  # what a tracker was told of its stage's process
+_stage_process: dict[str, Any] = {}  # description of the stage's process, in its tracker
 _SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
 
 
-def speak_for_stage(found: dict[str, Any]) -> None:
-    """Describe the process of a stage as it described itself, and no longer this one, a tracker without JAX."""
-    _stage_process.update(found)
+def use_stage_environment(description: dict[str, Any]) -> None:
+    """Make this process, a tracker without JAX, describe its stage's process instead of itself."""
+    _stage_process.update(description)
 
 
-def of_stage_process(what: str) -> Any:
-    """Return `tags`, `origin` or `diff` of the stage's process, for which a tracker speaks; None in any other."""
-    return _stage_process.get(what)
+def stage_value(key: str) -> Any:
+    """Return `tags`, `origin` or `diff` of the stage's process, in its tracker; None in any other process."""
+    return _stage_process.get(key)
 
 
 def environment() -> dict[str, Any]:
-    """Return what computes in this process, as plain values: processor, memory, accelerators, packages, switches."""
+    """Return the processor, memory, accelerators, packages and switches of this process, as plain values."""
     if _stage_process:
         return dict(_stage_process["environment"])
     processor = _processor()
@@ -65,54 +65,54 @@ def environment_tags() -> dict[str, str]:
 
 
 def machine_key() -> str:
-    """Return a short key of the kind of machine: processor, such as `AuthenticAMD-25-1-avx2`, and GPUs."""
+    """Return a short key of the type of machine: processor, such as `AuthenticAMD-25-1-avx2`, and GPUs."""
     if _stage_process:
         return str(_stage_process["environment"]["machine"])
-    found = _processor()
-    vector = next((name for name in _VECTORS if name in found["flags"]), "")
-    parts = [found[key] for key in ("vendor", "family", "model") if key in found] or [platform.machine()]
+    processor = _processor()
+    vector = next((name for name in _VECTOR_INSTRUCTIONS if name in processor["flags"]), "")
+    parts = [processor[key] for key in ("vendor", "family", "model") if key in processor] or [platform.machine()]
     return "-".join([*parts, *([vector] if vector else []), *(kind.replace(" ", "-") for kind in _accelerators())])
 
 
 def _processor() -> dict[str, Any]:
-    """Return architecture, name, vendor, family and model, and as `flags` all features that the system names."""
+    """Return architecture, name, vendor, family, model, and all features that the system names as `flags`."""
     lines: dict[str, str] = {}
     with contextlib.suppress(OSError):
         first, *_ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
         lines = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     names = {"name": "model name", "vendor": "vendor_id", "family": "cpu family", "model": "model"}
     flags = f"{lines.get('flags', '')} {lines.get('Features', '')}".split()
-    known = {key: lines[name] for key, name in names.items() if name in lines}
-    return {"architecture": platform.machine(), "flags": flags} | known
+    values = {key: lines[name] for key, name in names.items() if name in lines}
+    return {"architecture": platform.machine(), "flags": flags} | values
 
 
 def _cores() -> dict[str, Any]:
-    """Return how many cores there are, on how many this process may run, and as how many its control group counts."""
-    found: dict[str, Any] = {"cores": os.cpu_count(), "cores_allowed": allowed_cores()}
+    """Return the number of cores, of those that this process may use, and the quota of its control group."""
+    counts: dict[str, Any] = {"cores": os.cpu_count(), "cores_allowed": allowed_cores()}
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-        found |= {} if quota == "max" else {"cores_quota": int(quota) / int(period)}
-    return found
+        counts |= {} if quota == "max" else {"cores_quota": int(quota) / int(period)}
+    return counts
 
 
 def _accelerators() -> list[str]:
-    """Return the kinds of devices that JAX uses beside the processor; empty in a process that does not use JAX."""
+    """Return the types of accelerators that JAX uses; empty in a process that does not use JAX."""
     jax = sys.modules.get("jax")
     devices = jax.local_devices() if jax else []
     return sorted({str(device.device_kind) for device in devices if device.platform != "cpu"})
 
 
 def _driver() -> dict[str, str]:
-    """Return what drives the accelerators: the version of NVIDIA's kernel module, and what JAX's client says."""
-    found = {}
+    """Return the versions of NVIDIA's kernel module and of JAX's client for each accelerator."""
+    versions = {}
     with contextlib.suppress(OSError):
-        if told := _DRIVER.search(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")):
-            found["nvidia"] = told[1]
+        if match := _DRIVER.search(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")):
+            versions["nvidia"] = match[1]
     jax = sys.modules.get("jax")
     for device in jax.local_devices() if jax else []:
         if device.platform != "cpu":
-            found[device.platform] = " ".join(str(device.client.platform_version).split())
-    return found
+            versions[device.platform] = " ".join(str(device.client.platform_version).split())
+    return versions
 
 
 def _distribution() -> str:
@@ -122,8 +122,8 @@ def _distribution() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for package in (*read_yaml(VERSIONS), *_OF_GPUS):
+    versions = {}
+    for package in (*read_yaml(VERSIONS), *_GPU_PACKAGES):
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions

@@ -1,4 +1,4 @@
-"""Which commit and experiment a state belongs to that was not just made, but found in a lock or in DVC's cache."""
+"""The commit and the experiment of a state that a lock or DVC's run-cache records."""
 
 import hashlib
 from typing import Any
@@ -8,14 +8,14 @@ from gradtrail.stages.common.params import parse_yaml
 from gradtrail.stages.common.pipeline_file import is_code, values_of
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, files_below, head_commit
-from gradtrail.tracking.lineage.snapshots import PARAMS, disk_cached
+from gradtrail.tracking.lineage.snapshots import disk_cached
 from gradtrail.tracking.lineage.state import Identity
 
 
 def origin_of(stage: Identity) -> dict[str, str]:
     """Return tags: commit, experiment and its baseline, and whether the state has other code or params than the commit.
 
-    For a state that no commit records, the commit that is checked out counts if it has the same code and params.
+    For a state that no commit records, that is the commit that is checked out if it has the same code and params.
     """
     tags = stage.snapshot.tags if stage.snapshot else {}
     commit = stage.snapshot.commit if stage.snapshot else ""
@@ -31,12 +31,12 @@ def commit_has(stage: Identity, commit: str) -> bool:
     code = {dep: md5 for entry in entries for dep, md5 in entry.deps.items() if is_code(dep)}
     files = {dep: files_below(commit, dep) if md5.endswith(".dir") else [dep] for dep, md5 in code.items()}
     params = {file for entry in entries for file in entry.params}
-    found = blobs(commit, params.union(*files.values()))
-    if any(_digest(dep, files[dep], found) != md5 for dep, md5 in code.items()):
+    contents = blobs(commit, params.union(*files.values()))
+    if any(_digest(dep, files[dep], contents) != md5 for dep, md5 in code.items()):
         return False
     try:
         return all(
-            values_of(_parsed(found[file]), tuple(then), file) == then
+            values_of(_parsed(contents[file]), tuple(then), file) == then
             for entry in entries
             for file, then in entry.params.items()
         )
@@ -45,11 +45,11 @@ def commit_has(stage: Identity, commit: str) -> bool:
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
-    return disk_cached(f"{PARAMS}{hashlib.sha256(content).hexdigest()}", lambda: parse_yaml(content, "params.yaml"))
+    return disk_cached(f"params-{hashlib.sha256(content).hexdigest()}", lambda: parse_yaml(content, "params.yaml"))
 
 
 def _digest(dep: str, files: list[str], contents: dict[str, bytes]) -> str:
-    """Return the digest of a dep in a commit, as DVC computes it; empty where the commit lacks it."""
+    """Return the digest of a dep in a commit, as DVC computes it; empty if the commit lacks it."""
     if not all(file in contents for file in files):
         return ""
     if files == [dep]:

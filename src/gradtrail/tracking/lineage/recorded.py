@@ -2,10 +2,10 @@
 
 `gradtrail sync` backfills their runs; `gradtrail gc` removes the runs of all other states.
 
-DVC's run-cache keeps every stage that ran. An entry is the stage's section of `dvc.lock`, without its name and without
-the stages before it. The name follows from the command; the stages before it are found by the digests of what it read,
-among the entries and, where none of them fits, in the locks. Where several entries wrote the same bytes the newest is
-taken; so an entry counts only where no lock records its state.
+DVC's run-cache has an entry for every stage that ran: the stage's section of `dvc.lock`, without its name and without
+the stages before it. The name follows from the command; the stages before it are looked up by the digests of what it
+read, among the entries or else in the locks. If several entries wrote the same bytes, the newest is used; so an entry
+counts only if no lock records its state.
 """
 
 import hashlib
@@ -50,44 +50,44 @@ def read_run_cache() -> dict[Path, Section]:
 
 
 def run_cache_snapshots(recorded: Sequence[Snapshot], is_known: Callable[[str], bool]) -> list[Snapshot]:
-    """Return a snapshot for each entry whose lineage the run-cache, or a lock, has, the oldest first.
+    """Return a snapshot for each entry whose lineage the run-cache or a lock has, oldest first.
 
     Args:
-        recorded: the oldest first: pipelines that an entry may belong to, and locks that may have the stages before it.
-            Where an entry fits several pipelines the newest counts.
-        is_known: whether a state, given by its key, needs no snapshot.
+        recorded: Snapshots, oldest first: pipelines that an entry may belong to, and locks that may have the stages
+            before it. If an entry fits several pipelines, the newest is used.
+        is_known: True if a state, given by its key, needs no snapshot.
     """
     if not (sections := list(read_run_cache().values())):
         return []
     newest_first = {sha256_of(one): one for snapshot in reversed(recorded) for one in snapshot.lock.values()}
     locked = [*newest_first.values()][::-1]
-    found: dict[str, Snapshot] = {}
-    for pipeline in _each_once(snapshot.pipeline for snapshot in reversed(recorded)):
+    snapshots: dict[str, Snapshot] = {}
+    for pipeline in _unique(snapshot.pipeline for snapshot in reversed(recorded)):
         fitting = [(name, section) for section in sections if (name := _stage_of(section, pipeline))]
         keys = [state_key(name, locked_entry(section)) for name, section in fitting]
-        if all(key in found or is_known(key) for key in keys):
+        if all(key in snapshots or is_known(key) for key in keys):
             continue
-        known = [(name, section) for section in locked if (name := _stage_of(section, pipeline))] + fitting
+        candidates = [(name, section) for section in locked if (name := _stage_of(section, pipeline))] + fitting
         for key, (name, section) in zip(keys, fitting, strict=True):
-            if not (key in found or is_known(key)) and (lock := _lineage(name, section, known, pipeline)):
-                found[key] = Snapshot(pipeline=dict(pipeline), lock=lock)
-    return list(found.values())
+            if not (key in snapshots or is_known(key)) and (lock := _lineage(name, section, candidates, pipeline)):
+                snapshots[key] = Snapshot(pipeline=dict(pipeline), lock=lock)
+    return list(snapshots.values())
 
 
-def _each_once(values: Iterable[_T]) -> list[_T]:
-    """Return the values, each once, in their order; they need not be hashable."""
-    found: list[_T] = []
+def _unique(values: Iterable[_T]) -> list[_T]:
+    """Return the distinct values in their order; they need not be hashable."""
+    unique: list[_T] = []
     for value in values:
-        if value not in found:
-            found.append(value)
-    return found
+        if value not in unique:
+            unique.append(value)
+    return unique
 
 
 def _read(path: Path) -> Section | None:
     try:
         section = disk_cached(path.name, lambda: read_yaml(path))
         return section if locked_entry(section) and output_digests(section) else None
-    except (UserError, KeyError, TypeError):  # no entry; DVC removes what it cannot read
+    except (UserError, KeyError, TypeError):  # not an entry; DVC removes what it cannot read
         return None
 
 
@@ -97,63 +97,58 @@ def _stage_of(section: Section, pipeline: Pipeline) -> str | None:
     return next(fitting, None)
 
 
-def _lineage(name: str, section: Section, known: list[tuple[str, Section]], pipeline: Pipeline) -> dict[str, Section]:
-    """Return a lock of a stage and all before it, found from the last to the first; empty where one is missing."""
+def _lineage(
+    name: str, section: Section, candidates: list[tuple[str, Section]], pipeline: Pipeline
+) -> dict[str, Section]:
+    """Return a lock of a stage and all before it, from the last to the first; empty if one is missing."""
     lock = {name: section}
     for stage in reversed(list(pipeline)):
         if stage in lock or not any(stage in upstream_stages(user, pipeline) for user in lock):
             continue
-        wanted = {dep: read for one in lock.values() for dep, read in locked_entry(one).data.items()}
-        fitting = (one for made, one in reversed(known) if made == stage and _fits(one, wanted))
+        digests = {dep: read for one in lock.values() for dep, read in locked_entry(one).data.items()}
+        fitting = (one for made, one in reversed(candidates) if made == stage and _fits(one, digests))
         if (newest := next(fitting, None)) is None:
             return {}
         lock[stage] = newest
-    if (
-        name in stages_below_training(pipeline) and TRAIN not in lock
-    ):  # it belongs to a training but reads none of its outs
-        if not (trainings := [one for made, one in known if made == TRAIN and _is_of_training(section, one)]):
+    if TRAIN not in lock and name in stages_below_training(pipeline):  # it reads no output of its training
+        if not (trainings := [one for made, one in candidates if made == TRAIN and _is_of_training(section, one)]):
             return {}
         lock[TRAIN] = trainings[-1]
     return {stage: lock[stage] for stage in pipeline if stage in lock}
 
 
 def _is_of_training(section: Section, training: Section) -> bool:
-    """Whether a training has the params, and read the data, that an entry has in common with it."""
+    """Whether a training has the same params and data as an entry, as far as both have them."""
     params, of_training = (locked_entry(one).params.get("params.yaml", {}) for one in (section, training))
     return params.get("train") == of_training.get("train") and _reads_alike(training, locked_entry(section).data)
 
 
-def _fits(section: Section, wanted: Mapping[str, str]) -> bool:
-    """Whether an entry wrote the wanted files that are in its outs, and read no other version of a wanted file."""
-    return _reads_alike(section, wanted) and all(
-        digest_within(out, md5, dep) == found
-        for dep, found in wanted.items()
+def _fits(section: Section, digests: Mapping[str, str]) -> bool:
+    """Whether an entry wrote the files that are in its outputs with these digests, and read no other version of any."""
+    return _reads_alike(section, digests) and all(
+        digest_within(out, md5, dep) == expected
+        for dep, expected in digests.items()
         for out, md5 in output_digests(section).items()
         if contains_path(out, dep)
     )
 
 
-def _reads_alike(section: Section, wanted: Mapping[str, str]) -> bool:
-    return all(wanted.get(dep, md5) == md5 for dep, md5 in locked_entry(section).data.items())
+def _reads_alike(section: Section, digests: Mapping[str, str]) -> bool:
+    return all(digests.get(dep, md5) == md5 for dep, md5 in locked_entry(section).data.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStates:
-    """The states that commits, experiments and the working folder record.
+    """The states that commits, experiments and the working folder record."""
 
-    Attributes:
-        snapshots: the oldest first, the working folder's last.
-        num_unreadable: commits whose `dvc.yaml` or `dvc.lock` cannot be read.
-    """
-
-    snapshots: list[Snapshot]
-    num_unreadable: int
+    snapshots: list[Snapshot]  # oldest first, the working folder's last
+    num_unreadable: int  # commits whose `dvc.yaml` or `dvc.lock` cannot be read
 
     def only_in_run_cache(self, is_known: Callable[[str], bool]) -> list[Snapshot]:
-        """Return what only the run-cache has, the oldest first, as far as DVC's cache has the files.
+        """Return the snapshots that only the run-cache has, oldest first, if DVC's cache has their files.
 
         Args:
-            is_known: whether a state, given by its key, needs no snapshot.
+            is_known: True if a state, given by its key, needs no snapshot.
         """
         snapshots = run_cache_snapshots(self.snapshots, is_known)
         return [snapshot for snapshot in snapshots if has_files(last_stage(snapshot))]
@@ -163,7 +158,7 @@ def recorded_states() -> RecordedStates:
     """Read what commits, experiments and the working folder record.
 
     Raises:
-        UserError: the `dvc.yaml` or `dvc.lock` of the working folder cannot be read.
+        UserError: The `dvc.yaml` or `dvc.lock` of the working folder cannot be read.
     """
     committed, num_unreadable = committed_snapshots()
     working = working_snapshot()
@@ -171,7 +166,7 @@ def recorded_states() -> RecordedStates:
 
 
 def consistent_stages(snapshot: Snapshot) -> Iterator[Identity]:
-    """Yield the stages of a snapshot, in its order, whose sections belong together with those of the stages before."""
+    """Yield the stages of a snapshot, in its order, whose sections fit those of the stages before them."""
     stages = (Identity(name, from_lock=True, snapshot=snapshot) for name in snapshot.pipeline)
     sound = [stage for stage in stages if stage.is_sound]
     has_training = any(stage.name == TRAIN for stage in sound)
@@ -184,7 +179,7 @@ def last_stage(snapshot: Snapshot) -> Identity:
 
 
 def has_files(stage: Identity, *, commit: str = "") -> bool:
-    """Whether DVC's cache, the working folder or, if given, a commit has all outs of a stage."""
+    """Whether DVC's cache, the working folder or, if given, a commit has all outputs of a stage."""
     missing = {out: md5 for out, md5 in stage.out_digests().items() if not is_here(out, md5)}
     committed = blobs(commit, missing) if missing and commit else {}
     return missing == {

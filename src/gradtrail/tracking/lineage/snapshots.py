@@ -1,6 +1,6 @@
 """Finds `dvc.yaml` files with their locks: in the working folder, in git's history, and in DVC's experiments.
 
-Parsing YAML is slow, so what was parsed once is kept in `.gradtrail/parsed`, by the ids of the contents. Out of scope:
+Parsing YAML is slow, so parsed contents are cached in `.gradtrail/parsed`, by the ids of the contents. Out of scope:
 DVC's run-cache, which `recorded.py` reads.
 """
 
@@ -22,22 +22,15 @@ from gradtrail.support.git import GitError, blob_ids, git, git_bytes
 from gradtrail.support.paths import private_folder, working_folder
 
 _EXPERIMENT = re.compile(r"refs/exps/([0-9a-f]{2})/([0-9a-f]{38,62})/(.+)")  # others there are DVC's own
-PARAMS = "params-"  # prefix of the keys of params files, which are few and always kept
-_FORM = "1"  # of the files in `.gradtrail/parsed`
+_FORM = "1"  # version of the files in `.gradtrail/parsed`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One of DVC's experiments.
-
-    Attributes:
-        name: its name in DVC.
-        baseline: the commit that it started from.
-        commit: its own.
-    """
+    """One of DVC's experiments."""
 
     name: str
-    baseline: str
+    baseline: str  # commit that it started from
     commit: str
 
     @property
@@ -48,21 +41,12 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A `dvc.yaml` and a `dvc.lock` that belong together, with those of the pipeline beside them where there is one.
-
-    Attributes:
-        pipeline: the stages.
-        lock: the section of each stage, as the lock has it.
-        commit: the first one that has both files; empty where none has.
-        experiment: DVC's, if it is one.
-        key: of the parsed contents in `.gradtrail/parsed`; empty where they are not kept.
-    """
+    """A `dvc.yaml` and a `dvc.lock` that belong together, with those of the optional pipelines if there are any."""
 
     pipeline: dict[str, StageSpec]
-    lock: dict[str, Any]
-    commit: str = ""
+    lock: dict[str, Any]  # stage → its section
+    commit: str = ""  # first commit that has both files
     experiment: Experiment | None = None
-    key: str = ""
 
     @property
     def tags(self) -> dict[str, str]:
@@ -74,16 +58,16 @@ class Snapshot:
 def find_experiments() -> list[Experiment]:
     """Return DVC's experiments, the oldest first."""
     lines = git("for-each-ref", "--sort=committerdate", "--format=%(objectname) %(refname)", "refs/exps").splitlines()
-    found = (line.split(" ", 1) for line in lines)
-    named = ((commit, match) for commit, ref in found if (match := _EXPERIMENT.fullmatch(ref)))
-    return [Experiment(name=match[3], baseline=match[1] + match[2], commit=commit) for commit, match in named]
+    pairs = (line.split(" ", 1) for line in lines)
+    matches = ((commit, match) for commit, ref in pairs if (match := _EXPERIMENT.fullmatch(ref)))
+    return [Experiment(name=match[3], baseline=match[1] + match[2], commit=commit) for commit, match in matches]
 
 
 def working_snapshot() -> Snapshot | None:
-    """Return the snapshot of the working folder; None without a lock.
+    """Return the snapshot of the working folder; None if it has no lock.
 
     Raises:
-        UserError: one of the files is no `dvc.yaml` or `dvc.lock`.
+        UserError: One of the files is not a `dvc.yaml` or `dvc.lock`.
     """
     folder = working_folder()
     if not (folder / "dvc.lock").is_file():
@@ -97,57 +81,46 @@ def working_snapshot() -> Snapshot | None:
 
 
 def snapshot_of(commit: str) -> Snapshot | None:
-    """Return the snapshot of a commit; None where it lacks one of the files, or they cannot be read."""
+    """Return the snapshot of a commit; None if it lacks one of the files, or they cannot be read."""
     ids = [blob_ids([commit], name)[0] for name in FILES]
-    return _of_commit(commit, ids) if all(ids[:2]) else None
+    return _commit_snapshot(commit, ids) if all(ids[:2]) else None
 
 
 def committed_snapshots() -> tuple[list[Snapshot], int]:
-    """Return the snapshots of commits and experiments, each once, the oldest first; and how many cannot be read."""
+    """Return the distinct snapshots of commits and experiments, oldest first, and the number that cannot be read."""
     history = git("rev-list", "--reverse", "--full-history", "--exclude=refs/exps/*", "--all", "--", *FILES[1::2])
     experiments = {one.commit: one for one in find_experiments()}
     commits = list(dict.fromkeys([*history.splitlines(), *experiments]))
-    found: dict[tuple[str, ...], Snapshot | None] = {}
+    snapshots: dict[tuple[str, ...], Snapshot | None] = {}
     for commit, *parts in zip(commits, *(blob_ids(commits, name) for name in FILES), strict=True):
         ids = tuple(parts)
         if not all(ids[:2]):
             continue
-        if ids not in found:
-            found[ids] = _of_commit(commit, ids)
-        if (one := found[ids]) and not one.experiment:
-            found[ids] = dataclasses.replace(one, experiment=experiments.get(commit))
-    readable = [one for one in found.values() if one]
-    return readable, len(found) - len(readable)
+        if ids not in snapshots:
+            snapshots[ids] = _commit_snapshot(commit, ids)
+        if (one := snapshots[ids]) and not one.experiment:
+            snapshots[ids] = dataclasses.replace(one, experiment=experiments.get(commit))
+    readable = [one for one in snapshots.values() if one]
+    return readable, len(snapshots) - len(readable)
 
 
 def disk_cached(key: str, make: Callable[[], Any]) -> Any:
-    """Return the result of `make` for a content with this key, from disk where it was made before."""
-    path = _parsed_folder() / f"{key}-{_FORM}.json"
+    """Return the result of `make` for a content with this key, from the cache on disk if it is there."""
+    path = private_folder() / "parsed" / f"{key}-{_FORM}.json"
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
     made = make()
-    with atomic_file(path) as beside:
-        beside.write_text(json.dumps(made))
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(made))
     return made
 
 
-def stale_cache_files(keys: Iterable[str]) -> list[Path]:
-    """Return the files in `.gradtrail/parsed` of snapshots and run-cache entries that have other keys than these."""
-    needed = {f"{key}-{_FORM}.json" for key in keys}
-    others = (path for path in _parsed_folder().glob("*.json") if path.name not in needed)
-    return sorted(path for path in others if not path.name.startswith(PARAMS))
-
-
-def _parsed_folder() -> Path:
-    return private_folder() / "parsed"
-
-
-def _of_commit(commit: str, ids: Sequence[str]) -> Snapshot | None:
-    """Return the snapshot of a commit that has files of `FILES` with these ids; an empty one for a file it lacks."""
+def _commit_snapshot(commit: str, ids: Sequence[str]) -> Snapshot | None:
+    """Return the snapshot of a commit whose `FILES` have these ids; the id of a missing file is empty."""
 
     def parse() -> dict[str, Any]:
-        found = {name: blob for name, blob in zip(FILES, ids, strict=True) if blob}
-        return _parse({name: parse_yaml(git_bytes("cat-file", "blob", blob), name) for name, blob in found.items()})
+        blobs = {name: blob for name, blob in zip(FILES, ids, strict=True) if blob}
+        return _parse({name: parse_yaml(git_bytes("cat-file", "blob", blob), name) for name, blob in blobs.items()})
 
     try:
         return dataclasses.replace(_parsed(ids, parse), commit=commit)
@@ -159,13 +132,13 @@ def _of_commit(commit: str, ids: Sequence[str]) -> Snapshot | None:
 
 def _parsed(ids: Iterable[str], parse: Callable[[], dict[str, Any]]) -> Snapshot:
     """Return the snapshot of contents with these ids."""
-    content = disk_cached(key := "-".join(filter(None, ids)), parse)
+    content = disk_cached("-".join(filter(None, ids)), parse)
     specs = {name: _spec(**spec) for name, spec in content["pipeline"].items()}
-    return Snapshot(pipeline=specs, lock=content["lock"], key=key)
+    return Snapshot(pipeline=specs, lock=content["lock"])
 
 
 def _parse(contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stages and the sections of the lock, from the contents of those of `FILES` that there are."""
+    """Return the stages and the sections of the lock, from the contents of the `FILES` that exist."""
     pipelines, locks = ([name for name in names if name in contents] for names in (FILES[::2], FILES[1::2]))
     specs = {stage: spec for name in pipelines for stage, spec in parse_pipeline(contents[name], name).items()}
     sections = {stage: section for name in locks for stage, section in parse_lock(contents[name], name).items()}
@@ -173,12 +146,12 @@ def _parse(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spec(*, cmd: str, deps: list[str], params: Mapping[str, list[str]], outs: list[str]) -> StageSpec:
-    keys = {name: tuple(found) for name, found in params.items()}
+    keys = {name: tuple(names) for name, names in params.items()}
     return StageSpec(cmd=cmd, deps=tuple(deps), params=keys, outs=tuple(outs))
 
 
 def _blob_id(path: Path) -> str:
-    """Return the id that git gives to the content of a file; empty without one."""
+    """Return git's id of the content of a file; empty if there is no file."""
     if not path.is_file():
         return ""
     content = path.read_bytes()

@@ -1,7 +1,7 @@
 """The state that a stage makes or made, and the states before it, from `dvc.yaml`, `dvc.lock` and the files.
 
-Read from the working folder, or from a snapshot where one is given. A lock lets one process at a time make a state: two
-would write the same outs, and every point of a curve, twice. Out of scope: how the key is computed (`keys.py`).
+They are read from the working folder or from a snapshot. A lock lets only one process at a time make a state: two would
+write the same outputs, and log every point of a curve twice. Out of scope: how the key is computed (`keys.py`).
 """
 
 import contextlib
@@ -42,23 +42,16 @@ from gradtrail.tracking.lineage.snapshots import Snapshot
 
 @dataclass(frozen=True)
 class Identity(Stage):
-    """A stage, and the identity of its state.
+    """A stage, and the identity of its state."""
 
-    Attributes:
-        from_lock: whether it is the state that `dvc.lock` records, not the one that the stage is about to make.
-        snapshot: the snapshot that records the state; None for the working folder.
-        place: the folder that has its files; None for the working folder.
-        known: entries that were read before, by stage.
-    """
-
-    from_lock: bool = False
-    snapshot: Snapshot | None = None
-    place: Path | None = None
-    known: Mapping[str, Entry] = field(default_factory=dict, compare=False)
+    from_lock: bool = False  # the state that `dvc.lock` records, or else the one that the stage is about to make
+    snapshot: Snapshot | None = None  # snapshot that records the state; None for the working folder
+    place: Path | None = None  # folder with its files; None for the working folder
+    read_entries: Mapping[str, Entry] = field(default_factory=dict, compare=False)  # stage → entry read before
 
     @cached_property
     def folder(self) -> Path:
-        """The folder that deps and outs are relative to."""
+        """The folder that deps and outputs are relative to."""
         return self.place or working_folder()
 
     @cached_property
@@ -67,14 +60,14 @@ class Identity(Stage):
         return self.snapshot.pipeline if self.snapshot else super().pipeline
 
     def entry(self, name: str) -> Entry:
-        """Return what determines the outs of a stage.
+        """Return what determines the outputs of a stage.
 
-        For a stage before this one, the entry of `dvc.lock` unless the working folder has other outs: what made them
-        counts, not later changes of code or params; and in a partial checkout some outs are not there at all. In any
-        other case, the files as they are now.
+        For a stage before this one, that is the entry of `dvc.lock` unless the working folder has other outputs: what
+        made them counts, not later changes of code or params; and in a partial checkout some outputs are missing. In
+        any other case, it is the files as they are now.
 
         Raises:
-            FileNotFoundError: a dep of this stage is not there. Missing deps of stages before it are left out.
+            FileNotFoundError: A dep of this stage is missing. Missing deps of stages before it are left out.
         """
         if name not in self._entries:
             locked = self._locked_entry(name)
@@ -102,7 +95,7 @@ class Identity(Stage):
         return state_key(self.name, dataclasses.replace(entry, params=params))
 
     def scratch(self) -> AbstractContextManager[Path]:
-        """Return a folder for unfinished outs, of this state's own: no two processes make a state at once."""
+        """Return a folder for unfinished outputs of this state: no two processes make a state at the same time."""
         return scratch_folder(self.folder, f"{self.name}-{self.state[:16]}")
 
     @property
@@ -126,9 +119,9 @@ class Identity(Stage):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the lock has this stage and all before it as declared, each made from the outs of those before it.
+        """Whether the lock has this stage and all before it as declared, each made from the outputs of those before it.
 
-        Where only some stages of a changed pipeline were run, the sections of a lock do not belong together. Files in a
+        If only some stages of a changed pipeline were run, the sections of a lock do not belong together. Files in a
         folder whose listing DVC's cache lacks are assumed to match.
         """
         if not all(name in self._lock and has_shape(self._lock[name], self.pipeline[name]) for name in self.lineage):
@@ -143,18 +136,18 @@ class Identity(Stage):
         )
 
     def out_digests(self) -> dict[str, str]:
-        """Return the digest of each out: from the lock, or of the files that were just written."""
+        """Return the digest of each output: from the lock, or of the files that were just written."""
         if self.from_lock:
             return self._locked_outs(self.name)
         return {out: digest(self.folder / out) for out in self.spec.outs}
 
     def has_outs_of_lock(self, name: str) -> bool:
-        """Whether the outs in the working folder are those that `dvc.lock` names for a stage."""
+        """Whether the outputs in the working folder are those that `dvc.lock` names for a stage."""
         outs = self._locked_outs(name).items()
         return all((self.folder / out).exists() and digest(self.folder / out) == md5 for out, md5 in outs)
 
     def _has_other_outs(self, name: str) -> bool:
-        """Whether the working folder has an out of a stage with another content than `dvc.lock` names."""
+        """Whether the working folder has an output of a stage with another content than `dvc.lock` names."""
         outs = self._locked_outs(name).items()
         return any((self.folder / out).exists() and digest(self.folder / out) != md5 for out, md5 in outs)
 
@@ -170,7 +163,7 @@ class Identity(Stage):
 
     @cached_property
     def _entries(self) -> dict[str, Entry]:
-        return dict(self.known)
+        return dict(self.read_entries)
 
     @cached_property
     def _lock(self) -> dict[str, Any]:
@@ -188,11 +181,11 @@ def state_lock(stage: Identity) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_of(stage: str, state: str) -> Iterator[None]:
-    """Hold the lock of a state; where another process holds it, say so and wait.
+    """Hold the lock of a state; if another process holds it, print that and wait.
 
-    The operating system releases the lock of a process that was killed. Where no lock can be made, a warning says so.
+    The operating system releases the lock of a process that was killed. If no lock can be made, a warning is printed.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
             folder = private_folder() / "locks"
             folder.mkdir(exist_ok=True)
@@ -202,7 +195,7 @@ def lock_of(stage: str, state: str) -> Iterator[None]:
             except Timeout:
                 print(f"{stage}: another process is already making this state; waiting for it", file=sys.stderr)
                 lock.acquire()
-            held.callback(lock.release)
+            stack.callback(lock.release)
         except OSError as error:
             print(
                 f"warning: {stage}: the state could not be locked against a second process: {one_line(error)}",

@@ -1,7 +1,7 @@
-"""The checkpoint of a finished training on its run: what training on needs, in the smallest form.
+"""The checkpoint of a finished training on its run, in the smallest form from which training can continue.
 
-It is an Orbax checkpoint, compressed, of the training state; the final weights, which the run has as a model, are left
-out where the state has the same ones, to the bit. `docs/checkpoints.md` shows how to train on from it.
+It is a compressed Orbax checkpoint of the training state; the final weights, which the run has as a model, are left out
+if the state has the same bits. `docs/checkpoints.md` shows how to continue the training.
 """
 
 import dataclasses
@@ -35,30 +35,30 @@ def load_checkpoint(folder: Path, like: TrainState, weights: HostParams) -> Trai
     """Read a state, onto the devices of `like`.
 
     Args:
-        folder: the artifact `checkpoint` of a training's run.
-        like: a state of the same training, such as `Engine.init` returns.
-        weights: the final ones of the same run.
+        folder: Artifact `checkpoint` of a training's run.
+        like: State of the same training, such as `Engine.init` returns.
+        weights: Final weights of the same run.
 
     Raises:
-        UserError: the folder holds no such state, is damaged, or the weights are of another run.
+        UserError: The folder has no such state, is damaged, or the weights are of another run.
     """
     ocp = import_orbax()
     try:
         about = ocp.metadata(folder.resolve())
         names = [*about.custom_metadata["left_out"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:  # as Orbax raises where files are damaged
+    except (OSError, ValueError, LookupError, TypeError) as error:  # raised by Orbax if files are damaged
         raise _not_of_this_training(folder, error) from error
     left_out = [name for name in _WEIGHTS if name in names]
     expected = _with(state_on_host(like), left_out, None)
     _check_leaves(folder, about.metadata, expected)
     try:
         stored = ocp.load(folder.resolve(), expected)
-    except (OSError, ValueError, LookupError) as error:  # as TensorStore raises
+    except (OSError, ValueError, LookupError) as error:  # raised by TensorStore
         raise _not_of_this_training(folder, error) from error
-    found = _with(stored, left_out, weights)
-    if _digest(found) != about.custom_metadata.get("digest"):
+    state = _with(stored, left_out, weights)
+    if _digest(state) != about.custom_metadata.get("digest"):
         raise UserError(f"{folder}: it is damaged, or the weights are not the final ones of its run")
-    return state_on_device(found, like)
+    return state_on_device(state, like)
 
 
 def _with(state: TrainState, names: list[str], value: HostParams | None) -> TrainState:
@@ -70,13 +70,13 @@ def _not_of_this_training(folder: Path, why: object) -> UserError:
     return UserError(f"{folder}: no checkpoint of this training: {one_line(why)[:300]}")
 
 
-def _check_leaves(folder: Path, found: Any, expected: Any) -> None:
+def _check_leaves(folder: Path, actual: Any, expected: Any) -> None:
     """Raise UserError unless a checkpoint has the leaves that are expected, by path, dtype and shape."""
-    there, wanted = _described(found), _described(expected)
-    for path in sorted(there.keys() | wanted.keys()):
-        found_here, wanted_here = there.get(path, "absent"), wanted.get(path, "absent")
-        if found_here != wanted_here:
-            raise _not_of_this_training(folder, f"leaf {path} is {found_here}, this training has {wanted_here}")
+    actual_leaves, expected_leaves = _described(actual), _described(expected)
+    for path in sorted(actual_leaves.keys() | expected_leaves.keys()):
+        actual_leaf, expected_leaf = actual_leaves.get(path, "absent"), expected_leaves.get(path, "absent")
+        if actual_leaf != expected_leaf:
+            raise _not_of_this_training(folder, f"leaf {path} is {actual_leaf}, this training has {expected_leaf}")
 
 
 def _described(tree: Any) -> dict[str, str]:
@@ -86,7 +86,7 @@ def _described(tree: Any) -> dict[str, str]:
 
 def _digest(tree: Any) -> str:
     """Return the SHA-256 of all leaves in order."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
-        found.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
-    return found.hexdigest()
+        sha256.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
+    return sha256.hexdigest()

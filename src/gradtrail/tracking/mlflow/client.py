@@ -1,7 +1,7 @@
-"""MLflow's store: `mlflow.db` and `mlruns/` in the repository's root, or what `MLFLOW_TRACKING_URI` names.
+"""MLflow's store: `mlflow.db` and `mlruns/` in the repository's root, or the one that `MLFLOW_TRACKING_URI` names.
 
-MLflow's own defaults, so that a bare `mlflow ui` in the root shows everything. Created once, under a lock: two
-processes that create the database at the same time crash. Artifacts lie in `mlruns/` beside the database.
+These are MLflow's own defaults, so that a bare `mlflow ui` in the root shows everything. The database is created once,
+under a lock: two processes that create it at the same time crash. Artifacts are in `mlruns/` next to the database.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri
 from gradtrail.tracking.mlflow.relocate import EXPERIMENT, is_moved, relocate_artifacts
 
-# Unless these are set: no telemetry, no waiting for minutes for a dead server, no progress bar for each file. MLflow
-# reads them on import. A slow server gets the time it needs for a request; what a stage waits in all has a limit.
+# Defaults, which MLflow reads on import: no telemetry, no minutes of retries for a dead server, no progress bar for
+# each file. A slow server gets the time that it needs for one request; the total time that a stage waits has a limit.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -38,7 +38,7 @@ for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool")
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # faults are raised too, and reported once
 logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # a line for each model that is logged
 
-_MOST_CONFLICTS = 2  # of a request with those of other processes
+_MAX_RETRIES = 2  # after conflicts with requests of other processes
 P = ParamSpec("P")
 T = TypeVar("T")
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI for training, not that for GenAI
@@ -50,11 +50,11 @@ _EXPERIMENT_TAGS = {
 
 
 def _retried(request: Callable[P, T]) -> Callable[P, T]:
-    """Return a request that is made again where it conflicted with another process."""
+    """Return a request that is repeated if it conflicts with another process."""
 
     @functools.wraps(request)
     def made(*args: P.args, **kwargs: P.kwargs) -> T:
-        for _ in range(_MOST_CONFLICTS):
+        for _ in range(_MAX_RETRIES):
             try:
                 return request(*args, **kwargs)
             except MlflowException as error:
@@ -79,7 +79,7 @@ class StoreClient(MlflowClient):
 
 
 def open_store() -> MlflowClient:
-    """Return a client of the store, which is created if need be; relocate its artifacts if the repository was moved.
+    """Return a client of the store, which is created if needed; relocate its artifacts if the repository was moved.
 
     Raises:
         UserError: Another version of MLflow made the database.
@@ -100,7 +100,7 @@ def open_store() -> MlflowClient:
 
 
 def store_lock(uri: str) -> FileLock:
-    """Return the lock of a store: beside a database, which several clones may share, else in this repository.
+    """Return the lock of a store: next to a database, which several clones may share, else in this repository.
 
     A process has one object for each file, so that its holder may acquire it again.
     """
@@ -110,7 +110,7 @@ def store_lock(uri: str) -> FileLock:
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
-    """Return the id of an experiment, which is created if need be, with its artifacts beside the database.
+    """Return the id of an experiment, which is created if needed, with its artifacts next to the database.
 
     Raises:
         UserError: The experiment was deleted, or cannot be created.
@@ -126,13 +126,13 @@ def experiment_id(client: MlflowClient, name: str) -> str:
 
 
 def _find_experiment(client: MlflowClient, name: str) -> Experiment | None:
-    """Return the experiment with a name, deleted or not, or else the one that was created with it and renamed."""
+    """Return the experiment with a name, deleted or not, or else the one that was created with it and then renamed."""
     renamed = f"tags.`{EXPERIMENT}` = '{name}'"
     return client.get_experiment_by_name(name) or next(iter(client.search_experiments(filter_string=renamed)), None)
 
 
 def _other_schema(uri: str, schema: str, expected: str) -> str:
-    """Return the error for a database of another version of MLflow, which knows the schemas before its own only."""
+    """Return the error for a database of another version of MLflow, which reads only the schemas before its own."""
     is_older = any(Path(mlflow.__file__).parent.glob(f"store/db_migrations/versions/{schema}_*.py"))
     remedy = f"back it up, then run `mlflow db upgrade {uri}`" if is_older else "install that MLflow to open it"
     kind = "an older" if is_older else "a newer"
@@ -145,10 +145,10 @@ def _create_experiment(client: MlflowClient, name: str) -> Experiment:
     # A clone on another machine that shares the server may have created it meanwhile.
     with contextlib.suppress(MlflowException):
         client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS[name] | {EXPERIMENT: name})
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         raise UserError(f"MLflow's store has no experiment {name}, and none can be created")
-    return found
+    return experiment
 
 
 def _create_database(uri: str) -> None:
@@ -162,12 +162,12 @@ def _create_database(uri: str) -> None:
             return
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        with atomic_file(path) as beside:
-            SqlAlchemyStore(f"{SQLITE}{beside}", str(_artifact_folder(uri))).engine.dispose()
+        with atomic_file(path) as temporary:
+            SqlAlchemyStore(f"{SQLITE}{temporary}", str(_artifact_folder(uri))).engine.dispose()
 
 
 def _artifact_folder(uri: str) -> Path:
-    """Return the folder of the artifacts: beside the database, which several clones may share."""
+    """Return the folder of the artifacts: next to the database, which several clones may share."""
     return database_path(uri).resolve().parent / "mlruns"
 
 

@@ -35,9 +35,9 @@ _MIB = 2**20
 def compiling(run: TrackedRun) -> Iterator[Compiler]:
     """Yield the compiler of a stage; when the block ends without an error, log what was compiled. Changes no result.
 
-    What a call compiles in the block is a warning with the function's name, shapes and the line of Python: a stage
-    compiles ahead of time, or computes on the host. So is a donated argument whose memory no result reuses. The
-    functions of the compiler itself never retrace: called with another signature they raise TypeError.
+    A compilation that a call causes in the block is a warning with the function's name, shapes and line of Python: a
+    stage compiles ahead of time, or computes on the host. So is a donated argument whose memory no result reuses. The
+    functions of the compiler itself never retrace: with another signature they raise TypeError.
     """
     runtime = run.stage.runtime
     guard = only_compiler(set_up_cache()) if runtime.compile_cache else None
@@ -46,7 +46,7 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
         compiler = Compiler(time.perf_counter, guard, log, wrapper)
         try:
             yield compiler
-        finally:  # a stage that fails tells of it too
+        finally:  # also if the stage fails
             for line in compiler.warnings:
                 print(f"{run.stage.name}: warning: {line}", file=sys.stderr)
         seconds = time.perf_counter() - started
@@ -63,29 +63,30 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
         )
         run.metrics(
             {
-                "compile/total_seconds": sum(each.times.total_seconds for each in compiler.compiled),
+                "compile/total_seconds": sum(function.times.total_seconds for function in compiler.compiled),
                 "compile/cache_hit_rate": log.hits / max(log.requests, 1),
                 "compile/unplanned": len(log.unplanned),
             }
         )
         with tempfile.TemporaryDirectory() as folder:
             write_profile(Path(folder), compiler, rates, log, run.stage.name)
-            process = _rates(rates) | _of_log(log, seconds) | _memory(rss)
+            process = _rates(rates) | _log_counts(log, seconds) | _memory(rss)
             table = pd.DataFrame(process.items(), columns=["quantity", "value"])
             table.to_csv(Path(folder) / "process.csv", index=False)
-            shown = shown_table(compiler, rates, log)
-            text = shown.to_json(orient="split", index=False, double_precision=9)
+            summary = summary_table(compiler, rates, log)
+            text = summary.to_json(orient="split", index=False, double_precision=9)
             (Path(folder) / COMPILED.name).write_text(text, encoding="utf-8")
             run.files(Path(folder), COMPILED.parent.as_posix())
 
 
 @contextlib.contextmanager
 def tracing(run: TrackedRun) -> Iterator[Wrapper | None]:
-    """Record calls of the stage's functions where `runtime.trace` is on, and log them as `trace/`.
+    """Record calls of the stage's functions if `runtime.trace` is on, and log them as `trace/`.
+
+    If the stage fails, nothing is logged; a fault of the profiler is a warning.
 
     Yields:
-        What wraps the functions to be recorded; None where none are. Of a stage that fails nothing is logged, and what
-        keeps the profiler from its work is a warning.
+        The wrapper of functions to be recorded; None if none are.
     """
     stage = run.stage
     if not (stage.runtime.trace and run.is_open):
@@ -125,16 +126,16 @@ def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.
     return pd.DataFrame(rows)
 
 
-def shown_table(compiler: Compiler, rates: MachineRates, log: CompileLog) -> pd.DataFrame:
+def summary_table(compiler: Compiler, rates: MachineRates, log: CompileLog) -> pd.DataFrame:
     """Return a row for each function that was compiled, for people; the slowest to compile first.
 
-    `retraces` is how often a function was traced after its first time, by calls too. A function that calls alone
-    compiled has no other values: nothing else is known of it.
+    `retraces` counts the traces of a function after its first, those by calls included. A function that only calls
+    compiled has no other values.
     """
     table = profile_table(list(compiler.functions.values()), rates)
-    unplanned = Counter(each.function for each in log.unplanned)
+    unplanned = Counter(compilation.function for compilation in log.unplanned)
     again = compiler.compilations - Counter(list(compiler.functions)) + unplanned
-    shown = pd.DataFrame(
+    result = pd.DataFrame(
         {
             "function": table["function"],
             "compile_seconds": table[["trace_seconds", "lower_seconds", "compile_seconds"]].sum(axis=1),
@@ -151,21 +152,21 @@ def shown_table(compiler: Compiler, rates: MachineRates, log: CompileLog) -> pd.
             "fusions": table["hlo_fusions"],
         }
     ).sort_values("compile_seconds", ascending=False, ignore_index=True)
-    others = [name for name in unplanned if name not in compiler.functions]
-    by_calls = pd.DataFrame({"function": others, "retraces": [unplanned[name] - 1 for name in others]})
-    return pd.concat([shown, by_calls], ignore_index=True) if others else shown
+    uncompiled = [name for name in unplanned if name not in compiler.functions]
+    by_calls = pd.DataFrame({"function": uncompiled, "retraces": [unplanned[name] - 1 for name in uncompiled]})
+    return pd.concat([result, by_calls], ignore_index=True) if uncompiled else result
 
 
 def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: CompileLog, title: str) -> None:
-    """Write what was compiled to a folder.
+    """Write the compile profile to a folder.
 
-    `functions.csv` has a row per ahead-of-time compilation, variants and repeated ones included, `calls.csv` one per
-    compilation that a call caused; `roofline.png` and the programs' texts are of `compiler.functions`.
+    `functions.csv` has a row for each ahead-of-time compilation, variants and repeated ones included, `calls.csv` one
+    for each compilation that a call caused; `roofline.png` and the programs' texts show `compiler.functions`.
     """
     functions = list(compiler.functions.values())
     profile_table(compiler.compiled, rates).to_csv(folder / "functions.csv", index=False)
     time_figures.write_function_roofline(folder / "roofline.png", profile_table(functions, rates), rates, title)
-    columns = [each.name for each in dataclasses.fields(Compilation)]
+    columns = [field.name for field in dataclasses.fields(Compilation)]
     pd.DataFrame(map(dataclasses.astuple, log.unplanned), columns=columns).to_csv(folder / "calls.csv", index=False)
     for function in functions:
         for kind, text in function.texts().items():
@@ -183,7 +184,7 @@ def _rates(rates: MachineRates) -> dict[str, float]:
     return {f"machine_{name}": value for name, value in dataclasses.asdict(rates).items()}
 
 
-def _of_log(log: CompileLog, seconds: float) -> dict[str, float]:
+def _log_counts(log: CompileLog, seconds: float) -> dict[str, float]:
     return {
         "cache_requests": log.requests,
         "cache_hits": log.hits,
@@ -195,11 +196,11 @@ def _of_log(log: CompileLog, seconds: float) -> dict[str, float]:
 
 
 def _memory(rss_before: float) -> dict[str, float]:
-    found = {"rss_before_mib": rss_before, "rss_after_mib": _rss_mib()}
-    found["live_arrays_mib"] = sum(array.nbytes for array in jax.live_arrays()) / _MIB
+    values = {"rss_before_mib": rss_before, "rss_after_mib": _rss_mib()}
+    values["live_arrays_mib"] = sum(array.nbytes for array in jax.live_arrays()) / _MIB
     stats = jax.local_devices()[0].memory_stats() or {}
     names = {"bytes_in_use": "device_mib", "peak_bytes_in_use": "device_peak_mib"}
-    return found | {name: stats[key] / _MIB for key, name in names.items() if key in stats}
+    return values | {name: stats[key] / _MIB for key, name in names.items() if key in stats}
 
 
 def _rss_mib() -> float:

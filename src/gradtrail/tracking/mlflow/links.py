@@ -15,7 +15,7 @@ PARENT = "mlflow.parentRunId"
 
 
 def link_runs(client: MlflowClient, run: Run, find: Find) -> None:
-    """Copy headline metrics between a run that just ended and its children or trainings that ended before."""
+    """Copy headline metrics between a run that just ended and its children or trainings that ended earlier."""
     if run.data.tags["stage"] == "train":
         for child in _children(run, find):
             if PARENT not in child.data.tags:
@@ -29,16 +29,18 @@ def link_runs(client: MlflowClient, run: Run, find: Find) -> None:
 
 
 def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
-    """Copy the child's metrics, those of single classes and functions aside, and its summary of the gradients.
+    """Copy the child's headline metrics, and its summary of the gradients.
 
     The metrics of an evaluation also name the logged model that it evaluated, if there is one.
 
     Returns:
-        Whether anything was copied.
+        True if anything was copied.
     """
     stage = child.data.tags["stage"]
     last = max((metric.timestamp for metric in train.data.to_proto().metrics), default=0)
-    now = max(int(time.time() * 1000), last + 1)  # of two values at a step MLflow shows the later, whatever the clock
+    now = max(
+        int(time.time() * 1000), last + 1
+    )  # MLflow shows the later of two values at a step, so the clock must not go back
     precision = train.data.params.get("train.precision", "float32")
     chosen = {name: value for name, value in child.data.metrics.items() if is_headline(name, stage, precision)}
     new = {name: value for name, value in chosen.items() if train.data.metrics.get(name) != value}
@@ -48,8 +50,8 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     if model:
         attach_metrics(client, train, model, chosen.keys() - new.keys(), _dataset(child))
     described = child.data.tags if stage == "gradients" else train.data.tags
-    found, summary = train.data, summary_in(described.get(NOTE, ""))
-    words = note(train.info.run_id, found.tags, found.params, found.metrics | chosen, summary)
+    data, summary = train.data, summary_in(described.get(NOTE, ""))
+    words = note(train.info.run_id, data.tags, data.params, data.metrics | chosen, summary)
     tags = [RunTag(NOTE, words)] if train.data.tags.get(NOTE) != words else []
     if metrics or tags:
         client.log_batch(train.info.run_id, metrics=metrics, tags=tags)
@@ -57,37 +59,37 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
 
 
 def _copy_evaluation(client: MlflowClient, train: Run, find: Find) -> None:
-    """Tie a training's model, which was logged just now, to the evaluation that was before it."""
+    """Link a training's model, which was just logged, to the evaluation that ended earlier."""
     for child in _children(train, find):
         if child.data.tags["stage"] == "evaluate":
             copy_headlines(client, child, train)
 
 
 def _dataset(run: Run) -> dict[str, str]:
-    """Return the data set of a run, as a metric of a model names it."""
-    datasets = [found.dataset for found in run.inputs.dataset_inputs] if run.inputs else []
+    """Return the data set of a run in the form of a model's metric."""
+    datasets = [entry.dataset for entry in run.inputs.dataset_inputs] if run.inputs else []
     return {"dataset_name": datasets[0].name, "dataset_digest": datasets[0].digest} if datasets else {}
 
 
 def has_headlines(train: Run, stage: str) -> bool:
-    """Whether a training's run shows metrics of a stage below it."""
+    """Whether a training's run has metrics of a stage below it."""
     return any(name.startswith(metric_name(stage, "")) for name in train.data.metrics)
 
 
 def _children(train: Run, find: Find) -> Iterator[Run]:
     """Yield, for each stage below training, the newest finished run that names this training or read its weights."""
     final = weights_of(train.data.tags)
-    own = find({"train_state": train.data.tags["state"]}, finished=True)
+    named_children = find({"train_state": train.data.tags["state"]}, finished=True)
     same_weights = find({WEIGHTS: final}, finished=True) if final else []
     newest: dict[str, Run] = {}
-    for run in [*own, *same_weights]:
+    for run in [*named_children, *same_weights]:
         if "train_state" in run.data.tags and weights_of(run.data.tags) in (None, final):
             newest.setdefault(run.data.tags["stage"], run)
     yield from newest.values()
 
 
 def training_of(tags: Mapping[str, str], find: Find) -> Run | None:
-    """Return the training that a run below it belongs to, by the run's tags: of its state, with the weights it read."""
+    """Return the training that a run belongs to, by the run's tags: the state, and the weights that it read."""
     runs = find({"state": tags["train_state"]}) if "train_state" in tags else []
     read = weights_of(tags)
     complete_first = sorted(runs, key=lambda run: weights_of(run.data.tags) is None)
@@ -95,7 +97,7 @@ def training_of(tags: Mapping[str, str], find: Find) -> Run | None:
 
 
 def trainings_of(child: Run, find: Find) -> list[Run]:
-    """Return the runs of the trainings that wrote the weights that the child read, or else of the one that it names."""
+    """Return the trainings that wrote the weights that a child read, or else the one that it names."""
     if final := weights_of(child.data.tags):
         return find({"stage": "train", WEIGHTS: final})
     return find({"stage": "train", "state": child.data.tags["train_state"]})

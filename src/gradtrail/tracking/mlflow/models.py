@@ -1,9 +1,8 @@
 """Exports as logged models of MLflow, which anybody can load and serve: `mlflow.pyfunc.load_model("models:/…")`.
 
-A model belongs to the run of its training, and carries the params, the data set and the digest of its export. It holds
-the files of `models/export` under `data/export`, so it is made by whoever has both: the stage `export`, or `gradtrail
-sync` from the outs. The run of the evaluation that fitted its temperature has it as an input, and its metrics are the
-model's too.
+A model belongs to the run of its training, and has the params, the data set and the digest of its export. It contains
+the files of `models/export` under `data/export`, so the stage `export` logs it, or `gradtrail sync` from the outputs.
+The run of the evaluation that fitted its temperature has it as an input, and its metrics are the model's too.
 """
 
 import contextlib
@@ -20,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelInput, LoggedModelOutput, LoggedModelStatus, Metric, Run
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from mlflow.store.entities import PagedList
+from mlflow.utils import get_results_from_paginated_fn
 
 import gradtrail
 from gradtrail.stages.artifacts.members import format_seeds
@@ -30,11 +32,11 @@ from gradtrail.tracking.mlflow.naming import NOTE
 if TYPE_CHECKING:
     from gradtrail.stages.artifacts.exported import Manifest
 
-EXPORT = "models/export"  # the out
+EXPORT = "models/export"  # the output
 WEIGHTS, EXPORT_DIGEST = "weights", "export_digest"  # tags of a logged model: final or best; `Manifest.digest`
-_OUT = "export_out"  # tag: digest of the out, as DVC has it
+_OUT = "export_out"  # tag: digest of the output, as DVC has it
 _TEMPERATURE = "temperature"  # tag
-EXAMPLE = "images.json"  # in a model: one image, in the form that `mlflow models predict` and a server take
+EXAMPLE = "images.json"  # in a model: one image, as input for `mlflow models predict` and a server
 _IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 _LOADER = "gradtrail.tracking.mlflow.pyfunc"
@@ -42,20 +44,20 @@ LOADED = (  # the loader, and what it imports
     *(_LOADER, "gradtrail.stages.artifacts.exported"),
     *("gradtrail.support.errors", "gradtrail.support.secrets"),
 )
+_PAGE_SIZE = 100
 _PACKAGES = ("flatbuffers", "jax", "jaxlib", "jaxtyping", "mlflow", "numpy", "safetensors")  # which these import
-_PAGE = 1000
 
 
 def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
     """Log an exported model as a model of a training's run, unless the run has it.
 
     Args:
-        client: of the store.
-        train: the run of the training that wrote the weights, which has its params.
-        folder: the export.
+        client: Client of the store.
+        train: Run of the training that wrote the weights, which has its params.
+        folder: Folder of the export.
 
     Raises:
-        UserError: it has no manifest of this version.
+        UserError: It has no manifest of this version.
     """
     from gradtrail.stages.artifacts.exported import read_manifest  # late: it imports JAX
 
@@ -66,30 +68,31 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
 
 
 def logged_exports(client: MlflowClient, experiment: str) -> set[tuple[str, str]]:
-    """Return (run of a training, digest of the out `models/export`) of each model that is complete."""
-    found = _search(client, experiment, f"tags.`{_OUT}` != ''")
-    return {(model.source_run_id, model.tags[_OUT]) for model in found if model.status == LoggedModelStatus.READY}
+    """Return (run of a training, digest of the output `models/export`) of each complete model."""
+    models = _search(client, experiment, f"tags.`{_OUT}` != ''")
+    return {(model.source_run_id, model.tags[_OUT]) for model in models if model.status == LoggedModelStatus.READY}
 
 
 def models_of(client: MlflowClient, run: Run) -> Iterator[LoggedModel]:
     """Yield the logged models of a training's run, the newest first."""
-    found = _search(client, run.info.experiment_id, f"source_run_id = '{run.info.run_id}'")
-    yield from (model for model in found if EXPORT_DIGEST in model.tags)
+    models = _search(client, run.info.experiment_id, f"source_run_id = '{run.info.run_id}'")
+    yield from (model for model in models if EXPORT_DIGEST in model.tags)
 
 
 def registered_models(client: MlflowClient) -> set[str]:
-    """Return the ids of logged models that have a version in MLflow's registry, and of their runs: these are needed."""
-    found, token = set[str](), None
-    while True:
-        page = client.search_model_versions(max_results=_PAGE, page_token=token)
-        for known in page:
-            source = known.source.removeprefix("models:/") if known.source.startswith("models:/m-") else None
-            model = known.model_id or source
-            found |= {str(name) for name in (model, known.run_id) if name}
-            with contextlib.suppress(MlflowException):  # of a model that was deleted
-                found |= {str(client.get_logged_model(model).source_run_id)} if model else set()
-        if not (token := page.token):
-            return found
+    """Return the ids of logged models that have a version in MLflow's registry, and of their runs, which must stay."""
+
+    def page(size: int, token: str | None) -> PagedList[ModelVersion]:
+        return client.search_model_versions(max_results=size, page_token=token)
+
+    ids = set[str]()
+    for registered in get_results_from_paginated_fn(page, _PAGE_SIZE):
+        source = registered.source.removeprefix("models:/") if registered.source.startswith("models:/m-") else None
+        model = registered.model_id or source
+        ids |= {str(name) for name in (model, registered.run_id) if name}
+        with contextlib.suppress(MlflowException):  # of a model that was deleted
+            ids |= {str(client.get_logged_model(model).source_run_id)} if model else set()
+    return ids
 
 
 def delete_models(client: MlflowClient, run: Run) -> None:
@@ -104,12 +107,12 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
     """Log the model that an evaluation calibrated as an input of the evaluation's run.
 
     Returns:
-        The model; None where none was logged yet.
+        The model; None if none was logged yet.
     """
     model = next((model for model in models_of(client, train) if _is_of(model, evaluation)), None)
     if model:
         run = client.get_run(evaluation.info.run_id)  # MLflow's search returns runs without their model inputs
-        if not run.inputs or model.model_id not in {known.model_id for known in run.inputs.model_inputs}:
+        if not run.inputs or model.model_id not in {logged.model_id for logged in run.inputs.model_inputs}:
             client.log_inputs(run.info.run_id, models=[LoggedModelInput(model.model_id)])
     return model
 
@@ -120,19 +123,19 @@ def attach_metrics(
     """Log metrics of a training's run for its model too, at the same points, so that MLflow adds no second point.
 
     Args:
-        client: of the store.
-        train: the run.
-        model: that was logged after them.
-        names: of metrics; of each the last point.
-        data: `dataset_name` and `dataset_digest`, on which they were measured.
+        client: Client of the store.
+        train: Run with the metrics.
+        model: Model that was logged after them.
+        names: Names of metrics; the last point of each is logged.
+        data: `dataset_name` and `dataset_digest` of the data on which they were measured.
     """
-    known = {metric.key for metric in model.metrics or ()}
-    of = {"model_id": model.model_id, "run_id": train.info.run_id, **data}
+    logged = {metric.key for metric in model.metrics or ()}
+    labels = {"model_id": model.model_id, "run_id": train.info.run_id, **data}
     metrics = []
-    for name in set(names) - known:
+    for name in set(names) - logged:
         history = client.get_metric_history(train.info.run_id, name)
         last = max(history, key=lambda point: (point.step, point.timestamp), default=None)
-        metrics += [Metric(last.key, last.value, last.timestamp, last.step, **of)] if last else []
+        metrics += [Metric(last.key, last.value, last.timestamp, last.step, **labels)] if last else []
     if metrics:
         client.log_batch(train.info.run_id, metrics=metrics)
 
@@ -141,9 +144,9 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
     """Write a model as MLflow loads it: the export, the modules that read it, and the packages that these need.
 
     Args:
-        path: the folder to make.
-        export: folder of the export; its name is that in `data` too.
-        ids: `run_id` and `model_id`, where it is logged.
+        path: Folder to make.
+        export: Folder of the export, which has the same name in `data`.
+        ids: `run_id` and `model_id` of a logged model.
     """
     with warnings.catch_warnings():  # about types in a module of MLflow itself
         warnings.simplefilter("ignore", UserWarning)
@@ -193,13 +196,12 @@ def _log_model(client: MlflowClient, train: Run, manifest: "Manifest", folder: P
     client.log_outputs(train.info.run_id, [LoggedModelOutput(logged.model_id, step=max(manifest.epochs))])
 
 
-def _search(client: MlflowClient, experiment: str, condition: str) -> Iterator[LoggedModel]:
-    token = None
-    while True:
-        page = client.search_logged_models([experiment], filter_string=condition, page_token=token)
-        yield from page
-        if not (token := page.token):
-            return
+def _search(client: MlflowClient, experiment: str, condition: str) -> list[LoggedModel]:
+    def page(size: int, token: str | None) -> PagedList[LoggedModel]:
+        return client.search_logged_models([experiment], condition, max_results=size, page_token=token)
+
+    models: list[LoggedModel] = get_results_from_paginated_fn(page, _PAGE_SIZE)
+    return models
 
 
 def _is_of(model: LoggedModel, evaluation: Run) -> bool:
@@ -212,7 +214,7 @@ def _is_of(model: LoggedModel, evaluation: Run) -> bool:
 
 
 def _model_name(run: Run, weights: str) -> str:
-    """Return the name of a model: that of its run, without the characters that MLflow refuses in names of models."""
+    """Return the name of a model: its run's, without the characters that MLflow refuses in names of models."""
     return f"{run.info.run_name} · {weights}".translate(_IN_MODEL_NAMES)
 
 
@@ -227,7 +229,7 @@ def _input(manifest: "Manifest") -> str:
 
 
 def _how_to_use(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
-    """Return the recipe for loading a model, in any folder, and what it takes and returns."""
+    """Return the recipe for loading a model in any folder, with its input and output."""
     epochs = f"eights after epoch{'s' if len({*manifest.epochs}) > 1 else ''} {_epochs(manifest)}"
     networks = f"Mean probabilities of {len(manifest.seeds)} networks, {format_seeds(manifest.seeds)}; w"
     whose = f"{networks if len(manifest.seeds) > 1 else 'W'}{epochs}"
@@ -248,16 +250,16 @@ temperature of {manifest.temperature:.3g}.
 
 
 def _attach_validation(client: MlflowClient, run: Run, model_id: str, manifest: "Manifest") -> None:
-    """Attach to the model the validation metrics that the run has at the epoch of the weights: means over members."""
-    of = {"model_id": model_id, "run_id": run.info.run_id, "dataset_name": manifest.dataset.partition(" ")[0]}
-    of |= {"dataset_digest": run.data.tags.get("dataset_digest", "")}
+    """Attach the run's validation metrics at the epoch of the weights to the model: means over members."""
+    labels = {"model_id": model_id, "run_id": run.info.run_id, "dataset_name": manifest.dataset.partition(" ")[0]}
+    labels |= {"dataset_digest": run.data.tags.get("dataset_digest", "")}
     metrics = [
-        Metric(point.key, point.value, point.timestamp, point.step, **of)
+        Metric(point.key, point.value, point.timestamp, point.step, **labels)
         for name in _VALIDATION
         for point in client.get_metric_history(run.info.run_id, name)
         if point.step == manifest.epochs[0]
     ]
-    if metrics:  # the same points as those of the run, so that it has none of them twice
+    if metrics:  # the same points as the run's, so that none is logged twice
         client.log_batch(run.info.run_id, metrics=metrics)
 
 
@@ -298,7 +300,7 @@ def _signature(num_classes: int) -> Any:
 
 
 def _stroke(shape: tuple[int, int]) -> np.ndarray:
-    """Return one image, (1, height, width), uint8: an upright stroke, as of a 1."""
+    """Return one image, (1, height, width), uint8: a vertical stroke, as in a 1."""
     height, width = shape
     image = np.zeros((1, height, width), np.uint8)
     image[:, height // 5 : -(height // 5), width // 2 - 1 : width // 2 + 1] = 255

@@ -1,13 +1,13 @@
 """How runs and metrics are named in MLflow, and the description of a run that MLflow's UI shows.
 
-Metric names are grouped by `/`, as the UI draws charts in groups, in alphabetical order: what a person compares comes
-first (`eval/`, `gradients/`, `profile/`, `steps/`); `system/`, which MLflow names, comes between that and `train/`.
+Metric names are grouped by `/`, as the UI draws charts in groups, in alphabetical order: metrics that people compare
+come first (`eval/`, `gradients/`, `profile/`, `steps/`); `system/`, named by MLflow, comes between them and `train/`.
 
-The name of a run says in what its params differ from the reference, `reference_params.json`, which stays as it is
-whatever `params.yaml` has: so a name does not change its meaning, and follows from the params of the run alone.
+The name of a run lists the params that differ from the reference, `reference_params.json`, which does not change with
+`params.yaml`: so a name keeps its meaning, and follows only from the params of the run.
 
-The description is Markdown with the main figure, made from the run alone, so that it is the same whichever process
-writes it. That of a training also has the summary of its gradients, which comes from the run of another stage.
+The description is Markdown with the main figure, made only from the run, so that every process writes the same. That of
+a training also has the summary of its gradients, which comes from the run of another stage.
 """
 
 import functools
@@ -27,11 +27,11 @@ from gradtrail.tracking.mlflow.tags import shown, stage_params
 
 _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every other stage: its own name
 _COMPILE = "compile/"
-NOTE = "mlflow.note.content"  # what the UI shows as a run's description
+NOTE = "mlflow.note.content"  # tag: a run's description
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
-SMALL_FIGURE = "description.png"  # artifact: the main figure, as large as the UI has room for
+SMALL_FIGURE = "description.png"  # artifact: the main figure, at the size that fits the UI
 _SHOWN_FIGURE = re.compile(r"!\[[^]]*\]\(get-artifact\?[^)]*\)")
-FIGURES = {  # stage → its main figure, and what it shows
+FIGURES = {  # stage → its main figure, and the caption
     "preprocess": ("samples.png", "Samples of every class"),
     "train": ("learning_curves.png", "Learning curves"),
     "evaluate": ("mistakes.png", "The worst mistakes"),
@@ -40,9 +40,9 @@ FIGURES = {  # stage → its main figure, and what it shows
     "privacy_audit": ("privacy_audit.png", "Scores of canaries, and what guessing them proves"),
 }
 _REFERENCE, _OTHERS = "float32", ("bfloat16", "float16")
-_OVER = f"_over_{_REFERENCE}"  # of a metric of `profile`: the ratio of the times of a training step
-_LEAST_FACTOR = 1.05  # of two precisions, that is worth a sentence
-_HEADLINES = {  # stage → what its training's run shows of it; of a stage that is not here, every metric
+_OVER = f"_over_{_REFERENCE}"  # in names of metrics of `profile`: ratio of the times of a training step
+_LEAST_FACTOR = 1.05  # ratio of the times of two precisions that is worth a sentence
+_HEADLINES = {  # stage → metrics copied to its training's run; every metric of a stage that is not here
     "evaluate": (
         *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "loss"),
         "expected_calibration_error",
@@ -57,23 +57,23 @@ _HEADLINES = {  # stage → what its training's run shows of it; of a stage that
     "report": (),
     "privacy_audit": ("epsilon_lower_bound",),
 }
-_ONLY_IN_FILES = {  # of what a metrics file has; curves show the steps and the loss scale
+_ONLY_IN_FILES = {  # keys of metrics files that runs do not have; curves show the steps and the loss scale
     *("planned_steps", "members", "dataset", "dataset_digest", "steps", "loss_scale"),
 }
-_OF_ONE_MEMBER = {  # whose means over members say little
+_NOT_AVERAGED = {  # metrics whose means over members are not logged
     *("best_epoch", "best_validation_accuracy", "num_mistakes", "skipped_steps", "noise_scale"),
 }
-_SHOWN_SPREADS = {  # of means over members: what runs and curves show; the rest is in files
+_LOGGED_SPREADS = {  # spreads of means over members that are logged; the rest is in files
     *(f"eval/accuracy_{end}" for end in ("sd", "low", "high")),
     *(f"eval/ensemble_accuracy_{end}" for end in ("low", "high")),  # over test examples
     *(f"train/validation_accuracy_{end}" for end in ("low", "high")),
 }
 _SEPARATOR = " · "
-_DIGITS = 8  # of a digest, in a name
-_LONGEST_NAME = 250  # characters, in a database of MLflow
-_FIRST = ("model", "optimizer", "schedule", "precision")  # of `train`, in a name; then the data set
-_BARE = {"fetch.dataset", *(f"train.{name}" for name in _FIRST)}  # whose value says what it is
-_NOUNS = {  # last part of a param → what a name calls it, where that is another word
+_DIGITS = 8  # digits of a digest in a name
+_MAX_NAME_LENGTH = 250  # limit of MLflow's database
+_FIRST = ("model", "optimizer", "schedule", "precision")  # params of `train` that begin a name, before the data set
+_WITHOUT_NOUN = {"fetch.dataset", *(f"train.{name}" for name in _FIRST)}  # params whose value needs no noun
+_NOUNS = {  # param or its last part → noun in names, if it differs
     "accumulation_steps": "accumulation",
     "adam_learning_rate": "adam lr",
     "average_decay": "average",
@@ -96,8 +96,8 @@ _NOUNS = {  # last part of a param → what a name calls it, where that is anoth
     "xla_flags": "flags",
 }
 _COUNTED = {"deformations", "epochs", "members"}  # nouns that follow their number
-_PERCENT = {"label_noise", "subset_fraction", "validation_fraction", "warmup_fraction"}  # shares of a whole
-_WITHOUT_SECTION = ("fetch", "preprocess", "train", "environment")  # whose params need no word for the section
+_PERCENT = {"label_noise", "subset_fraction", "validation_fraction", "warmup_fraction"}  # fractions shown in percent
+_WITHOUT_SECTION = ("fetch", "preprocess", "train", "environment")  # sections that names leave out
 
 
 def run_name(stage: Identity) -> str:
@@ -106,10 +106,10 @@ def run_name(stage: Identity) -> str:
 
 
 def name_of(stage: str, params: Mapping[str, Any]) -> str:
-    """Return the name of the run of a stage with these params, flat: in what they differ from the reference.
+    """Return the name of the run of a stage with these flat params: the params that differ from the reference.
 
-    Other params give another name. A training that differs in nothing is called by its model; the names of other stages
-    begin with the stage. Params that are not in force come last, as what they are.
+    Other params give another name. A training without differences is named after its model; the names of other stages
+    begin with the stage. Params without effect come last.
     """
     used = active_params(params)
     words = [] if stage == TRAIN else [stage]
@@ -118,14 +118,14 @@ def name_of(stage: str, params: Mapping[str, Any]) -> str:
         words.insert(0, str(params.get("train.model", stage)))
     words += [f"unused {key} {_text(params[key])}" for key in params if key not in used and _differs(params, key)]
     name = _SEPARATOR.join(words)
-    if len(name) <= _LONGEST_NAME:
+    if len(name) <= _MAX_NAME_LENGTH:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
-    return f"{name[: _LONGEST_NAME - len(digest) - 2]}… {digest}"
+    return f"{name[: _MAX_NAME_LENGTH - len(digest) - 2]}… {digest}"
 
 
 def _model(params: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the model, with the widths of its layers where these differ, if it is not the reference's."""
+    """Yield the model, with the widths of its layers if they differ, unless it is the reference's."""
     kind = params.get("train.model")
     widths = {key: params[f"train.{kind}.{key}"] for key in _widths(params)}
     if any(_differs(params, f"train.{kind}.{key}") for key in widths):
@@ -139,18 +139,18 @@ def _widths(params: Mapping[str, Any]) -> list[str]:
 
 
 def _ordered(params: Mapping[str, Any]) -> list[str]:
-    """Return the params that differ, those of the model's name aside: the kinds first, the seed last."""
-    named = {"train.model", *(f"train.{params.get('train.model')}.{key}" for key in _widths(params))}
+    """Return the params that differ, without those of the model's name: `_FIRST` first, the seed last."""
+    model_params = {"train.model", *(f"train.{params.get('train.model')}.{key}" for key in _widths(params))}
     first = [f"train.{name}" for name in _FIRST] + ["fetch.dataset"]
-    found = [key for key in params if key not in named and _differs(params, key)]
-    return sorted(found, key=lambda key: first.index(key) if key in first else len(first) + (key == SEED))
+    keys = [key for key in params if key not in model_params and _differs(params, key)]
+    return sorted(keys, key=lambda key: first.index(key) if key in first else len(first) + (key == SEED))
 
 
 def _words(key: str, value: Any) -> str:
-    """Return what a name says of a param, such as `lr 0.01`, `1 epoch`, `label noise 10 %`, `remat`, `no clip`."""
+    """Return the words for a param in a name, such as `lr 0.01`, `1 epoch`, `label noise 10 %`, `remat`, `no clip`."""
     section, last = key.partition(".")[0], key.rpartition(".")[2]
     noun = _NOUNS.get(key) or _NOUNS.get(last, "deformation " * (".deformation." in key) + last.replace("_", " "))
-    if key in _BARE:
+    if key in _WITHOUT_NOUN:
         return str(value)
     if key == "preprocess.seed":
         return f"split seed {value}"
@@ -178,27 +178,27 @@ def _differs(params: Mapping[str, Any], key: str) -> bool:
 
 @functools.cache
 def _reference() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("reference_params.json").read_text(encoding="utf-8"))
-    return found
+    params: dict[str, Any] = json.loads(Path(__file__).with_name("reference_params.json").read_text(encoding="utf-8"))
+    return params
 
 
 def metric_name(stage: str, key: str) -> str:
-    """Return the name of a stage's metric; of compiling, such as `train/compile_total_seconds`."""
+    """Return the full name of a stage's metric, such as `train/compile_total_seconds`."""
     name = f"compile_{key.removeprefix(_COMPILE)}" if key.startswith(_COMPILE) else key
     return f"{_PREFIXES.get(stage, stage)}/{name}"
 
 
 def is_logged(stage: str, key: str, metrics: Mapping[str, Any]) -> bool:
-    """Whether a run shows a value of its metrics file."""
-    if "members" in metrics and (key in _OF_ONE_MEMBER or is_hidden_spread(stage, key, metrics)):
+    """Whether a value of a metrics file is logged to the run."""
+    if "members" in metrics and (key in _NOT_AVERAGED or is_hidden_spread(stage, key, metrics)):
         return False
     return not (key in _ONLY_IN_FILES or isinstance(metrics[key], str))
 
 
 def is_hidden_spread(stage: str, key: str, means: Container[str]) -> bool:
-    """Whether a metric or a column is the spread of a mean over members, and not one of the few that are shown."""
+    """Whether a metric or a column is the spread of a mean over members that is not logged."""
     mean, _, end = key.rpartition("_")
-    return end in ("sd", "low", "high") and mean in means and metric_name(stage, key) not in _SHOWN_SPREADS
+    return end in ("sd", "low", "high") and mean in means and metric_name(stage, key) not in _LOGGED_SPREADS
 
 
 def is_headline(name: str, stage: str, precision: str = _REFERENCE) -> bool:
@@ -206,8 +206,8 @@ def is_headline(name: str, stage: str, precision: str = _REFERENCE) -> bool:
     key = name.removeprefix(metric_name(stage, ""))
     if name == key or "/" in key or key.startswith("compile_"):
         return False
-    of = _OTHERS[0] if precision == _REFERENCE else precision  # one ratio: that of `profile` itself has every one
-    if _OVER in key and key.partition(_OVER)[0] != of:
+    compared = _OTHERS[0] if precision == _REFERENCE else precision  # one ratio; the run of `profile` has all
+    if _OVER in key and key.partition(_OVER)[0] != compared:
         return False
     return stage not in _HEADLINES or key in _HEADLINES[stage]
 
@@ -218,11 +218,11 @@ def note(
     """Return the description of a run.
 
     Args:
-        run_id: of the run.
-        tags: of the run.
-        params: of the run.
-        metrics: of the run; for a training with the headline metrics of the runs below it.
-        summary: of the gradients, as the stage wrote it or as `summary_in` finds it; empty for none.
+        run_id: Id of the run.
+        tags: Tags of the run.
+        params: Params of the run.
+        metrics: Metrics of the run, headline metrics of children included.
+        summary: Summary of the gradients, as the stage wrote it or as `summary_in` returns it; empty for none.
     """
     trained = [_result(params, metrics), _training(metrics), _privacy(params, metrics)]
     parts = trained if tags["stage"] == "train" else []
@@ -231,7 +231,7 @@ def note(
 
 
 def summary_in(text: str) -> str:
-    """Return the summary of the gradients in a description; empty where it has none."""
+    """Return the summary of the gradients in a description; empty if it has none."""
     _, marker, rest = text.partition(_GRADIENTS)
     return (marker + rest.partition(_LINEAGE)[0]).strip()
 
@@ -248,8 +248,8 @@ def _result(params: Mapping[str, str], metrics: Mapping[str, float]) -> str:
             f"are classified correctly** ({interval}, sd {metrics.get('eval/accuracy_sd', 0):.2%}); by their ensemble "
             f"**{metrics['eval/ensemble_accuracy']:.2%}**."
         )
-    said = f" ({interval})" if interval else ""
-    return f"**{metrics['eval/accuracy']:.2%} of the test images are classified correctly**{said}."
+    suffix = f" ({interval})" if interval else ""
+    return f"**{metrics['eval/accuracy']:.2%} of the test images are classified correctly**{suffix}."
 
 
 def _training(metrics: Mapping[str, float]) -> str:
@@ -272,28 +272,28 @@ def _training(metrics: Mapping[str, float]) -> str:
 
 
 def _privacy(params: Mapping[str, str], metrics: Mapping[str, float]) -> str:
-    """Say what a private training promises, and what of its run the promise does not cover; empty for others."""
+    """Return the privacy guarantee of a training, and what it does not cover; empty for other trainings."""
     if not {"train/epsilon", "train/delta"} <= metrics.keys():
         return ""
     covered = "Training loss and accuracy, and results on single training examples, are not covered by it."
     if params.get("train.privacy.release", "").lower() == "true":
         covered = "But for digests and sizes of the data, nothing here comes from training examples without noise."
-    said = "**Private: epsilon {train/epsilon:.3g} at delta {train/delta:g}** for each training example."
-    return f"{said.format(**metrics)} {covered}"
+    promise = "**Private: epsilon {train/epsilon:.3g} at delta {train/delta:g}** for each training example."
+    return f"{promise.format(**metrics)} {covered}"
 
 
 def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int) -> str:
-    """Say whether a training loses time by its precision, or could gain some by another; empty where it does neither.
+    """Return a sentence if a training loses time by its precision or could gain some by another; else empty.
 
     Args:
-        metrics: of `profile`, with the prefix of the stage: the ratios of the times of a training step.
-        precision: of the training.
-        batch_size: of the training.
+        metrics: Metrics of `profile`, with the prefix of the stage: ratios of the times of a training step.
+        precision: Precision of the training.
+        batch_size: Batch size of the training.
     """
     if precision != _REFERENCE:
         return _compared(metrics, precision, batch_size, "slower")
-    said = (_compared(metrics, other, batch_size, "faster") for other in _OTHERS)
-    return " ".join(each for each in said if each)
+    sentences = (_compared(metrics, other, batch_size, "faster") for other in _OTHERS)
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _compared(metrics: Mapping[str, float], precision: str, batch_size: int, word: str) -> str:

@@ -28,10 +28,10 @@ class ServedModel:
         data: Any,
         params: dict[str, Any] | None = None,  # noqa: ARG002 - MLflow's
     ) -> dict[str, np.ndarray]:
-        """Classify images, however many.
+        """Classify any number of images.
 
         Args:
-            data: array of shape (images, height, width), or (height, width) for one image: whole numbers from 0 to 255,
+            data: Array of shape (images, height, width), or (height, width) for one image: whole numbers from 0 to 255,
                 or floats from 0 to 1, which are rounded to 1/255, with bright ink on a background of 0. Nested lists,
                 as from JSON, are accepted. Whole numbers that are all 0 or 1 are refused, as they may be either.
             params: MLflow's inference parameters; there are none.
@@ -40,7 +40,7 @@ class ServedModel:
             `label` (images), int64, and `probabilities` (images, classes), float32, calibrated.
 
         Raises:
-            MlflowException: another shape, type or range, or the model answers no probabilities; one line.
+            MlflowException: Another shape, type or range, or the model returns no probabilities; one line.
         """
         images = as_images(data, self._exported.manifest.image_shape)
         try:
@@ -54,7 +54,7 @@ def as_images(data: Any, shape: tuple[int, int]) -> Images:
     """Return images as the program takes them, uint8 pixels; a single image as a batch of one.
 
     Raises:
-        MlflowException: another shape, type or range; one line.
+        MlflowException: They have another shape, type or range; one line.
     """
     try:
         is_nested = isinstance(data, np.ndarray) and data.dtype.kind == "O"
@@ -76,20 +76,20 @@ def as_images(data: Any, shape: tuple[int, int]) -> Images:
     return (np.rint(images * 255.0) if is_float else images).astype(np.uint8)
 
 
-def _refusal(found: str, shape: tuple[int, int]) -> MlflowException:
-    wanted = f"an array (images, {shape[0]}, {shape[1]}) of whole numbers from 0 to 255, or of floats from 0 to 1"
-    return MlflowException(f"images: {wanted}, is needed; got {found}", error_code=INVALID_PARAMETER_VALUE)
+def _refusal(actual: str, shape: tuple[int, int]) -> MlflowException:
+    expected = f"an array (images, {shape[0]}, {shape[1]}) of whole numbers from 0 to 255, or of floats from 0 to 1"
+    return MlflowException(f"images: {expected}, is needed; got {actual}", error_code=INVALID_PARAMETER_VALUE)
 
 
 def _load_pyfunc(path: str, model_config: dict[str, Any] | None = None) -> ServedModel:
-    """Load the model from the folder of its export: what MLflow calls.
+    """Load the model from the folder of its export; MLflow calls this.
 
     Args:
-        path: folder of the export.
-        model_config: of the file `MLmodel`; `export_digest` is the digest that the manifest must have.
+        path: Folder of the export.
+        model_config: Configuration in the file `MLmodel`; `export_digest` is the digest that the manifest must have.
 
     Raises:
-        MlflowException: it is damaged, or JAX has another backend or version here than it is for; one line.
+        MlflowException: It is damaged, or is for another backend or version of JAX; one line.
     """
     try:
         exported = read_export(Path(path))

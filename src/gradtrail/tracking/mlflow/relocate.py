@@ -1,6 +1,6 @@
 """Relocates the artifacts of a store whose repository was moved or copied: MLflow stores absolute locations.
 
-Only for the database in this repository's root, whose artifacts are in `mlruns/` beside it. Other locations (another
+Only for the database in this repository's root, with artifacts in `mlruns/` next to it. Other locations (another
 folder, a server, a bucket) are not changed. Out of scope: a database elsewhere, which several clones may share.
 """
 
@@ -16,7 +16,7 @@ from gradtrail.support.paths import SQLITE, database_path, root
 
 _FOLDER = "mlruns"
 EXPERIMENT = "gradtrail.experiment"  # tag: the name with which an experiment was created, as people rename them
-_OURS = """
+_OWN_EXPERIMENTS = """
 select experiment_id, artifact_location from experiments where name in ('data', 'models') or experiment_id = 0
 or experiment_id in (select experiment_id from experiment_tags where key = ?)
 """
@@ -40,7 +40,7 @@ def own_database(uri: str) -> Path | None:
 
 
 def local_path(location: str) -> Path | None:
-    """Return the path that a location of MLflow's names: a `file:` URI or an absolute path; None for any other."""
+    """Return the path in a location of MLflow: a `file:` URI or an absolute path; None for any other."""
     parts = urlparse(location)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
@@ -48,30 +48,30 @@ def local_path(location: str) -> Path | None:
 
 
 def is_moved(uri: str) -> bool:
-    """Whether a store is this repository's, but names another folder of artifacts; takes one query."""
+    """Whether a store is this repository's, but names another folder of artifacts; this takes one query."""
     database = own_database(uri)
     return database is not None and len(_former_folders(database)) > 0
 
 
 def relocate_artifacts(uri: str) -> None:
-    """Change all locations in a former artifact folder to this repository's, in one transaction, and say so on stderr.
+    """Change all locations in a former artifact folder to this repository's, in one transaction; report it on stderr.
 
-    Where the artifacts were not copied along but are still in the former folder, nothing changes, with a warning. The
+    If the artifacts were not copied along but are still in the former folder, nothing changes, with a warning. The
     caller holds the store's lock.
     """
     database = database_path(uri)
     for former in sorted(_former_folders(database)):
         with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as store:
             store.execute("begin immediate")
-            found = list(_locations_below(store, former))
-            if _stayed_behind(former, (location for table, _, _, location in found if table == "runs")):
+            locations = list(_locations_below(store, former))
+            if _stayed_behind(former, (location for table, _, _, location in locations if table == "runs")):
                 _warn_of_missing(former)
                 continue
-            for table, column, row, location in found:
+            for table, column, row, location in locations:
                 change = f"update {table} set {column} = ? where rowid = ?"  # noqa: S608 - both are named above
                 store.execute(change, (_relocated(location, former), row))
             store.execute("commit")
-        number = sum(table == "runs" for table, *_ in found)
+        number = sum(table == "runs" for table, *_ in locations)
         print(
             f"moved or copied from {former.parent}: the artifacts of {number} runs in MLflow now name {root()}",
             file=sys.stderr,
@@ -81,9 +81,13 @@ def relocate_artifacts(uri: str) -> None:
 def _former_folders(database: Path) -> set[Path]:
     """Return the artifact folders, other than this repository's, that a database's experiments name."""
     with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
-        found = {_folder_of(experiment, location) for experiment, location in store.execute(_OURS, (EXPERIMENT,))}
-    here = root() / _FOLDER
-    return {folder for folder in found if folder and folder != here and folder.resolve() != here.resolve()}
+        folders = {
+            _folder_of(experiment, location) for experiment, location in store.execute(_OWN_EXPERIMENTS, (EXPERIMENT,))
+        }
+    own_folder = root() / _FOLDER
+    return {
+        folder for folder in folders if folder and folder != own_folder and folder.resolve() != own_folder.resolve()
+    }
 
 
 def _folder_of(experiment: int, location: str) -> Path | None:
@@ -100,12 +104,12 @@ def _locations_below(store: sqlite3.Connection, folder: Path) -> Iterator[tuple[
         if store.execute("select 1 from pragma_table_info(?) where name = ?", (table, column)).fetchone():
             query = f"select rowid, {column} from {table} where {column} is not null and {condition}"  # noqa: S608
             for row, location in store.execute(query).fetchall():
-                if (path := local_path(location)) and path.is_relative_to(folder) and ".." not in path.parts:
+                if (path := local_path(location)) and path.is_relative_to(folder):
                     yield table, column, row, location
 
 
 def _relocated(location: str, former: Path) -> str:
-    """Return the new location of one in the former folder, again as a path or a URI."""
+    """Return the new location of one in the former folder, as a path or a URI like before."""
     path = local_path(location)
     assert path is not None  # noqa: S101 - `_locations_below` found it in the folder
     now = root() / _FOLDER / path.relative_to(former)
@@ -113,10 +117,10 @@ def _relocated(location: str, former: Path) -> str:
 
 
 def _stayed_behind(former: Path, runs: Iterable[str]) -> bool:
-    """Whether runs have artifacts in the former folder, and none here."""
+    """Whether the artifacts of these runs are in the former folder, and none are here."""
     paths = [path for location in runs if (path := local_path(location))]
-    here = any(Path(_relocated(str(path), former)).exists() for path in paths)
-    return not here and any(path.exists() for path in paths)
+    is_copied = any(Path(_relocated(str(path), former)).exists() for path in paths)
+    return not is_copied and any(path.exists() for path in paths)
 
 
 @functools.cache

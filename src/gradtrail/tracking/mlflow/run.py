@@ -1,10 +1,10 @@
-"""The run of a stage in MLflow, as the stage sees it: one for each state, found again by its key.
+"""The run of a stage in MLflow, as the stage sees it: one for each state, looked up by its key.
 
-A process beside the stage, the tracker, logs what the stage tells it; the stage waits for it at its end alone. The
-store is an index of the outs, never the truth, so nothing that goes wrong here costs the work. A fault of the store or
-of the system is one warning. A bug of this project is a traceback on stderr, and the stage goes on as well, with exit
-status 0: were it to fail, DVC would discard outs that are complete. After either nothing more is logged, and `gradtrail
-sync` rebuilds the run from the outs. A server that is down or slow costs a stage `runtime.tracking_seconds` at most.
+A process alongside the stage, the tracker, logs the messages of the stage; the stage waits for it only at its end. The
+store is an index of the outputs, so no fault here costs the work. A fault of the store or of the system is one warning.
+A bug of this project is a traceback on stderr, and the stage goes on too, with exit status 0: if it failed, DVC would
+discard complete outputs. After either, nothing more is logged, and `gradtrail sync` rebuilds the run from the outputs.
+A server that is down or slow costs a stage at most `runtime.tracking_seconds`.
 Out of scope: how the run is logged (`tracker.py`), and what it holds (`stored_run.py`).
 """
 
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.running_time import seconds_running
@@ -33,28 +33,15 @@ if TYPE_CHECKING:
     from gradtrail.core.train.step import TrainState
 
 
-class Tracker(Protocol):
-    """What logs a run; see `TrackerProcess`."""
-
-    @property
-    def is_alive(self) -> bool: ...
-
-    def send(self, **message: Any) -> None: ...
-
-    def keep(self, path: Path) -> Path: ...
-
-    def wait(self) -> None: ...
-
-
 class TrackedRun:
-    """The run of a stage that is at work.
+    """The run of a stage that is executed.
 
     Args:
-        stage: the stage; it computes its state once.
-        tracker: gets what is logged; None without tracking.
+        stage: Stage, which computes its state once.
+        tracker: Process that logs; None without tracking.
     """
 
-    def __init__(self, stage: Identity, tracker: Tracker | None):
+    def __init__(self, stage: Identity, tracker: TrackerProcess | None):
         self.stage = stage
         self._tracker = tracker
         self._is_broken = False
@@ -63,20 +50,20 @@ class TrackedRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether the store gets what is logged: no longer after a fault."""
+        """Whether metrics and files are logged: False after a fault."""
         return self._tracker is not None and not self._is_broken and self._tracker.is_alive
 
     def open(self) -> None:
-        """Find or create the run of the state, and count the attempt; read what it runs before someone edits it."""
+        """Find or create the run of the state, and count the attempt; read the origin before an edit."""
         if self._tracker is None:
             return
         with self.best_effort(), tempfile.TemporaryDirectory() as folder:
             origin, diff = origin_tags(), Path(folder) / "git.diff"
             is_written = origin.get("git.dirty") == "true" and write_diff(diff)
-            found: dict[str, Any] = {"environment": environment(), "tags": process_tags(), "origin": origin}
-            found |= {"diff": str(self._tracker.keep(diff))} if is_written else {}
+            description: dict[str, Any] = {"environment": environment(), "tags": process_tags(), "origin": origin}
+            description |= {"diff": str(self._tracker.keep(diff))} if is_written else {}
             entry = dataclasses.asdict(self.stage.entry(self.stage.name))
-            self._send(do="open", stage=self.stage.name, entry=entry, stage_process=found)
+            self._send(do="open", stage=self.stage.name, entry=entry, stage_process=description)
         if self._is_broken:
             self._tracker = None
 
@@ -89,7 +76,7 @@ class TrackedRun:
             self._send(do="metrics", values={name: float(value) for name, value in values.items()})
 
     def files(self, path: Path, under: str) -> None:
-        """Log a file, or the files of a folder, as they are now, as artifacts; they replace those of before."""
+        """Log a file, or the files of a folder, as they are now, as artifacts; they replace earlier ones."""
         if self._tracker is None or not self.is_open:
             return
         with self.best_effort():
@@ -104,7 +91,7 @@ class TrackedRun:
             self._send(do="curves", points=pairs)
 
     def timings(self, **values: Any) -> None:
-        """Add to what the attempt's `timings.json` says: plain values, see `finish` and `compile_report`."""
+        """Add plain values to the attempt's `timings.json`; see `finish` and `compile_report`."""
         self._timings |= values
 
     def checkpoint(self, state: TrainState, weights: HostParams) -> None:
@@ -118,21 +105,21 @@ class TrackedRun:
             self.files(Path(folder) / "checkpoint", "checkpoint")
 
     def outs(self) -> None:
-        """Log everything that the stage wrote: metrics, curves, figures, tables and digests; and link related runs."""
+        """Log all outputs of the stage: metrics, curves, figures, tables and digests; and link related runs."""
         with self.best_effort():
             self._send(do="outs")
 
     def at_end(self, action: Callable[[], object]) -> None:
-        """Do something once the run is closed and no stop was asked for, such as remove what a stopped stage needs."""
+        """Register an action for the time after the run is closed; it is not done if the stage was stopped."""
         self._at_end.append(action)
 
     def complete(self) -> None:
-        """Do what was left for the end."""
+        """Do the actions that were registered by `at_end`."""
         for action in self._at_end:
             action()
 
     def finish(self, status: str) -> None:
-        """Close the run, when everything is logged, and wait for that; as FAILED where not all of it was."""
+        """Close the run once everything is logged, and wait for that; as FAILED if not everything was."""
         if self._tracker is None:
             return
         with self.best_effort():
@@ -163,7 +150,7 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
     At its end the stage waits for what is not logged yet: for a server `runtime.tracking_seconds`, and no more than
     another two seconds after a request to stop.
     """
-    identity = Identity(stage.name, known={stage.name: stage.inputs.entry})
+    identity = Identity(stage.name, read_entries={stage.name: stage.inputs.entry})
     since_imports = time.time() - stage.made_at
     seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
     if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):
@@ -174,7 +161,7 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
         hurry = tracker.hurry if tracker else lambda: None
         run = TrackedRun(identity, tracker)
         run.open()
-        begun = time.time()
+        work_began = time.time()
         status = "FAILED"
         try:
             yield run
@@ -184,10 +171,10 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
             hurry()
             raise
         finally:
-            run.timings(seconds=seconds | {"work": time.time() - begun})
+            run.timings(seconds=seconds | {"work": time.time() - work_began})
             with stop_request(hurry) as request:
                 run.finish(status)
-        request.obey(f"stopped; `dvc repro` makes {stage.name} anew")
+        request.obey(f"stopped; `dvc repro` restarts {stage.name}")
         stage.require_unchanged()  # once more, as late as possible: DVC reads them after the command has ended
         run.complete()
 
@@ -199,7 +186,7 @@ def _tracker(stage: Identity) -> Iterator[TrackerProcess | None]:
         return
     try:
         tracker = started_tracker(stage.runtime)
-    except OSError as error:  # no room for its files, or for a process
+    except OSError as error:  # the disk is full, or no process can be started
         report_fault(error)
         yield None
         return

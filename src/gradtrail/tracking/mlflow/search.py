@@ -1,10 +1,11 @@
-"""Finds runs in MLflow's store: by querying it each time, or in the result of one query."""
+"""Finds runs in MLflow's store: by a query for each search, or in the result of one query."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
+from mlflow.store.entities import PagedList
+from mlflow.utils import get_results_from_paginated_fn
 
 from gradtrail.stages.common.active_params import active_params
 from gradtrail.tracking.lineage.state import Identity
@@ -12,49 +13,35 @@ from gradtrail.tracking.mlflow.client import experiment_id
 from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, shown, stage_params
 
 _EXPERIMENTS = ("data", "models")
-_PAGE = 1000
-
-
-class Find(Protocol):
-    """Returns all runs that carry all these tags, the newest first; only finished ones if asked."""
-
-    def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]: ...
+_PAGE_SIZE = 1000
 
 
 class StoredRuns:
-    """The runs of a store; every call is a query.
-
-    Args:
-        client: of the store.
-    """
+    """The runs of a store; every call is a query."""
 
     def __init__(self, client: MlflowClient):
         self._client = client
 
     def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
-        """Return all runs that carry all these tags, the newest first; only finished ones if asked."""
+        """Return the runs with all these tags, newest first; only finished ones if `finished`."""
         conditions = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
         conditions += ["attributes.status = 'FINISHED'"] if finished else []
-        return list(_search(self._client, " and ".join(conditions)))
+        return _search(self._client, " and ".join(conditions))
 
     def running(self) -> list[Run]:
         """Return the runs that are not closed."""
-        return list(_search(self._client, "attributes.status = 'RUNNING'"))
+        return _search(self._client, "attributes.status = 'RUNNING'")
 
 
 class RunIndex:
-    """The runs of a store as one query returned them, with the changes that this process made since.
-
-    Args:
-        client: of the store.
-    """
+    """The runs of a store as one query returned them, with the changes that this process made since."""
 
     def __init__(self, client: MlflowClient):
         self._client = client
         self._runs = {run.info.run_id: run for run in _search(client, "")}
 
     def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
-        """Return all runs that carry all these tags, the newest first; only finished ones if asked."""
+        """Return the runs with all these tags, newest first; only finished ones if `finished`."""
         return [run for run in self.runs() if _carries(run, tags) and (not finished or run.info.status == "FINISHED")]
 
     def __getitem__(self, run_id: str) -> Run:
@@ -64,11 +51,11 @@ class RunIndex:
         return run_id in self._runs
 
     def runs(self) -> list[Run]:
-        """Return all, the newest first."""
+        """Return all runs, newest first."""
         return sorted(self._runs.values(), key=lambda run: run.info.start_time, reverse=True)
 
     def refresh(self, run_ids: Iterable[str]) -> None:
-        """Query some runs anew."""
+        """Query some runs again."""
         self._runs |= {run_id: self._client.get_run(run_id) for run_id in run_ids}
 
     def drop(self, run_id: str) -> None:
@@ -76,16 +63,19 @@ class RunIndex:
         del self._runs[run_id]
 
 
+Find = StoredRuns | RunIndex
+
+
 def deleted_runs(client: MlflowClient) -> list[Run]:
     """Return the runs that were deleted, which MLflow keeps until they are purged."""
-    return list(_search(client, "", ViewType.DELETED_ONLY))
+    return _search(client, "", ViewType.DELETED_ONLY)
 
 
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
     """Return the run that represents a recorded result, if there is one: of its state, or else of other code.
 
-    A state has one result on one kind of machine, and may have others on other kinds, each with its own run. A run of
-    the same stage, params and outs but other code also represents it.
+    A state has one result on one type of machine, and may have others on other types, each with its own run. A run of
+    the same stage, params and outputs but other code also represents it.
     """
     outs = stage.out_digests()
     alike = (run for run in find({"state": stage.state}) if outputs(run.data.tags) in (outs, {}))
@@ -99,14 +89,14 @@ def is_finished_or_live(run: Run) -> bool:
 
 
 def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run | None:
-    """Return a finished run of the same stage and params whose outs are the same bytes, if there is one.
+    """Return a finished run of the same stage and params whose outputs are the same bytes, if there is one.
 
     Code that was edited or moved and wrote the same bytes gives no other result, so the state needs no second run.
-    Metrics and costs do not count: edits of code change costs, and which metrics there are. Params of the stages before
-    count, as other data may lead to other metrics beside the same outs; those that only one of the two has do not.
+    Metrics and costs are not compared: edits of code change costs and the set of metrics. Params of the stages before
+    are compared if both runs have them, as other data may lead to other metrics with the same outputs.
     """
     written = (f"results/metrics/{stage.name}.json", f"results/costs/{stage.name}.json")
-    compared = {out: found for out, found in outs.items() if out not in written}.items()
+    compared = {out: md5 for out, md5 in outs.items() if out not in written}.items()
     read = {key: shown(value) for key, value in active_params(flat_params(stage.entry(stage.name))).items()}.items()
     lineage = {key: shown(value) for key, value in active_params(stage_params(stage)).items()}
     alike = (run for run in find({"stage": stage.name}, finished=True) if read <= run.data.params.items())
@@ -114,15 +104,15 @@ def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run
     return next((run for run in same if compared <= outputs(run.data.tags).items()), None)
 
 
-def _search(client: MlflowClient, condition: str, view: int = ViewType.ACTIVE_ONLY) -> Iterator[Run]:
+def _search(client: MlflowClient, condition: str, view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
     experiments = [experiment_id(client, name) for name in _EXPERIMENTS]
-    token: str | None = None
-    while True:
+
+    def page(size: int, token: str | None) -> PagedList[Run]:
         order = ["attributes.start_time DESC"]
-        page = client.search_runs(experiments, condition, view, max_results=_PAGE, order_by=order, page_token=token)
-        yield from page
-        if not (token := page.token):
-            return
+        return client.search_runs(experiments, condition, view, max_results=size, order_by=order, page_token=token)
+
+    runs: list[Run] = get_results_from_paginated_fn(page, _PAGE_SIZE)
+    return runs
 
 
 def _carries(run: Run, tags: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""What a run in MLflow holds: made from a stage's declaration and its outs alone, so that a lost run can be rebuilt."""
+"""The content of a run in MLflow, made only from a stage's declaration and outputs, so that it can be rebuilt."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from gradtrail.stages.common.dataset import DIGEST_LENGTH
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, of_stage_process
+from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, stage_value
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import (
     COMPILED,
@@ -51,10 +51,10 @@ class StoredRun:
     """A run in the store.
 
     Args:
-        client: of the store.
-        run_id: of the run.
-        attempt: how many times the state was executed, this time included.
-        outs: digests of the outs of the attempts before.
+        client: Client of the store.
+        run_id: Id of the run.
+        attempt: Number of executions of the state, this one included.
+        outs: Digests of the outputs of the earlier attempts.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, attempt: int = 1, outs: Mapping[str, str] | None = None):
@@ -63,35 +63,35 @@ class StoredRun:
         self.attempt = attempt
         self._outs = dict(outs or {})
         self._logged: dict[str, set[int]] = {}
-        self._given: dict[str, dict[int, float]] = {}
-        self._given_files: list[tuple[Path, str]] = []
+        self._attempt_points: dict[str, dict[int, float]] = {}
+        self._attempt_files: list[tuple[Path, str]] = []
 
     def log_points(self, points: Mapping[str, Mapping[int, float]]) -> None:
-        """Log metrics, name → step → value; a point that the run has already is left as it is."""
+        """Log metrics, name → step → value; points that the run already has stay."""
         now = int(time.time() * 1000)
         for name, curve in points.items() if self._outs else ():
-            self._given.setdefault(name, {}).update(curve)
+            self._attempt_points.setdefault(name, {}).update(curve)
         new = [
             Metric(name, float(value), now, int(step))
             for name, curve in points.items()
             for step, value in curve.items()
             if step not in self._steps(name)
         ]
-        for start in range(0, len(new), 1000):
-            self.client.log_batch(self.run_id, metrics=new[start : start + 1000])
+        if new:
+            self.client.log_batch(self.run_id, metrics=new)
         for metric in new:
             self._steps(metric.key).add(metric.step)
 
     def log_outs(self, stage: Identity) -> None:
-        """Log what the stage wrote, from the files.
+        """Log the outputs of the stage, from the files.
 
         An export is logged as a model of its training's run. Data, weights and parquet tables, which DVC's cache has,
-        are only named by their digests, unless `runtime.copy_outs` asks for copies of weights and tables. Where the
-        attempts before wrote other bytes, a new run takes the place of theirs, so that no run mixes two results.
+        are logged as digests, unless `runtime.copy_outs` asks for copies of weights and tables. If the earlier attempts
+        wrote other bytes, a new run replaces theirs, so that no run mixes two results.
         """
         outs = stage.out_digests()
         if self._outs and self._outs != outs:
-            self._start_anew(stage)
+            self._replace(stage)
         metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
         points = read_curves(folder, stage.name, metrics)
         shown_alone = [key for key in metrics if is_logged(stage.name, key, metrics)]
@@ -117,26 +117,26 @@ class StoredRun:
             log_small_figure(self.client, self.run_id, figure)
         self._write_note(folder / "summary.md")
 
-    def _start_anew(self, stage: Identity) -> None:
-        """Replace the run by a new one, with what this attempt has logged so far."""
+    def _replace(self, stage: Identity) -> None:
+        """Replace the run by a new one, with the points and files that this attempt has logged so far."""
         print(f"{stage.name}: an earlier attempt wrote other bytes; a new run replaces its run", file=sys.stderr)
-        replaced, made = self.run_id, open_run(self.client, stage, anew=True)
+        replaced, made = self.run_id, open_run(self.client, stage, is_new=True)
         self.run_id, self.attempt, self._outs, self._logged = made.run_id, 1, {}, {}
-        self.log_points(self._given)
-        for path, under in self._given_files:
+        self.log_points(self._attempt_points)
+        for path, under in self._attempt_files:
             self.log_files(path, under)
         self.client.set_terminated(replaced)
         remove_run(self.client, self.client.get_run(replaced), REPLACED, by=self.run_id)
 
     def log_timings(self, timings: Mapping[str, Any], waited: float) -> None:
-        """Log where the seconds of this attempt went, as `timings.json`, and those of the attempts before it stay.
+        """Log the seconds of this attempt as `timings.json`; those of earlier attempts stay.
 
         Args:
-            timings: `seconds` of parts of the stage; `functions` and `cache`, where it compiled any.
-            waited: seconds that the stage has waited for the tracker until now.
+            timings: `seconds` of parts of the stage, and `functions` and `cache` if it compiled any.
+            waited: Seconds that the stage has waited for the tracker until now.
         """
         seconds = {**timings["seconds"], "tracking": waited}
-        self.client.log_dict(self.run_id, {**timings, "seconds": seconds}, of_attempt("timings", self.attempt))
+        self.client.log_dict(self.run_id, {**timings, "seconds": seconds}, attempt_file("timings", self.attempt))
 
     def link_runs(self) -> None:
         """Link the run to its parent and children, and close the runs of processes that no longer exist."""
@@ -147,18 +147,18 @@ class StoredRun:
     def log_files(self, path: Path, under: str) -> None:
         """Log a file, or the files of a folder, as artifacts; they must stay there until the outs are logged."""
         if self._outs:
-            self._given_files.append((path, under))
+            self._attempt_files.append((path, under))
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
         log(self.run_id, str(path), under)
         if under == COMPILED.parent.as_posix():
             announce_tables(self.client, self.run_id, [COMPILED.as_posix()])
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set several tags at once."""
+        """Set several tags in one request."""
         self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def _steps(self, name: str) -> set[int]:
-        """The steps at which the run has a value already: of an earlier attempt, or of this one."""
+        """The steps at which the run has a value, of an earlier attempt or of this one."""
         if name not in self._logged:
             # A new run has none, and a query for each metric takes long.
             history = self.client.get_metric_history(self.run_id, name) if self.attempt > 1 else []
@@ -166,7 +166,7 @@ class StoredRun:
         return self._logged[name]
 
     def _write_note(self, summary: Path) -> None:
-        """Write the description of the run; a training keeps the summary that its gradients' run added."""
+        """Write the description of the run; a training keeps the summary from its gradients' run."""
         data = self.client.get_run(self.run_id).data
         words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
         self.set_tags({NOTE: note(self.run_id, data.tags, data.params, data.metrics, words)})
@@ -185,50 +185,52 @@ class StoredRun:
 
 
 def open_run(
-    client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None, *, anew: bool = False
+    client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None, *, is_new: bool = False
 ) -> StoredRun:
     """Find the run of the state that `stage` makes, or create it; count the attempt.
 
     Args:
-        client: of the store.
-        stage: the stage.
-        origin: tags of the commit and experiment of a state whose run is rebuilt; None for a stage that is about to
+        client: Client of the store.
+        stage: Stage of the run.
+        origin: Tags of the commit and experiment of a state whose run is rebuilt; None for a stage that is about to
             run, whose origin is the working folder.
-        anew: whether to create a run in any case.
+        is_new: True if a run is created in any case.
     """
     experiment = experiment_id(client, stage.experiment)
     tags = process_tags() | dict(origin_tags() | environment_tags() if origin is None else origin)
-    with store_lock(client.tracking_uri):  # until the run names its process: then no other process closes or removes it
-        found = None if anew else find_own_run(client, stage, is_live=origin is None)
-        run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
+    with store_lock(
+        client.tracking_uri
+    ):  # until the run names its process, so that no other process closes or removes it
+        existing = None if is_new else find_own_run(client, stage, is_live=origin is None)
+        run = existing or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
         attempt = int(run.data.tags.get("attempts", 0)) + 1
         tags |= {"attempts": str(attempt)}
         read = active_params(stage_params(stage)).items()
         params = [Param(key, shown(value)) for key, value in read if key not in run.data.params]
         client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
-        if found:
+        if existing:
             client.update_run(run.info.run_id, status="RUNNING")
-    if found and REBUILT in found.data.tags:
+    if existing and REBUILT in existing.data.tags:
         client.delete_tag(run.info.run_id, REBUILT)
     client.log_dict(run.info.run_id, stage.describe_lineage(), _LINEAGE)
     sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
     client.log_dict(run.info.run_id, {key: value for one in sections for key, value in one.items()}, str(PARAMS))
     if origin is None:
-        client.log_dict(run.info.run_id, environment(), of_attempt("environment", attempt))
-        if diff := of_stage_process("diff"):
+        client.log_dict(run.info.run_id, environment(), attempt_file("environment", attempt))
+        if diff := stage_value("diff"):
             client.log_artifact(run.info.run_id, diff)
     return StoredRun(client, run.info.run_id, attempt, outputs(run.data.tags))
 
 
-def of_attempt(kind: str, attempt: int) -> str:
-    """Return the name of an artifact that each attempt has one of: `environment.json`, `environment-2.json`."""
+def attempt_file(kind: str, attempt: int) -> str:
+    """Return the name of an attempt's artifact, such as `environment.json` or `environment-2.json`."""
     return f"{kind}.json" if attempt == 1 else f"{kind}-{attempt}.json"
 
 
 def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:
-    """Delete a run and its models, with a tag `why` that names the run in its place; `mlflow gc` purges it.
+    """Delete a run and its models, with a tag `why` that names the run that replaces it; `gradtrail gc` purges it.
 
-    A run that a process opened meanwhile is left alone.
+    A run that a process opened meanwhile stays.
     """
     with store_lock(client.tracking_uri):
         if client.get_run(run.info.run_id).info.status == "RUNNING":
@@ -239,35 +241,35 @@ def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:
 
 
 def find_own_run(client: MlflowClient, stage: Identity, *, is_live: bool) -> Run | None:
-    """Return the run of a state to go on with, if there is one.
+    """Return the run of a state to continue, if there is one.
 
     Args:
-        client: of the store.
-        stage: the stage.
-        is_live: whether it is about to run: then the run of this kind of machine, or one that a rebuild only began. To
-            rebuild, the run of the same outs, or one of this kind of machine that was only begun; none that is open on
-            another host.
+        client: Client of the store.
+        stage: Stage of the state.
+        is_live: True if the stage is about to run: then the run of this type of machine is returned, or an unfinished
+            one of a rebuild. Else, for a rebuild, the run with the same outputs, or an unfinished one of this type of
+            machine; none that is open on another host.
     """
     runs = StoredRuns(client)({"state": stage.state})
     ours = (None, machine_key())
-    begun = [run for run in runs if run.data.tags.get("machine") in ours and not outputs(run.data.tags)]
+    unfinished = [run for run in runs if run.data.tags.get("machine") in ours and not outputs(run.data.tags)]
     if is_live:
-        own = [run for run in runs if run.data.tags.get("machine") == machine_key()]
-        return next(iter([*own, *begun]), None)
-    wanted = stage.out_digests()
-    same = [run for run in runs if outputs(run.data.tags) == wanted]
-    closed_or_here = (run for run in [*same, *begun] if run.info.status != "RUNNING" or is_alive(run.data.tags))
+        on_this_machine = [run for run in runs if run.data.tags.get("machine") == machine_key()]
+        return next(iter([*on_this_machine, *unfinished]), None)
+    outs = stage.out_digests()
+    same = [run for run in runs if outputs(run.data.tags) == outs]
+    closed_or_here = (run for run in [*same, *unfinished] if run.info.status != "RUNNING" or is_alive(run.data.tags))
     return next(closed_or_here, None)
 
 
 def is_referenced(stage: Stage, out: str) -> bool:
-    """Whether a run names a file or folder by its digest alone."""
+    """Whether a run has only the digest of a file or folder."""
     is_copied = out == EXPORT or stage.runtime.copy_outs
     return out.startswith(_DATA) or (out.startswith(_WEIGHTS) and not is_copied)
 
 
 def close_dead_runs(client: MlflowClient, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
-    """Mark runs KILLED whose process was on this host and no longer exists.
+    """Mark runs as KILLED whose process was on this host and no longer exists.
 
     Returns:
         The runs that were marked, and the open ones whose process may still exist, here or on another host.
@@ -286,7 +288,7 @@ def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
 
 
 def _read_metrics(stage: Stage) -> dict[str, Any]:
-    """Read the metrics file of a stage; raise UserError where it does not name the data set, as each does."""
+    """Read the metrics file of a stage; raise UserError if it does not name the data set."""
     metrics = stage.read_metrics()
     for key in ("dataset", "dataset_digest"):
         if not isinstance(metrics.get(key), str):

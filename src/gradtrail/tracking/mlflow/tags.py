@@ -1,4 +1,4 @@
-"""The tags and params of a run, and the diff of its working folder: all that is known without MLflow."""
+"""The tags and params of a run, and the diff of its working folder, without MLflow."""
 
 import contextlib
 import getpass
@@ -18,13 +18,16 @@ import psutil
 from gradtrail.stages.common.overrides import MEMBERS, PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import GitError, git, git_bytes, head_commit
-from gradtrail.tracking.lineage.environment import of_stage_process
+from gradtrail.tracking.lineage.environment import stage_value
 from gradtrail.tracking.lineage.state import Identity
 
-NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # how lines of an artifact `git.diff` begin that are no diff
-_OUTS, WEIGHTS = "outs", "weights"  # tags: the digests of all outs, as JSON; that of a training's final weights
+NOT_IN_GIT, CUT_OFF = (
+    "# not in git: ",
+    "# cut off here",
+)  # beginnings of lines in `git.diff` that are not part of the diff
+_OUTS, WEIGHTS = "outs", "weights"  # tags: digests of all outputs, as JSON; digest of a training's final weights
 _FINAL = "models/final.safetensors"
-_OF_MEMBERS = "models/members"  # whose digest it is where there are several: the final weights are then of the first
+_MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
 _CHANGED_BY_STAGES = (  # and by benchmarks
     ":(exclude,glob)**/dvc.lock",
     ":(exclude,glob)pipeline/**/.dvcignore",
@@ -33,8 +36,8 @@ _CHANGED_BY_STAGES = (  # and by benchmarks
 )
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _MAX_DIFF_BYTES = 2**24
-_MAX_UNTRACKED_BYTES = 2**17  # of a file; larger ones are rather data than code
-_CLOCK_SECONDS = 10  # by which two readings of when a process started may differ
+_MAX_UNTRACKED_BYTES = 2**17  # larger files are data rather than code
+_CLOCK_SECONDS = 10  # largest difference of two readings of a process's start
 
 
 def stage_params(stage: Identity) -> dict[str, Any]:
@@ -48,12 +51,12 @@ def flat_params(entry: Entry) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Return the value of a param as a run has it."""
+    """Return the value of a param as text, as a run has it."""
     return "null" if value is None else str(value)
 
 
 def state_tags(stage: Identity) -> dict[str, str]:
-    """Return the tags that follow from the state, and never change."""
+    """Return the tags that follow from the state and never change."""
     entry = stage.entry(stage.name)
     tags = {"stage": stage.name, "state": stage.state}
     tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
@@ -62,23 +65,23 @@ def state_tags(stage: Identity) -> dict[str, str]:
 
 
 def output_tags(stage: Identity, outs: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that name the outs of a stage, path → digest."""
+    """Return the tags that name the outputs of a stage, path → digest."""
     return {_OUTS: json.dumps(outs, sort_keys=True)} | _weights_tag(stage, outs)
 
 
 def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
-    """Return the tag that names the weights among what a stage reads or writes, if there are any."""
+    """Return the tag of the weights that a stage reads or writes, if there are any."""
     if _FINAL not in digests:
         return {}
     is_single = str(stage_params(stage).get(MEMBERS, 1)) == "1"
-    return {WEIGHTS: digests[_FINAL if is_single else _OF_MEMBERS]}
+    return {WEIGHTS: digests[_FINAL if is_single else _MEMBER_WEIGHTS]}
 
 
 def outputs(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the digest of each out of a run, by its path; empty for a run whose stage did not finish."""
-    with contextlib.suppress(ValueError, RecursionError):  # people can edit tags
-        found = json.loads(tags.get(_OUTS, "{}"))
-        return {str(out): str(md5) for out, md5 in found.items()} if isinstance(found, dict) else {}
+    """Return the digest of each output of a run, by its path; empty for a run whose stage did not finish."""
+    with contextlib.suppress(ValueError):  # people can edit tags
+        outs = json.loads(tags.get(_OUTS, "{}"))
+        return {str(out): str(md5) for out, md5 in outs.items()} if isinstance(outs, dict) else {}
     return {}
 
 
@@ -88,10 +91,10 @@ def weights_of(tags: Mapping[str, str]) -> str | None:
 
 
 def process_tags() -> dict[str, str]:
-    """Return tags that identify the process that works on a run: this one, or the stage's that it speaks for."""
-    found: dict[str, str] | None = of_stage_process("tags")
-    if found:
-        return found
+    """Return tags that identify the process of a run: this one, or the stage's if this is its tracker."""
+    stage_tags: dict[str, str] | None = stage_value("tags")
+    if stage_tags:
+        return stage_tags
     tags = {"process": f"{socket.gethostname()}:{os.getpid()}", "process.boot": _tick_of_start(os.getpid())}
     return tags | {"process.started": str(int(psutil.Process().create_time()))}
 
@@ -102,14 +105,12 @@ def is_of_this_host(tags: Mapping[str, str]) -> bool:
 
 
 def is_alive(tags: Mapping[str, str]) -> bool:
-    """Whether the process that worked on a run is on this host and still exists, its number not taken by another."""
+    """Whether the process of a run is on this host and still exists; its number may be reused."""
     if not is_of_this_host(tags):
         return False
     try:
         process = psutil.Process(int(tags["process"].rpartition(":")[2]))
-        if (
-            process.status() == psutil.STATUS_ZOMBIE
-        ):  # it was killed, and whoever started it has not asked for its status
+        if process.status() == psutil.STATUS_ZOMBIE:  # killed, but its parent has not read its status
             return False
         started = process.create_time()
     except (psutil.Error, ValueError):
@@ -120,9 +121,9 @@ def is_alive(tags: Mapping[str, str]) -> bool:
 
 
 def _tick_of_start(process: int) -> str:
-    """Return the boot and the clock tick at which a process started: setting the clock changes neither, but the time.
+    """Return the boot and the clock tick at which a process started, which setting the clock does not change.
 
-    Empty where the system does not tell.
+    Empty if the system does not provide them.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -134,12 +135,12 @@ def _tick_of_start(process: int) -> str:
 def origin_tags() -> dict[str, str]:
     """Return the commit and experiment of the working folder, and whether it has changes that matter.
 
-    A process that speaks for a stage returns what the stage read as it began. Where git fails, a warning says why, and
-    the tags name no commit.
+    A tracker returns those that its stage read when it started. If git fails, a warning says why, and the tags name no
+    commit.
     """
-    found: dict[str, str] | None = of_stage_process("origin")
-    if found is not None:
-        return found
+    stage_origin: dict[str, str] | None = stage_value("origin")
+    if stage_origin is not None:
+        return stage_origin
     names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
     tags = {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
     try:
@@ -152,7 +153,7 @@ def origin_tags() -> dict[str, str]:
 
 
 def write_diff(path: Path) -> bool:
-    """Write the changes since the commit, byte for byte: a source file need not be UTF-8; return whether git could."""
+    """Write the changes since the commit as bytes, as source files need not be UTF-8; return False if git fails."""
     try:
         path.write_bytes(working_diff())
     except GitError as error:
@@ -162,36 +163,36 @@ def write_diff(path: Path) -> bool:
 
 
 def working_diff() -> bytes:
-    """Return the changes since the commit, as `git apply` reads them; those that stages make themselves aside.
+    """Return the changes since the commit in the form of `git apply`, without files that stages change.
 
-    Small text files that git does not track are in it as new files; others are named in lines that begin with
+    Small untracked text files are in it as new files; other untracked files are named in lines that begin with
     `NOT_IN_GIT`. Beyond 16 MiB the changes of whole files are left out, named in lines that begin with `CUT_OFF`.
     """
     listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_CHANGED_BY_STAGES)
     untracked = [name for name in listed.split(b"\0") if name]
     text = [name for name in untracked if _is_small_text(Path(os.fsdecode(name)))]
     with tempfile.TemporaryDirectory() as folder:
-        index = Path(folder) / "index"  # a copy, in which the new files are announced: git's own stays as it is
+        index = Path(folder) / "index"  # a copy with the new files; git's own index does not change
         with_index = {"GIT_INDEX_FILE": str(index)}
         shutil.copy2(git("rev-parse", "--git-path", "index"), index)
         if text:
             add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
             git_bytes(*add, stdin=b"\0".join(text), env=with_index)
         diff = git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", ".", *_CHANGED_BY_STAGES, env=with_index)
-    named = b"".join(NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text)
-    return named + _limited(diff)
+    header = b"".join(NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text)
+    return header + _limited(diff)
 
 
 def _limited(diff: bytes) -> bytes:
     """Return the changes of as many files as fit into the limit, each whole, and a line for each file left out."""
-    kept, left_out, room = list[bytes](), list[bytes](), _MAX_DIFF_BYTES
+    included, left_out, remaining_bytes = list[bytes](), list[bytes](), _MAX_DIFF_BYTES
     for change in re.split(rb"(?m)^(?=diff --git )", diff):
-        if len(change) <= room:
-            kept.append(change)
-            room -= len(change)
+        if len(change) <= remaining_bytes:
+            included.append(change)
+            remaining_bytes -= len(change)
         else:
             left_out.append(CUT_OFF.encode() + b": " + change.partition(b"\n")[0] + b"\n")
-    return b"".join([*left_out, *kept])
+    return b"".join([*left_out, *included])
 
 
 def _is_small_text(path: Path) -> bool:
@@ -202,5 +203,5 @@ def _is_small_text(path: Path) -> bool:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number without a name
+    except (KeyError, OSError):  # in a container the user may have no name
         return str(os.getuid())

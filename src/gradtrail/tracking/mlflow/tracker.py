@@ -1,10 +1,10 @@
-"""The tracker: a process beside a stage that logs the stage's run to MLflow, as the stage tells it.
+"""The tracker: a process alongside a stage that logs the stage's run to MLflow.
 
     python -m gradtrail.tracking.mlflow.tracker FOLDER < messages
 
-MLflow is imported and the store opened here while the stage computes. A message is one line of JSON; files are named by
-their paths, in the folder, which goes with the tracker. It ends after the message `finish`, after a fault, which it
-reports itself, and as soon as its stage is gone: then the run stays open, as that of any process that was killed.
+It imports MLflow and opens the store while the stage computes. A message is one line of JSON, and names files by their
+paths in the folder, which is removed with the tracker. It ends after the message `finish`, after a fault, which it
+reports, and as soon as its stage has ended: then the run stays open, like that of any process that was killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from gradtrail.stages.common.pipeline_file import Entry
 from gradtrail.support.errors import UserError, is_store_fault, one_line
 from gradtrail.support.paths import SQLITE, store_uri
-from gradtrail.tracking.lineage.environment import speak_for_stage
+from gradtrail.tracking.lineage.environment import use_stage_environment
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.naming import metric_name
 from gradtrail.tracking.tracker_process import READY, REPORTED, warn
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 _MONITOR_AFTER_SECONDS = 60.0  # shorter runs have no use for samples of processor and memory
 _SAMPLE_SECONDS = 5.0
-SYSTEM_METRICS = (  # of MLflow's, which are five for each GPU and eight besides: what people compare drowns in them
+SYSTEM_METRICS = (  # a choice of MLflow's five for each GPU and eight others
     *("cpu_utilization_percentage", "system_memory_usage_megabytes"),
     *("gpu_0_utilization_percentage", "gpu_0_memory_usage_megabytes"),
 )
 
 
 class RunLog:
-    """Does what the messages of one stage say, in their order; see `handle`."""
+    """Handles the messages of one stage, in their order; see `handle`."""
 
     def __init__(self) -> None:
         self.is_finished = False
@@ -69,19 +69,19 @@ class RunLog:
                 self._start_monitor()
 
     def handle(self, message: Message) -> None:
-        """Do what a message says.
+        """Handle a message.
 
-        Points of curves are kept until there is nothing else to do, so that a slow store gets many at once.
+        Points of curves are collected until no other message waits, so that a slow store gets many in one request.
 
         Raises:
-            Exception: what MLflow raises, or a bug.
+            Exception: MLflow failed, or there is a bug.
         """
         if message["do"] != "curves":
             self._log_curves()
         match message:
-            case {"do": "open", "stage": name, "entry": entry, "stage_process": found}:
-                speak_for_stage(found)
-                self._open(Identity(name, known={name: Entry(**entry)}))
+            case {"do": "open", "stage": name, "entry": entry, "stage_process": description}:
+                use_stage_environment(description)
+                self._open(Identity(name, read_entries={name: Entry(**entry)}))
             case {"do": "metrics", "values": values}:
                 self._log_metrics(values)
             case {"do": "curves", "points": points}:
@@ -102,12 +102,12 @@ class RunLog:
                 raise ValueError(f"no such message: {message}")
 
     def _open(self, stage: Identity) -> None:
-        from gradtrail.tracking.mlflow.client import open_store  # late: a stage imports this module too
+        from gradtrail.tracking.mlflow.client import open_store  # late: stages import this module
         from gradtrail.tracking.mlflow.models import EXPORT
         from gradtrail.tracking.mlflow.stored_run import open_run
 
         self._stage, self._stored = stage, open_run(open_store(), stage)
-        if EXPORT in stage.spec.outs:  # which logs a model: import that now, not when the stage waits for it
+        if EXPORT in stage.spec.outs:  # it will log a model: import this now, while the stage works
             with warnings.catch_warnings(action="ignore"):  # about types in a module of MLflow itself
                 importlib.import_module("mlflow.pyfunc")
         if stage.runtime.system_metrics:
@@ -136,8 +136,8 @@ class RunLog:
 
         class Monitor(SystemMetricsMonitor):
             def aggregate_metrics(self) -> dict[str, float]:
-                found = super().aggregate_metrics()
-                return {name: found[name] for name in SYSTEM_METRICS if name in found}
+                metrics = super().aggregate_metrics()
+                return {name: metrics[name] for name in SYSTEM_METRICS if name in metrics}
 
         monitor = Monitor(self._stored.run_id, sampling_interval=_SAMPLE_SECONDS, resume_logging=True)
         monitor.start()
@@ -158,7 +158,7 @@ def report_fault(error: Exception) -> None:
 
 
 def _import_mlflow() -> None:
-    """Import what takes longest, while the stage is not ready; the garbage collector would take a quarter of it."""
+    """Import MLflow without the garbage collector, which would take a quarter of the time."""
     gc.disable()
     importlib.import_module("gradtrail.tracking.mlflow.stored_run")
     if store_uri().startswith(SQLITE):
@@ -173,25 +173,25 @@ def log_run(inbox: queue.SimpleQueue[Message], when_imported: Callable[[], objec
         _import_mlflow()
         when_imported()
         RunLog().follow(inbox)
-    except Exception as error:  # a bug too: the work counts for more
+    except Exception as error:  # bugs too: they must not cost the work
         report_fault(error)
         return REPORTED
     return 0
 
 
 def main() -> None:
-    """Read messages from stdin and handle them; end without taking modules apart or waiting for any thread."""
+    """Read messages from stdin and handle them; end at once, without waiting for any thread."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the stage decides when its run is closed; this ends with it
+        signal.signal(number, signal.SIG_IGN)  # the stage decides when its run is closed
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     folder = Path(sys.argv[1])
-    tempfile.tempdir = str(folder)  # so that nothing is left, however this ends
+    tempfile.tempdir = str(folder)  # so that nothing remains
     threading.Thread(target=_receive, args=(sys.stdin.buffer, inbox, folder), daemon=True).start()
     _end(folder, log_run(inbox, (folder / READY).touch))
 
 
 def _receive(lines: Iterable[bytes], inbox: queue.SimpleQueue[Message], folder: Path) -> None:
-    """Put messages into the inbox; where they end, maybe within a line, the stage is gone: end at once."""
+    """Put messages into the inbox; if they end, maybe within a line, the stage has ended: end at once."""
     with contextlib.suppress(ValueError):
         for line in lines:
             inbox.put(json.loads(line))

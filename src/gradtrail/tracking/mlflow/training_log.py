@@ -1,4 +1,4 @@
-"""What MLflow shows of a training while it runs: learning curves."""
+"""Logs the learning curves of a training while it runs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ class TrainingLog:
     """Logs a training to its run: the listener that `stages/train/loop.py` asks for.
 
     Args:
-        run: of the training.
-        engine: that trains.
-        is_live: whether the curves are those of the training; else they are means over members, known in the end.
-        epsilons: of a private training, after each epoch; else empty.
-        privacy: says what a run may tell of the training examples.
+        run: Run of the training.
+        engine: Engine of the training.
+        is_live: True if the curves are those of this training; else they are means over members, known at the end.
+        epsilons: Epsilon after each epoch of a private training; else empty.
+        privacy: Config that decides which statistics of the training examples are published.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TrainingLog:
         self._planned_steps = engine.num_steps
 
     def after_chunk(self, state: TrainState) -> None:
-        """Log nothing: curves grow by the epoch, and the state may still be being computed."""
+        """Log nothing: curves grow by epochs, and the state may not be computed yet."""
 
     def after_epoch(self, history: History, seconds: float) -> None:
         """Log the points that the last epoch adds to the curves."""
@@ -55,20 +55,20 @@ class TrainingLog:
     def diverged(self, chunk: Chunk) -> None:
         """Log the steps of the epoch in which the training diverged."""
         with self._run.best_effort():
-            told = redacted_steps(jax.device_get(chunk.records), self._privacy)
-            shown = dataclasses.replace(chunk, records=told)
-            self._run.curves(curves_of_steps(shown, self._steps_per_epoch, self._planned_steps))
+            records = redacted_steps(jax.device_get(chunk.records), self._privacy)
+            public_chunk = dataclasses.replace(chunk, records=records)
+            self._run.curves(curves_of_steps(public_chunk, self._steps_per_epoch, self._planned_steps))
 
 
 def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] = ()) -> Curves:
-    """Return the part of a training's curves that its last epoch adds."""
+    """Return the points that a training's last epoch adds to its curves."""
     steps_before = sum(len(part.loss) for part in history.steps[:-1])
     epochs = epoch_table(history.epochs[-1:], epsilons)
     return curves(epochs, step_table(history.steps[-1:], before=steps_before), planned_steps)
 
 
 def curves_of_steps(chunk: Chunk, steps_per_epoch: int, planned_steps: int) -> Curves:
-    """Return the curves of the steps done in an unfinished epoch."""
+    """Return the curves of the steps of an unfinished epoch."""
     before = (chunk.epoch - 1) * steps_per_epoch
     steps = step_table([jax.device_get(chunk.records)], before=before)
     return curves(epoch_table([]), steps[steps["step"] <= chunk.step], planned_steps)

@@ -1,8 +1,8 @@
 """Shared views of MLflow's UI: trainings, compile times, and tables of compiled functions; their columns and charts.
 
-The UI stores a shared view as a tag of the experiment, and opens it by a link that names it. `gradtrail ui` writes
-these; a person's own arrangement of the page is not changed. Where there are charts, runs are grouped by the machine
-that computed them, and so are the bars of the charts of seconds: the UI groups all charts of a view, or none.
+The UI stores a shared view as a tag of the experiment, and opens it by a link. `gradtrail ui` writes these; a person's
+own arrangement of the page does not change. In charts, runs are grouped by machine, as seconds are compared only within
+a machine: the UI groups all charts of a view or none.
 """
 
 import base64
@@ -28,8 +28,8 @@ _DIFFERENCES = {  # a table with a column for each run: metrics, and params that
     "showDifferencesOnly": True,
     "baselineColumnUuid": "",
 }
-_Charts = Mapping[str, list[tuple[str, dict[str, Any]]]]  # section → metric, options of its chart
-_OF_TRAININGS: _Charts = {
+_Charts = Mapping[str, list[tuple[str, dict[str, Any]]]]  # section → (metric, options of its chart)
+_TRAINING_CHARTS: _Charts = {
     "Learning curves": [
         ("train/validation_accuracy", _LINE),
         ("train/validation_accuracy", _LINE | _OVER_TIME),
@@ -68,23 +68,14 @@ _CARD = {  # fields that the UI requires of every chart
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A shared view.
+    """A shared view."""
 
-    Attributes:
-        key: by which a link names it.
-        title: what a person gets to see.
-        columns: of the table of runs, as the UI names them.
-        search: which runs, as MLflow filters.
-        order: column by which they are ordered, the highest first.
-        charts: section → the charts in it; none for the table of all runs' logged tables.
-    """
-
-    key: str
+    key: str  # name in links
     title: str
-    columns: tuple[str, ...]
-    search: str
-    order: str
-    charts: _Charts
+    columns: tuple[str, ...]  # columns of the table of runs, as the UI names them
+    search: str  # MLflow's filter of runs
+    order: str  # column by which runs are ordered, highest first
+    charts: _Charts  # none for a view of logged tables
 
     @property
     def _mode(self) -> str:
@@ -92,7 +83,7 @@ class View:
 
     @property
     def tag(self) -> str:
-        """The tag of an experiment that has the view."""
+        """The experiment's tag for the view."""
         return f"mlflow.sharedViewState.{self.key}"
 
     def state(self) -> str:
@@ -101,7 +92,7 @@ class View:
         return "deflate;" + base64.b64encode(zlib.compress(text.encode())).decode()
 
     def link(self, base: str, experiment_id: str) -> str:
-        """Return the link to its charts or tables, the UI's address given; a button there leads to the runs."""
+        """Return the link to its charts or tables at the UI's address `base`."""
         view = f"viewStateShareKey={self.key}&compareRunsMode={self._mode}&workflowType=machine_learning"
         return f"{base}/#/experiments/{experiment_id}/runs?{view}"
 
@@ -114,9 +105,9 @@ class View:
             "orderByKey": self.order,
             "orderByAsc": False,
             "groupBy": by_machine if self.charts else None,  # the UI shows no tables of groups
-            "useGroupedValuesInCharts": False,  # a chart shows runs, in the order of their groups, not means
+            "useGroupedValuesInCharts": False,  # charts show runs in the order of their groups, not means
             "runsHiddenMode": "FIRST_20_RUNS",
-            "isAccordionReordered": True,  # else the UI puts its own sections, of all other metrics, in between
+            "isAccordionReordered": True,  # else the UI adds its own sections of all other metrics
             "compareRunSections": [_section(number, name, self.charts) for number, name in enumerate(sections)],
             "compareRunCharts": [
                 _card(number, place, metric, special)
@@ -130,11 +121,13 @@ def shared_views(pipeline: Mapping[str, StageSpec]) -> tuple[View, View, View]:
     """Return the views of trainings, of compile times and of compiled functions.
 
     Args:
-        pipeline: the stages; those with costs that have runs beside trainings have charts of compiling.
+        pipeline: Stages; those with costs and runs in the experiment of trainings have charts of compiling.
     """
-    beside = {TRAIN, *stages_below_training(pipeline)}
+    in_experiment = {TRAIN, *stages_below_training(pipeline)}
     compiling = [
-        stage for stage, spec in pipeline.items() if stage in beside and f"results/costs/{stage}.json" in spec.outs
+        stage
+        for stage, spec in pipeline.items()
+        if stage in in_experiment and f"results/costs/{stage}.json" in spec.outs
     ]
     return _TRAININGS, dataclasses.replace(_COMPILING, charts=_charts_of_compiling(compiling)), _FUNCTIONS
 
@@ -142,7 +135,7 @@ def shared_views(pipeline: Mapping[str, StageSpec]) -> tuple[View, View, View]:
 _TRAININGS = View(
     key="gradtrail",
     title="compare training runs",
-    columns=(  # no more than a screen of 1,440 pixels shows; names say in what runs differ
+    columns=(  # as many as fit on a screen of 1,440 pixels
         "metrics.`eval/accuracy`",
         "metrics.`eval/accuracy_low`",
         "metrics.`eval/accuracy_high`",
@@ -153,7 +146,7 @@ _TRAININGS = View(
     ),
     search="tags.stage = 'train'",
     order="metrics.`eval/accuracy`",
-    charts=_OF_TRAININGS,
+    charts=_TRAINING_CHARTS,
 )
 _COMPILING = View(
     key="gradtrail-compiling",
@@ -181,7 +174,7 @@ _FUNCTIONS = View(
 
 
 def write_views(client: MlflowClient, experiment_id: str, views: Iterable[View]) -> None:
-    """Write views to an experiment, unless it has them already."""
+    """Write views to an experiment, unless it has them."""
     tags = client.get_experiment(experiment_id).tags
     for view in views:
         if tags.get(view.tag) != view.state():
@@ -200,7 +193,7 @@ def _charts_of_compiling(stages: Sequence[str]) -> _Charts:
         "Programs that a call had compiled, which should be none": of_each("compile_unplanned", _BAR),
         "Seconds of the last attempt": [("train/compile_total_seconds", _BAR), ("train/seconds", _BAR)],
     }
-    return {section: found for section, found in charts.items() if found}
+    return {section: metrics for section, metrics in charts.items() if metrics}
 
 
 def _section(number: int, name: str, charts: _Charts) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Backfills MLflow's store: finds the states that have no run, and rebuilds their runs from the outs.
+"""Backfills MLflow's store: finds the states without a run, and rebuilds their runs from the outputs.
 
-The store is searched once, at the beginning; later only the runs that were changed are queried again.
+The store is searched once, at the beginning; later only changed runs are queried again.
 """
 
 import dataclasses
@@ -45,17 +45,17 @@ from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs
 from gradtrail.tracking.sync.report import SyncReport
 
 DUPLICATE, MISRECORDED = "duplicate_of", "misrecorded_as"  # tags: of a run, of states
-SETTLING_SECONDS = 120  # from a run's end until DVC has surely recorded the state
-RECORDING_SECONDS = 60  # from a run's end until DVC has usually recorded the state
+SETTLING_SECONDS = 120  # longest time from a run's end until DVC has recorded the state
+RECORDING_SECONDS = 60  # usual time from a run's end until DVC has recorded the state
 Result = tuple[str, str]
 
 
 def backfill() -> tuple[SyncReport, list[str] | None]:
-    """Rebuild the runs that states lack, link children to their parents, and copy headline metrics to trainings.
+    """Rebuild missing runs, link children to their parents, and copy headline metrics to trainings.
 
     Returns:
         The report; and the open runs of other hosts, or None while a process of this host works on a run, as the report
-        will then soon be out of date.
+        will then soon be outdated.
     """
     client = open_store()
     index = RunIndex(client)
@@ -63,93 +63,86 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
     index.refresh(run.info.run_id for run in dead)
     num_duplicates = _remove_duplicates(client, index)
     recorded = recorded_states()
-    found = States(client, index)
-    trainings = [found.ensure_runs(snapshot) for snapshot in recorded.snapshots]
-    found.rename_experiments(recorded.snapshots, trainings)
-    absent = found.absent  # states of the run-cache do not count: it may still have entries of discarded outs
-    found.remove_unrecorded()
-    cached = [found.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(found.is_known)]
-    found.link_children()
-    found.copy_headlines(trainings, cached)
+    states = States(client, index)
+    trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
+    states.rename_experiments(recorded.snapshots, trainings)
+    absent = states.absent  # without the run-cache, which may have entries of discarded outputs
+    states.remove_unrecorded()
+    cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.is_known)]
+    states.link_children()
+    states.copy_headlines(trainings, cached)
     elsewhere = [run for run in still_open if not is_of_this_host(run.data.tags)]
     report = SyncReport(
-        present=len(index.runs()) - len(found.rebuilt),
-        rebuilt=dict(Counter(found.rebuilt.values())),
-        absent=len(absent - found.run_ids.keys()),
-        unreadable=recorded.num_unreadable + len(found.unreadable),
+        present=len(index.runs()) - len(states.rebuilt),
+        rebuilt=dict(Counter(states.rebuilt.values())),
+        absent=len(absent - states.run_ids.keys()),
+        unreadable=recorded.num_unreadable + len(states.unreadable),
         killed=len(dead),
         duplicates=num_duplicates,
-        contradicted=found.num_contradicted,
+        contradicted=states.num_contradicted,
         elsewhere=len(elsewhere),
     )
     return report, [run.info.run_id for run in elsewhere] if len(elsewhere) == len(still_open) else None
 
 
 def backfill_experiment(experiment: Experiment) -> None:
-    """Rebuild the runs that the states of one experiment lack, from files that DVC's cache has."""
+    """Rebuild the missing runs of one experiment from files in DVC's cache."""
     if (snapshot := snapshot_of(experiment.commit)) is None:
         return
     client = open_store()
     index = RunIndex(client)
     dead, _ = close_dead_runs(client, index.runs())
     index.refresh(run.info.run_id for run in dead)
-    found = States(client, index)
-    found.copy_headlines([found.ensure_runs(dataclasses.replace(snapshot, experiment=experiment))], [])
+    states = States(client, index)
+    states.copy_headlines([states.ensure_runs(dataclasses.replace(snapshot, experiment=experiment))], [])
 
 
 class States:
-    """The states that were found, and their runs.
+    """The recorded states and their runs.
 
     Args:
-        client: of the store.
-        index: its runs.
-
-    Attributes:
-        run_ids: state, digest of its outs → the run that represents it, its own or an equivalent one.
-        rebuilt: rebuilt run → its stage.
-        absent: states, with digests of outs, without a run, whose files were not found.
-        unreadable: states whose files cannot be read.
-        num_contradicted: rebuilt runs that were deleted, as an execution of their state wrote other outs.
+        client: Client of the store.
+        index: Index of its runs.
     """
 
     def __init__(self, client: MlflowClient, index: RunIndex):
-        self.run_ids: dict[Result, str] = {}
-        self.rebuilt: dict[str, str] = {}
-        self.absent: frozenset[Result] = frozenset()
-        self.unreadable: set[str] = set()
-        self.num_contradicted = 0
+        self.run_ids: dict[Result, str] = {}  # result → run that represents it, its own or an equivalent one
+        self.rebuilt: dict[str, str] = {}  # rebuilt run → stage
+        self.absent: frozenset[Result] = frozenset()  # results without a run, whose files are missing
+        self.unreadable: set[str] = set()  # states whose files cannot be read
+        self.num_contradicted = 0  # deleted rebuilt runs, because an execution of their state wrote other outputs
         self._client = client
         self._index = index
         self._models: set[tuple[str, str]] | None = None
         self._states = {run.data.tags.get("state") for run in index.runs() if is_finished_or_live(run)}
 
     def is_known(self, state: str) -> bool:
-        """Whether a state was found, or has a run."""
+        """Whether a state is recorded or has a run."""
         return state in self._states
 
     def ensure_runs(self, snapshot: Snapshot) -> dict[str, str]:
-        """Find or rebuild the run of each state of a snapshot, as far as the files are there.
+        """Find the run of each state of a snapshot, or rebuild it if its files are there.
 
         Returns:
             Stage → its run.
         """
-        found = {}
+        run_ids = {}
         for stage in consistent_stages(snapshot):
             self._states.add(stage.state)
             if not self._is_disproved(stage) and (run_id := self._run_id(stage)):
-                found[stage.name] = self.run_ids[_result_of(stage)] = run_id
-            if EXPORT in stage.spec.outs and stage.name in found and TRAIN in found:
-                self._ensure_model(stage, self._index[found[TRAIN]])
-        return found
+                run_ids[stage.name] = self.run_ids[_result_of(stage)] = run_id
+            if EXPORT in stage.spec.outs and stage.name in run_ids and TRAIN in run_ids:
+                self._ensure_model(stage, self._index[run_ids[TRAIN]])
+        return run_ids
 
     def rename_experiments(self, snapshots: Iterable[Snapshot], runs: Iterable[Mapping[str, str]]) -> None:
-        """Name the experiments of runs as DVC does now: `dvc exp rename` changes no run.
+        """Update the names of runs' experiments after `dvc exp rename`, which changes no run.
 
-        A run whose experiment was removed keeps its name, unless another experiment has its state.
+        A run whose experiment was removed keeps the name, unless another experiment has its state.
 
         Args:
-            snapshots: the recorded ones, the oldest first.
-            runs: stage → run of each snapshot.
+            snapshots: Recorded snapshots, oldest first.
+            runs: Mappings stage → run, one for each snapshot.
         """
         experiments: dict[str, list[Experiment]] = defaultdict(list)
         for snapshot, by_stage in zip(snapshots, runs, strict=True):
@@ -165,36 +158,36 @@ class States:
                 self._index.refresh([run_id])
 
     def remove_unrecorded(self) -> None:
-        """Delete the rebuilt runs of recorded states whose outs nothing records any more.
+        """Delete the rebuilt runs of recorded states whose outputs are not recorded any more.
 
-        One kind of machine gives a state one result. A rebuilt run does not say what machine made it, and counts as of
-        the same kind. A run that an execution made is never deleted. Only in this repository's own database: elsewhere
-        another clone's lock may name them. Runs that have only just ended are left alone, as DVC may not have recorded
-        them yet.
+        One type of machine gives a state one result. A rebuilt run does not name its machine, and counts as of the same
+        type. The run of an execution is never deleted. Only in this repository's own database: in another one, another
+        clone's lock may name the runs. Runs that have just ended stay, as DVC may not have recorded them yet.
         """
         if own_database(self._client.tracking_uri) is None:
             return
         settled = (time.time() - SETTLING_SECONDS) * 1000
         recorded = {state: run_id for (state, _), run_id in self.run_ids.items()}
         for run in self._index.runs():
-            by = recorded.get(run.data.tags.get("state", ""))
+            replacement = recorded.get(run.data.tags.get("state", ""))
             is_settled = run.info.status == "FINISHED" and run.info.end_time < settled
-            if by and is_settled and REBUILT in run.data.tags and run.info.run_id not in self.run_ids.values():
-                self._remove_contradicted(run, by)
+            is_unrecorded = REBUILT in run.data.tags and run.info.run_id not in self.run_ids.values()
+            if replacement and is_settled and is_unrecorded:
+                self._remove_contradicted(run, replacement)
 
     def link_children(self) -> None:
-        """Make each run below training a child of its own training's run, where there is one."""
+        """Make each run below training a child of its training's run, if there is one."""
         for run in self._index.runs():
             is_linked = run.data.tags.get(PARENT) in self._index
             if not is_linked and (parent := training_of(run.data.tags, self._index)):
                 self._set_parent(run, parent.info.run_id)
 
     def copy_headlines(self, trainings: Iterable[dict[str, str]], only_in_run_cache: Iterable[dict[str, str]]) -> None:
-        """Copy the headline metrics of children to their trainings; of several children of a stage, those of the last.
+        """Copy the headline metrics of children to their trainings; of several children of a stage, the last one's.
 
         Args:
-            trainings: stage → run for each recorded snapshot, the oldest first, the working folder's last.
-            only_in_run_cache: likewise for the run-cache; used where no recorded snapshot has such a child.
+            trainings: Mappings stage → run, one for each recorded snapshot, oldest first, the working folder's last.
+            only_in_run_cache: Mappings for the run-cache, used if no recorded snapshot has such a child.
         """
         chosen = {pair: child for runs in trainings for pair, child in _pairs(runs, self._index)}
         for runs in only_in_run_cache:
@@ -208,30 +201,30 @@ class States:
                 self._index.refresh([train])
 
     def _run_id(self, stage: Identity) -> str | None:
-        if known := self.run_ids.get(_result_of(stage)):
-            return known
+        if run_id := self.run_ids.get(_result_of(stage)):
+            return run_id
         run = find_equivalent_run(self._index, stage)
         return run.info.run_id if run else self._rebuild(stage)
 
     def _is_disproved(self, stage: Identity) -> bool:
-        """Whether executions here show that a record is wrong; if so, warn once, and delete what it led to.
+        """Whether executions here show that a record is wrong; if so, warn once, and delete its entry and rebuilt run.
 
         A file that is edited after a stage's last check, and before DVC reads it, is recorded as if the stage had read
-        or written it. Such a record has the outs of an execution of another state, or other outs than the execution of
-        its own state; and both executions are known, or DVC wrote the record in place of that of the known one.
+        or written it. Such a record has the outputs of an execution of another state, or other outputs than the
+        execution of its own state; and both executions are known, or DVC wrote the record instead of the known one's.
         """
         outs = stage.out_digests()
-        own = [run for run in self._executed[stage.name] if run.data.tags["state"] == stage.state]
-        makers = [run for run in self._executed[stage.name] if run not in own and outputs(run.data.tags) == outs]
-        if not (own or makers) or any(outputs(run.data.tags) == outs for run in own):
+        executions = [run for run in self._executed[stage.name] if run.data.tags["state"] == stage.state]
+        makers = [run for run in self._executed[stage.name] if run not in executions and outputs(run.data.tags) == outs]
+        if not (executions or makers) or any(outputs(run.data.tags) == outs for run in executions):
             return False
         entries = self._entries_of(stage.name, stage.state, outs)
-        late = [run for run in (*makers, *own) if self._is_recorded_as_other(run, entries)]
-        maker = self._index[(late or makers or own)[0].info.run_id]
+        late = [run for run in (*makers, *executions) if self._is_recorded_as_other(run, entries)]
+        maker = self._index[(late or makers or executions)[0].info.run_id]
         states = maker.data.tags.get(MISRECORDED, "").split()
-        if not (late or (own and makers) or stage.state in states):
+        if not (late or (executions and makers) or stage.state in states):
             return False
-        for entry in entries:  # else DVC would serve these outs for the new inputs
+        for entry in entries:  # else DVC would restore these outputs for the new inputs
             entry.unlink(missing_ok=True)
             del self._run_cache[entry]
         for run in self._index({"state": stage.state}):
@@ -242,21 +235,21 @@ class States:
             self._index.refresh([maker.info.run_id])
             print(
                 f"warning: {stage.name}, state {stage.state[:12]}: {_source_of(stage)} contradicts run "
-                f"{maker.info.run_name}, as files were edited just when that ended; the run is kept, and "
+                f"{maker.info.run_name}, because files were edited as that ended; the run stays, and "
                 f"`dvc repro --force {stage.name}` corrects the record",
                 file=sys.stderr,
             )
         return True
 
     def _is_recorded_as_other(self, run: Run, entries: Iterable[Path]) -> bool:
-        """Whether DVC wrote one of these entries right after the end of a run, and none of the run's own state."""
+        """Whether DVC wrote one of these entries right after the end of a run, and none for the run's own state."""
         tags, ended = run.data.tags, run.info.end_time / 1000
-        own = self._entries_of(tags["stage"], tags["state"], outputs(tags))
+        own_entries = self._entries_of(tags["stage"], tags["state"], outputs(tags))
         is_late = any(0 <= entry.stat().st_mtime - ended < RECORDING_SECONDS for entry in entries)
-        return is_late and not any(entry.stat().st_mtime >= ended for entry in own)
+        return is_late and not any(entry.stat().st_mtime >= ended for entry in own_entries)
 
     def _entries_of(self, stage: str, state: str, outs: Mapping[str, str]) -> list[Path]:
-        """Return the files of the run-cache that record these outs of a state."""
+        """Return the files of the run-cache that record these outputs of a state."""
         same_outs = {entry: section for entry, section in self._run_cache.items() if output_digests(section) == outs}
         return [entry for entry, section in same_outs.items() if state_key(stage, locked_entry(section)) == state]
 
@@ -266,7 +259,7 @@ class States:
 
     @cached_property
     def _executed(self) -> dict[str, list[Run]]:
-        """The runs that executions on this kind of machine finished, by stage; a sync deletes none of them."""
+        """The finished executions on this type of machine, by stage; a sync deletes none of their runs."""
         runs: dict[str, list[Run]] = defaultdict(list)
         for run in self._index.runs():
             if _is_executed_here(run):
@@ -297,8 +290,8 @@ class States:
         for run in self._index({"state": stage.state}):
             if outputs(run.data.tags) and _is_executed_here(run):
                 print(
-                    f"warning: {stage.name}, state {stage.state[:12]}: {_source_of(stage)} records other outs than its "
-                    "execution here wrote; both have a run, that of the record with the tag `rebuilt`",
+                    f"warning: {stage.name}, state {stage.state[:12]}: {_source_of(stage)} records other outputs than "
+                    "its execution here wrote; both have a run, the record's with the tag `rebuilt`",
                     file=sys.stderr,
                 )
             elif not outputs(run.data.tags) and run.data.tags.get("machine") == machine_key():
@@ -307,7 +300,7 @@ class States:
         return run_id
 
     def _ensure_model(self, stage: Identity, train: Run) -> None:
-        """Log an export as a model of its training's run, as far as its files are there."""
+        """Log an export as a model of its training's run, if its files are there."""
         out = stage.out_digests()[EXPORT]
         model = train.info.run_id, out
         if self._models is None:
@@ -321,7 +314,7 @@ class States:
                 return
             try:
                 log_export(self._client, train, place / EXPORT)
-            except UserError as error:  # of another version's layout
+            except UserError as error:  # it has the layout of another version
                 print(
                     f"warning: {stage.name}, state {stage.state[:12]}: its export is not logged ({error})",
                     file=sys.stderr,
@@ -333,13 +326,13 @@ class States:
 
 
 def _is_executed_here(run: Run) -> bool:
-    """Whether an execution on this kind of machine finished a run; it made the outs from what the state names."""
+    """Whether a run is of a finished execution on this type of machine."""
     is_executed = run.info.status == "FINISHED" and REBUILT not in run.data.tags
     return is_executed and run.data.tags.get("machine") == machine_key()
 
 
 def _source_of(stage: Identity) -> str:
-    """Return where the state is recorded."""
+    """Return the name of the record of a state."""
     snapshot = stage.snapshot
     if snapshot and snapshot.experiment:
         return f"experiment {snapshot.experiment.name}"
@@ -347,11 +340,11 @@ def _source_of(stage: Identity) -> str:
 
 
 def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
-    """Rebuild the run of a state from its files; where these cannot be read, say so, leave no run and return None.
+    """Rebuild the run of a state from its files; if they cannot be read, print why, leave no run and return None.
 
-    Files of other code may be of another form; their readers raise UserError. Anything else is a bug, or the store's.
+    Files of other code may have another form; their readers raise UserError. Other exceptions are bugs or store faults.
     """
-    began = find_own_run(client, stage, is_live=False)  # another process may have begun it meanwhile
+    began = find_own_run(client, stage, is_live=False)  # another process may have created it meanwhile
     if began and is_finished_or_live(began):
         return str(began.info.run_id)
     stored, origin = None, origin_of(stage)
@@ -372,10 +365,10 @@ def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
 
 
 def _remove_duplicates(client: MlflowClient, index: RunIndex) -> int:
-    """Delete all runs of a result but the oldest finished one; MLflow keeps deleted runs until `mlflow gc`.
+    """Delete all runs of a result but the oldest finished one; MLflow keeps deleted runs until `gradtrail gc`.
 
-    With a database here a result cannot get two, as the store's lock is held while a run is created; on a server that
-    several clones write to it can. Open runs are left alone.
+    In a local database a result cannot get two, as the store's lock is held while a run is created; on a server that
+    several clones write to it can. Open runs stay.
     """
     by_state: dict[str, list[Run]] = defaultdict(list)
     for run in reversed(index.runs()):
@@ -383,12 +376,12 @@ def _remove_duplicates(client: MlflowClient, index: RunIndex) -> int:
             by_state[run.data.tags["state"]].append(run)
     removed = 0
     for runs in by_state.values():
-        kept: dict[frozenset[tuple[str, str]], Run] = {}
+        remaining: dict[frozenset[tuple[str, str]], Run] = {}
         for run in sorted(runs, key=lambda run: (run.info.status != "FINISHED", REBUILT in run.data.tags)):
             outs = frozenset(outputs(run.data.tags).items())
             machine = run.data.tags.get("machine")
-            alike = [one for one in kept.values() if one.data.tags.get("machine", machine) == machine]
-            same = alike[0] if alike and not outs else kept.setdefault(outs, run)
+            alike = [one for one in remaining.values() if one.data.tags.get("machine", machine) == machine]
+            same = alike[0] if alike and not outs else remaining.setdefault(outs, run)
             if run is not same and run.info.status != "RUNNING":
                 remove_run(client, run, DUPLICATE, by=same.info.run_id)
                 index.drop(run.info.run_id)
@@ -397,11 +390,11 @@ def _remove_duplicates(client: MlflowClient, index: RunIndex) -> int:
 
 
 def _result_of(stage: Identity) -> Result:
-    """Return the state of a stage, and a digest of the outs: other kinds of machine may have made others."""
+    """Return the state of a stage and a digest of its outputs: other types of machine may have made others."""
     return stage.state, sha256_of(stage.out_digests())
 
 
 def _pairs(runs: dict[str, str], index: RunIndex) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield ((run of the training, stage below it), run of that stage)."""
+    """Yield ((run of the training, child's stage), child's run)."""
     if train := runs.get(TRAIN):
         yield from (((train, stage), run) for stage, run in runs.items() if "train_state" in index[run].data.tags)

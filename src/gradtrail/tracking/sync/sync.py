@@ -1,15 +1,15 @@
 """Brings MLflow's store up to date: a run for every state that was made, headline metrics on every training's run.
 
-Where DVC skips or restores a stage, no code of this project runs; this closes that gap. States are looked for in the
-working folder's `dvc.lock`, in every commit's, in DVC's experiments and in its run-cache. A run that was lost, or never
-written because the store was out of reach, is rebuilt from the outs in DVC's cache; not where another run has the same
-params and the same outs and differs in code alone. A rebuilt run has the tag `rebuilt`, and lacks what is not in the
-outs: times, system metrics, metrics of compiling, Orbax checkpoints, `git.diff`, and, for a state that only the
-run-cache has, commit and experiment.
+If DVC skips or restores a stage, no code of this project runs; a sync closes that gap. It reads states from the working
+folder's `dvc.lock`, from every commit's, from DVC's experiments and from its run-cache. A run that was lost, or not
+logged because the store was unreachable, is rebuilt from the outputs in DVC's cache, unless another run has the same
+params and outputs and differs only in code. A rebuilt run has the tag `rebuilt`, and lacks what is not in the outputs:
+times, system metrics, metrics of compiling, Orbax checkpoints, `git.diff`, and, for a state that only the run-cache
+has, commit and experiment.
 
-Whether anything has changed since the last sync is found out without importing MLflow or DVC: one digest covers the
-`dvc.yaml` and `dvc.lock` of the working folder, commits and experiments, the contents of DVC's cache, the database and
-which of its runs are open. A store that was moved counts as changed until it is relocated. A server is always asked.
+A sync with nothing to do imports neither MLflow nor DVC: one digest covers the `dvc.yaml` and `dvc.lock` of the working
+folder, commits and experiments, the contents of DVC's cache, the database and its open runs. A store that was moved
+counts as changed until it is relocated. A server is always queried.
 """
 
 import contextlib
@@ -37,18 +37,15 @@ from gradtrail.tracking.mlflow.relocate import is_moved
 from gradtrail.tracking.sync.report import SyncReport
 
 
-class Stamp:
-    """The digest of all that a sync reads beside the store, taken when this is created.
-
-    Later changes are for the next sync.
-    """
+class SyncFingerprint:
+    """Hash of all inputs of a sync, taken at construction. Later changes are for the next sync."""
 
     def __init__(self) -> None:
         self._uri = store_uri()
         self._sources = list(_sources())
 
     def read(self) -> dict[str, Any] | None:
-        """Return the report of the last sync, if nothing has changed since."""
+        """Return the report of the last sync if nothing has changed since."""
         if not self._uri.startswith(SQLITE):
             return None
         try:
@@ -63,13 +60,13 @@ class Stamp:
         return report if is_same else None
 
     def write(self, report: dict[str, Any], open_runs: Iterable[str]) -> None:
-        """Write the report of a sync, and which runs it leaves open because their processes are on other hosts."""
+        """Write the report of a sync, and the runs that stay open because their processes are on other hosts."""
         if self._uri.startswith(SQLITE):
-            with atomic_file(_place()) as beside:
-                beside.write_text(json.dumps({"key": self._key(open_runs), "report": report}))
+            with atomic_file(_place()) as temporary:
+                temporary.write_text(json.dumps({"key": self._key(open_runs), "report": report}))
 
     def forget(self) -> None:
-        """Make the next sync read everything."""
+        """Make the next sync read all inputs."""
         _place().unlink(missing_ok=True)
 
     def _key(self, open_runs: Iterable[str]) -> str:
@@ -81,7 +78,7 @@ class Stamp:
 
 
 def _sources() -> Iterator[object]:
-    """Yield what identifies the pipelines, locks and files that a sync reads."""
+    """Yield values that identify the pipelines, locks and files that a sync reads."""
     for name in FILES:
         path = working_folder() / name
         yield hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
@@ -106,13 +103,13 @@ def _place() -> Path:
 
 
 def set_aside() -> Path:
-    """Rename the database, with what SQLite keeps beside it, to a name that is free; return that of the database.
+    """Rename the database and SQLite's files next to it to free names; return the database's.
 
     Raises:
-        UserError: the store is a server's.
+        UserError: The store is a server.
     """
     if not store_uri().startswith(SQLITE):
-        raise UserError(f"{store_uri()}: its database is damaged, which can only be mended there")
+        raise UserError(f"{store_uri()}: its database is damaged; repair it on the server")
     database = database_path(store_uri())
     number = next(n for n in itertools.count(1) if not database.with_name(f"{database.name}.damaged-{n}").exists())
     for suffix in ("-wal", "-shm", ""):
@@ -123,20 +120,20 @@ def set_aside() -> Path:
 
 
 def sync() -> SyncReport:
-    """Backfill the runs of all states; return at once where nothing has changed since the last time.
+    """Backfill the runs of all states; do nothing if nothing has changed since the last sync.
 
     Raises:
         UserError: git fails, or the `dvc.yaml` or `dvc.lock` of the working folder cannot be read.
     """
-    stamp = Stamp()
-    if last := stamp.read():
+    fingerprint = SyncFingerprint()
+    if last := fingerprint.read():
         return SyncReport(**last)
     from gradtrail.tracking.sync.backfill import backfill  # late: it imports MLflow
 
     with FileLock(private_folder() / "sync.lock"):
         report, open_runs = backfill()
         if open_runs is None:
-            stamp.forget()
+            fingerprint.forget()
         else:
-            stamp.write(dataclasses.asdict(report.afterwards), open_runs)
+            fingerprint.write(dataclasses.asdict(report.afterwards), open_runs)
     return report
