@@ -149,21 +149,3 @@ def test_the_profile_run_has_times_in_figures_and_tables(project: Project) -> No
     low, ratio, high = (f"profile/float16_over_float32{end}" for end in ("_low", "", "_high"))
     for metrics in (run["metrics"], train["metrics"]):
         assert 0 < metrics[low] <= metrics[ratio] <= metrics[high]
-
-
-@pytest.mark.slow
-def test_running_a_state_again_doubles_no_table(project: Project, tmp_path: Path) -> None:
-    project = project.copy(tmp_path / "project")
-    project.sync()  # which relocates the artifacts
-    (run,) = project.runs_of("evaluate")
-    table = project.folder / "mlruns" / run["id"] / "artifacts" / "tables" / "classes.json"
-    before = json.loads(table.read_text())
-    assert before["columns"] == ["label", "predicted"]
-    assert len(before["data"]) == project.metrics_of("evaluate")["num_examples"]
-    lock = project.lock()
-    images = sorted(run["artifacts"].glob("images/*"))
-    assert images
-    project.dvc("repro", "--force", "--single-item", "evaluate")
-    assert json.loads(table.read_text()) == before
-    assert sorted(run["artifacts"].glob("images/*")) == images
-    assert project.lock() == lock

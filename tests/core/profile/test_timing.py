@@ -70,22 +70,6 @@ def test_calls_fit_the_budget_and_the_minimum(seconds: float, most: int, made: i
     assert len(calls) == made
 
 
-def test_timing_waits_for_the_result() -> None:
-    events: list[str] = []
-
-    class Result:
-        def block_until_ready(self) -> "Result":
-            events.append("ready")
-            return self
-
-    def clock() -> float:
-        events.append("clock")
-        return 0.0
-
-    interleaved([Result], clock, seconds=0.0, least=2, most=2)
-    assert events == ["clock", "ready", "clock"] * 2
-
-
 def test_batches_of_a_private_training_have_their_mean_size_and_padding() -> None:
     variant = compiled(40, is_private=True)
     order = _order(40, variant)

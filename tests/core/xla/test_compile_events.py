@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from factories import ROOT
 
-from gradtrail.core.xla.compile_events import Compilation, CompileLog, cache_hits, describe, differences
+from gradtrail.core.xla.compile_events import Compilation, CompileLog, describe, differences
 from gradtrail.core.xla.compiler import Compiler
 
 HERE = Path(__file__).relative_to(Path.cwd()) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__)
@@ -136,18 +136,6 @@ def test_a_cache_hit_is_not_a_miss_and_counts_as_a_compilation(tmp_path: Path) -
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     outputs = [subprocess.run(command, env=environment, check=True, stdout=-1, text=True).stdout for _ in range(2)]
     assert outputs == ["False 2 0 2 1\n", "True 2 2 0 1\n"]
-
-
-def test_cache_hits_are_those_of_this_thread() -> None:
-    event = "/jax/compilation_cache/cache_hits"
-    with cache_hits() as hits:
-        thread = threading.Thread(target=jax.monitoring.record_event, args=(event,))
-        thread.start()
-        thread.join()
-        assert hits == []
-        jax.monitoring.record_event(event)
-    jax.monitoring.record_event(event)
-    assert hits == [event]
 
 
 def test_planned_applies_to_its_thread_only() -> None:
