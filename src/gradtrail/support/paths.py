@@ -19,7 +19,7 @@ SQLITE = "sqlite:///"  # prefix of the URI of a store that is a file, not a serv
 
 
 def working_folder() -> Path:
-    """The folder that holds the running code's `dvc.yaml`: deps, params and outs are relative to it."""
+    """The folder that holds the running code's `dvc.yaml`: deps, params and outputs are relative to it."""
     return Path.cwd()
 
 

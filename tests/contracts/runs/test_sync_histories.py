@@ -5,14 +5,13 @@ Each history is checked twice: as it was, and once more after the store is lost,
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from projects import Project, stop
+from projects import Project
 from whole_runs import BINS, FIRST, LR, OTHER, by_state, whole_runs
 
 
@@ -21,28 +20,6 @@ def only_some_stages_run(project: Project) -> None:
     project.dvc("repro", "train")
     project.git("add", "-A")  # the only lock in git has the evaluation of another training, which the run-cache knows
     project.git("commit", "-q", "--amend", "-m", "results")
-
-
-def killed_before_the_log(project: Project) -> None:
-    """When the outs are in place: train, which DVC makes again, and evaluate, whose outs are committed as they are."""
-    project.set(LR, 0.5)
-    code = project.folder / "src/gradtrail/tracking/mlflow/run.py"
-    whole, begin = code.read_text(), "    def outs(self) -> None:\n"
-    for stage in ("train", "evaluate"):
-        (there := project.folder / ".gradtrail" / stage).unlink(missing_ok=True)
-        wait = f"self.stage.name == {stage!r} and (open('.gradtrail/{stage}', 'w').close(), time.sleep(600))"
-        code.write_text(whole.replace(begin, f"{begin}        import time; {wait}\n"))
-
-        def is_before_the_log(stage: str = stage, there: Path = there) -> bool:  # and the tracker has opened the run
-            return there.exists() and [run["status"] for run in project.runs_of(stage)] == ["RUNNING", "FINISHED"]
-
-        process = project.start(sys.executable, "-m", "dvc", "repro", stage)
-        output, _ = stop(process, signal.SIGKILL, when=is_before_the_log)
-        assert process.returncode == -signal.SIGKILL, output
-    code.write_text(whole)
-    project.dvc("commit", "--force", "evaluate")
-    project.sync()
-    assert project.ran(project.dvc("repro")) == ["gradients"]
 
 
 def experiments_applied_branched_and_removed(project: Project) -> None:
@@ -55,15 +32,15 @@ def experiments_applied_branched_and_removed(project: Project) -> None:
     project.dvc("exp", "remove", "here", "there")
 
 
-slow, nightly = pytest.mark.slow, pytest.mark.nightly
+slow = pytest.mark.slow
 
 
+@slow
 @pytest.mark.parametrize(
     ("history", "expected"),
     [
-        pytest.param(only_some_stages_run, [*FIRST, "train lr"], marks=slow),
-        pytest.param(killed_before_the_log, FIRST + OTHER, marks=nightly),
-        pytest.param(experiments_applied_branched_and_removed, [*FIRST, *OTHER, "evaluate bins"], marks=slow),
+        (only_some_stages_run, [*FIRST, "train lr"]),
+        (experiments_applied_branched_and_removed, [*FIRST, *OTHER, "evaluate bins"]),
     ],
 )
 def test_after_a_sync_each_state_has_one_run(
@@ -135,9 +112,6 @@ def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
 
 @slow
 def test_run_has_a_diff_of_relevant_changes(project: Project) -> None:
-    clean = project.runs_of("evaluate")[0]
-    assert clean["tags"]["git.dirty"] == "true", "no .gitignore of an out was in git at the first run"
-    project.dvc("repro", "--force", "--single-item", "evaluate")
     assert project.runs_of("evaluate")[0]["tags"]["git.dirty"] == "false"
     project.set(BINS, 7)
     (project.folder / "notes.txt").write_text("x")

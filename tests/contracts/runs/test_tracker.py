@@ -99,11 +99,3 @@ def test_next_attempt_continues_the_open_run_of_a_killed_stage(project: Project)
     project.run_stage("train")
     (run,) = (run for run in project.runs_of("train") if run["params"][LR] == "0.5")
     assert (run["status"], run["tags"]["attempts"]) == ("FINISHED", "2")
-
-
-def test_a_tracker_that_cannot_import_mlflow_is_a_warning(project: Project) -> None:
-    (project.folder / "held").unlink()
-    (project.folder / "src" / "mlflow.py").write_text("raise ImportError('no MLflow here')\n")
-    output = besides_progress(project.run_stage("train").splitlines())
-    assert output[-2] == "ImportError: no MLflow here"
-    assert output[-1].endswith(WARNING)

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import re
 import shutil
 import signal
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from postgres import postgres, why_no_postgres
-from projects import Project, copy_project, stop
+from projects import Project, stop
 from ruamel.yaml import YAML
 from servers import Client, Proxy, TrackingServer, free_port, make_clone, silent_port, tracking_server
 from small_project import make_small_project
@@ -188,40 +187,6 @@ def test_stage_that_waits_for_a_silent_server_stops_on_a_signal(project: Project
     assert process.returncode == 128 + signal.SIGTERM, output
     assert seconds < 30, "of the sixty that it would wait else"
     check_warnings(output)
-
-
-def test_real_training_continues_after_its_server_dies(server: TrackingServer, tmp_path: Path) -> None:
-    """With live curves, artifacts of its compiling and a checkpoint."""
-    project = copy_project(tmp_path / "project")
-    project.set("fetch.dataset", "digits")
-    project.set("runtime.tracking_seconds", 60.0)
-    project.set("runtime.steps_per_call", 1)
-    with Proxy(server.port) as proxy:
-        client = Client(project.folder, proxy.uri)
-        client.dvc("repro", "train")
-        (run,) = server.runs_of("train")
-        assert run["status"] == "FINISHED"
-        metrics = run["metrics"]
-        assert server.artifact(run, "checkpoint/_CHECKPOINT_METADATA")
-        assert server.artifact(run, "compile/functions.csv")
-        project.set("train.seed", 1)
-        project.set("runtime.tracking_seconds", 2.0)
-        process = client.start(sys.executable, "-m", "dvc", "repro", "train")
-        while not (opened := [run for run in server.runs_of("train") if run["params"].get("train.seed") == "1"]):
-            assert process.poll() is None
-        proxy.lives = proxy.requests
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
-        check_warnings(output)
-        proxy.revive()
-        assert "rebuilt: train" in client.sync()
-    (run,) = [run for run in server.runs_of("train") if run["params"]["train.seed"] == "1"]
-    assert run["id"] == opened[0]["id"]
-    assert run["status"] == "FINISHED"
-    of_the_clock = re.compile(r"train/compile_|.*seconds")
-    compared = {name for name in metrics if name.startswith("train/") and not of_the_clock.match(name)}
-    assert len(compared) > 5
-    assert compared <= run["metrics"].keys()
 
 
 def check_warnings(output: str, times: int = 1) -> None:

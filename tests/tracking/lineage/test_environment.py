@@ -37,11 +37,6 @@ def test_machine_key_distinguishes_types_of_processors(cpuinfo: Path) -> None:
     assert machine_key() == "AuthenticAMD-25-1-avx512f"
 
 
-def test_a_system_without_that_file_has_a_key_too(cpuinfo: Path) -> None:
-    cpuinfo.unlink()
-    assert machine_key() == module.platform.machine()
-
-
 def test_a_gpu_is_part_of_the_key(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_accelerators", lambda: ["NVIDIA H100"])
     assert machine_key() == "AuthenticAMD-25-1-avx2-NVIDIA-H100"

@@ -29,7 +29,7 @@ class RecordingRun:
         self.is_open = is_open
         self.logged: dict[str, float] = {}
         self.written: dict[str, str] = {}
-        self.timings: dict[str, Any] = {}
+        self.logged_timings: dict[str, Any] = {}
 
     def best_effort(self) -> contextlib.nullcontext[None]:
         return contextlib.nullcontext()
@@ -38,7 +38,7 @@ class RecordingRun:
         self.logged |= values
 
     def timings(self, **values: Any) -> None:
-        self.timings |= values
+        self.logged_timings |= values
 
     def files(self, folder: Path, under: str) -> None:
         self.written |= {f"{under}/{path.name}": path.read_text(errors="replace") for path in folder.iterdir()}
@@ -89,9 +89,13 @@ def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixtur
         *(f"compile/square.{k}.txt" for k in kinds),
     }
     assert run.written["compile/calls.csv"] == "function,signature,line\n"
-    (square,) = run.timings["functions"]
+    (square,) = run.logged_timings["functions"]
     assert (square["function"], square["flops"]) == ("square", table["flops"][0])
-    assert run.timings["cache"]["hits"] <= run.timings["cache"]["requests"] <= 1 + run.timings["cache"]["unplanned"]
+    assert (
+        run.logged_timings["cache"]["hits"]
+        <= run.logged_timings["cache"]["requests"]
+        <= 1 + run.logged_timings["cache"]["unplanned"]
+    )
     assert capsys.readouterr().err == ""
 
 
@@ -119,7 +123,7 @@ def test_summary_table_has_a_row_for_each_function_with_its_retraces() -> None:
     content = json.loads(run.written["compile/functions.json"])
     assert set(content) == {"columns", "data"}, "as MLflow's UI reads a table"
     square_row, other = (dict(zip(content["columns"], row, strict=True)) for row in content["data"])
-    (timings,) = run.timings["functions"]
+    (timings,) = run.logged_timings["functions"]
     seconds = sum(timings[f"{part}_seconds"] for part in ("trace", "lower", "compile"))
     assert (square_row["function"], square_row["retraces"], square_row["cached"]) == ("square", 1, timings["cached"])
     assert square_row["compile_seconds"] == pytest.approx(seconds, rel=1e-3)

@@ -119,15 +119,6 @@ def test_note_names_a_precision_that_costs_or_would_save_time(
     assert precision_note(metrics, precision, 128) == message
 
 
-@pytest.mark.parametrize("stage", ["train", "profile"])
-def test_descriptions_say_that_a_precision_does_not_pay(stage: str) -> None:
-    measured = ratio(1.4, 1.35, 1.46)
-    assert SLOWER in note(RUN, TAGS | {"stage": stage}, PARAMS, METRICS | measured, "")
-    assert "slower" not in note(RUN, TAGS | {"stage": stage}, PARAMS, METRICS, "")
-    assert all(is_headline(name, "profile") and is_headline(name, "profile", "bfloat16") for name in measured)
-    assert not any(is_headline(name, "profile", "float16") for name in measured), "40 metrics are enough"
-
-
 @pytest.mark.parametrize("stage", ["train", "gradients"])
 def test_summary_of_gradients_passes_from_note_to_note_unchanged(stage: str) -> None:
     text = note(RUN, TAGS | {"stage": stage}, PARAMS, {}, SUMMARY)
@@ -166,22 +157,6 @@ def named(stage: str = "train", **changes: Any) -> str:
 )
 def test_a_name_says_what_differs_from_the_reference(changes: dict[str, Any], name: str) -> None:
     assert named(**changes) == name
-
-
-def test_params_of_one_noun_give_different_names() -> None:
-    cnn = {"train__model": "cnn"}
-    pairs = [
-        (named("evaluate", train__batch_size=500), named("evaluate", evaluate__batch_size=500)),
-        (
-            named(**cnn, train__cnn__channels=[32, 64], train__cnn__hidden=[128, 64]),
-            named(**cnn, train__cnn__channels=[32, 64, 128], train__cnn__hidden=[64]),
-        ),
-        (
-            named(train__optimizer="schedule_free", train__schedule_free__warmup_fraction=0.2),
-            named(train__optimizer="schedule_free", train__warmup_cosine__warmup_fraction=0.2),
-        ),
-    ]
-    assert all(one != other for one, other in pairs), pairs
 
 
 def test_the_names_of_other_stages_begin_with_the_stage() -> None:

@@ -146,7 +146,7 @@ class TrackedRun:
 def tracked(stage: Stage) -> Iterator[TrackedRun]:
     """Open the run of the state that `stage` is about to make; close it as FINISHED, FAILED or KILLED.
 
-    The run is opened beside the work, so that curves are live. One process at a time makes a state; another one waits.
+    The run is opened while the stage works, so that curves are live. Only one process at a time makes a state.
     At its end the stage waits for what is not logged yet: for a server `runtime.tracking_seconds`, and no more than
     another two seconds after a request to stop.
     """

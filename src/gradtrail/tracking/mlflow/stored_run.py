@@ -145,7 +145,7 @@ class StoredRun:
         close_dead_runs(self.client, runs.running())
 
     def log_files(self, path: Path, under: str) -> None:
-        """Log a file, or the files of a folder, as artifacts; they must stay there until the outs are logged."""
+        """Log a file, or the files of a folder, as artifacts; they must stay there until the outputs are logged."""
         if self._outs:
             self._attempt_files.append((path, under))
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
