@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradtrail.cluster.task.request import Request, own_packages, own_python
+from gradtrail.cluster.request import Request, own_packages, own_python
 
 
 @dataclass(frozen=True)

@@ -252,7 +252,7 @@ def compare(name: str | None, seeds: list[int] | None, *, jobs: int, **engine_op
 
     Runs the missing experiments of a comparison and prints its table. Without a NAME, lists those of experiments.yaml.
     """
-    from gradtrail.cluster.ray.engine import engine
+    from gradtrail.cluster.engine import engine
 
     runner = engine(**engine_options)
     if name and runner is None:
@@ -271,7 +271,7 @@ def sweep(folder: Path, /, file: Path, *, jobs: int, **engine_options: Any) -> i
 
     FILE.yaml has `grid` (key → values), `points` (a list of changes) or both, and optionally `set` (changes to all).
     """
-    from gradtrail.cluster.ray.engine import engine
+    from gradtrail.cluster.engine import engine
 
     runner = engine(**engine_options)
     if runner is None:

@@ -41,9 +41,9 @@ def fragments_in(tree: ast.AST) -> Iterator[str]:
 def empty_names_in(tree: ast.AST) -> Iterator[str]:
     """Yield the variables and arguments with names of the list."""
     for node in ast.walk(tree):
-        name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
-        if name in _EMPTY_NAMES:
-            yield f"line {getattr(node, 'lineno', 0)}: {name}"
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if name in _EMPTY_NAMES:
+                yield f"line {node.lineno}: {name}"
 
 
 def test_fragments_and_empty_names_are_noticed() -> None:

@@ -13,15 +13,15 @@ from cluster_services import BUCKET, require_keys, s3, why_no_cluster
 from projects import Project, environment
 from small_project import finished_small_project
 
-from gradtrail.cluster.task.checkout import node_folder
-from gradtrail.cluster.task.home import fetch_experiments
-from gradtrail.cluster.task.make import make_experiment
-from gradtrail.cluster.task.places import Places
-from gradtrail.cluster.task.plan import RequestedExperiment, plan_experiments
-from gradtrail.cluster.task.records import ensure_runs, states_of
-from gradtrail.cluster.task.refs import experiment_ref
-from gradtrail.cluster.task.request import Experiment as PlannedExperiment
-from gradtrail.cluster.task.request import Request
+from gradtrail.cluster.checkout import node_folder
+from gradtrail.cluster.home import fetch_experiments
+from gradtrail.cluster.make import make_experiment
+from gradtrail.cluster.places import Places
+from gradtrail.cluster.plan import RequestedExperiment, plan_experiments
+from gradtrail.cluster.records import ensure_runs, states_of
+from gradtrail.cluster.refs import experiment_ref
+from gradtrail.cluster.request import Experiment as PlannedExperiment
+from gradtrail.cluster.request import Request
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.snapshots import Experiment
 from gradtrail.tracking.mlflow.client import StoreClient

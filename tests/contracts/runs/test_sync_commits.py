@@ -9,10 +9,10 @@ from ruamel.yaml import YAML
 from whole_runs import FIRST, LR, OTHER, by_state, whole_runs
 
 from gradtrail.stages.common.files import read_json, write_json
-from gradtrail.tracking.lineage.origin import origin_of
 from gradtrail.tracking.lineage.recorded import consistent_stages
 from gradtrail.tracking.lineage.snapshots import snapshot_of
 from gradtrail.tracking.mlflow.stored_run import StoredRun
+from gradtrail.tracking.sync.origin import origin_of
 from gradtrail.tracking.sync.sync import sync
 
 slow = pytest.mark.slow

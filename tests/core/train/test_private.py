@@ -13,12 +13,11 @@ from definitions import per_example_grads
 from factories import NUM_CLASSES, SHAPE, make_engine, private_config, random_split, run_training
 from scipy import stats
 
-from gradtrail.core.common import threefry
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import MLPConfig, Model
-from gradtrail.core.train import loop, private
+from gradtrail.core.train import loop, private, threefry
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.history import History
 from gradtrail.core.train.keys import keys_of

@@ -180,11 +180,11 @@ def test_fresh_claim_blocks_and_a_stale_one_does_not(
     (done,) = events(client)
     claim = {"kind": "promoted", "replaced": "1", "by": "Ann", "reason": "", "forced": "", "is_done": False}
     key = "champion.000001.ffffffff"
-    client.set_model_version_tag(NAME, "2", key, json.dumps(claim | {"at": done.at}))
+    client.set_model_version_tag(NAME, "2", key, json.dumps(claim | {"time": done.time}))
     assert crown(run) == 1
     assert "Ann is moving champion to version 2" in capsys.readouterr().out
     assert [event.key for event in events(client)] == [done.key, key]  # its own claim is withdrawn
-    client.set_model_version_tag(NAME, "2", key, json.dumps(claim | {"at": "2026-01-01T00:00:00+00:00"}))
+    client.set_model_version_tag(NAME, "2", key, json.dumps(claim | {"time": "2026-01-01T00:00:00+00:00"}))
     assert crown(run) == 0
     assert rollback("") == 0
     assert champion() == "1"
@@ -231,7 +231,7 @@ def test_one_of_two_concurrent_promotions_is_refused(client: MlflowClient, model
 
 def test_history_is_a_stack():
     def event(number: int, version: str, kind: str = "promoted", *, is_done: bool = True) -> Event:
-        fields = {"replaced": None, "at": "2026-01-01T00:00:00+00:00", "by": "", "reason": "", "forced": ""}
+        fields = {"replaced": None, "time": "2026-01-01T00:00:00+00:00", "by": "", "reason": "", "forced": ""}
         return Event(sequence=number, token="0" * 8, version=version, kind=kind, is_done=is_done, **fields)
 
     moves = [event(1, "1"), event(2, "2"), event(3, "3"), event(4, "2", "rolled back"), event(5, "4", is_done=False)]

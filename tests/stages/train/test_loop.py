@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from factories import make_engine, random_split, train_config
 
-from gradtrail.core.common.pytrees import add_prefix, leaves_by_name
 from gradtrail.core.nn.models import MLPConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.core.train.pytrees import add_prefix, leaves_by_name
 from gradtrail.stages.train import loop
 from gradtrail.stages.train.checkpointing import ResumeFolder, state_on_host
 from gradtrail.stages.train.loop import TrainResult

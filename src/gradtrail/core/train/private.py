@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key, UInt32
 
-from gradtrail.core.common import batching, threefry
+from gradtrail.core.common import batching
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.clipped_sum import Clipping, clipped_grad_sum
+from gradtrail.core.train import threefry
 from gradtrail.core.train.batch_gradient import (
     BatchGradient,
     Gradient,

@@ -1,4 +1,4 @@
-"""Engines that run experiments: DVC's queue on this machine, or a Ray cluster (`cluster/ray/engine.py`)."""
+"""Engines that run experiments: DVC's queue on this machine, or a Ray cluster (`cluster/engine.py`)."""
 
 import contextlib
 import sys

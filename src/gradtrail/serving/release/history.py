@@ -44,7 +44,7 @@ class Event:
     version: str  # the new champion
     kind: Kind
     replaced: str | None  # the previous champion; None if there was none
-    at: str  # time, UTC
+    time: str  # UTC
     by: str  # user
     reason: str  # the user's words; may be empty
     forced: str  # reasons against the move that --force overruled
@@ -58,7 +58,7 @@ class Event:
     @property
     def is_fresh(self) -> bool:
         """Whether a claim is so young that its process may still run."""
-        age = datetime.now(UTC) - datetime.fromisoformat(self.at)
+        age = datetime.now(UTC) - datetime.fromisoformat(self.time)
         return abs(age.total_seconds()) < _STALE_SECONDS
 
 
@@ -91,7 +91,7 @@ def events_of(versions: Iterable[ModelVersion]) -> list[Event]:
             if match := _TAG.fullmatch(key):
                 with contextlib.suppress(ValueError, TypeError):
                     content = json.loads(value)
-                    datetime.fromisoformat(content["at"])
+                    datetime.fromisoformat(content["time"])
                     key_fields = {"sequence": int(match[1]), "token": match[2], "version": str(version.version)}
                     events.append(Event(**{**content, **key_fields}))
     return sorted(events, key=lambda event: event.key)
@@ -161,7 +161,7 @@ def claim_of(
         version=version,
         kind=kind,
         replaced=replaced,
-        at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         by=user(),
         reason=reason,
         forced=forced,
@@ -176,7 +176,7 @@ def _wait_for_turn(client: MlflowClient, name: str, claim: Event) -> None:
         events = [event for event in events_of(versions_of(client, name)) if event.key != claim.key]
         if done := [event for event in events if event.is_done and event.sequence >= claim.sequence]:
             last = done[-1]
-            raise PromotionRefused(f"{last.by} was first: {CHAMPION} is version {last.version} since {last.at}")
+            raise PromotionRefused(f"{last.by} was first: {CHAMPION} is version {last.version} since {last.time}")
         rivals = [event for event in events if not event.is_done and event.is_fresh]
         if first := [event for event in rivals if event.key < claim.key]:
             raise PromotionRefused(

@@ -163,7 +163,7 @@ def _reasons(
 
 def tag_promotion(client: MlflowClient, name: str, event: Event) -> None:
     """Tag a new champion with its last promotion, for people who look at the version."""
-    tags = {"promoted_at": event.at, "promoted_by": event.by, "replaced": event.replaced or "none"}
+    tags = {"promoted_at": event.time, "promoted_by": event.by, "replaced": event.replaced or "none"}
     tags |= {"reason": event.reason} if event.reason else {}
     tags |= {"forced": event.forced} if event.forced else {}
     for key, value in tags.items():

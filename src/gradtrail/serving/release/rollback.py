@@ -46,7 +46,7 @@ def rollback(reason: str) -> int:
         return 1
     if now:
         author = f"by {user()}{f': {reason}' if reason else ''}"
-        client.set_model_version_tag(name, now, "rolled_back", f"{event.at} {author}")
+        client.set_model_version_tag(name, now, "rolled_back", f"{event.time} {author}")
     for deleted in _deleted(events, now, target, {str(version.version) for version in versions}):
         print(f"skipped version {deleted}, a former champion that was deleted")
     print(f"version {target} of {name} is champion again{f', in place of version {now}' if now else ''}")

@@ -21,7 +21,6 @@ from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, output_di
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.keys import state_key
-from gradtrail.tracking.lineage.origin import origin_of
 from gradtrail.tracking.lineage.recorded import consistent_stages, read_run_cache, recorded_states
 from gradtrail.tracking.lineage.snapshots import Experiment, Snapshot, snapshot_of
 from gradtrail.tracking.lineage.state import Identity
@@ -42,6 +41,7 @@ from gradtrail.tracking.mlflow.stored_run import (
     remove_run,
 )
 from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs
+from gradtrail.tracking.sync.origin import origin_of
 from gradtrail.tracking.sync.report import SyncReport
 
 DUPLICATE, MISRECORDED = "duplicate_of", "misrecorded_as"  # tags: of a run, of states

@@ -8,8 +8,8 @@ import pytest
 from projects import ROOT
 from ruamel.yaml import YAML
 
-from gradtrail.cluster.task.plan import RequestedExperiment, plan_experiments
-from gradtrail.cluster.task.request import Experiment
+from gradtrail.cluster.plan import RequestedExperiment, plan_experiments
+from gradtrail.cluster.request import Experiment
 from gradtrail.stages.common.pipeline_file import live_entry, read_pipeline
 
 COMMIT = "a" * 40

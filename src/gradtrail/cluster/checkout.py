@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from gradtrail.cluster.task.shell import CommandError, git
+from gradtrail.cluster.shell import CommandError, git
 from gradtrail.support.errors import UserError
 
 FOLDER = "GRADTRAIL_CLUSTER_DIR"  # variable with the folder of a node

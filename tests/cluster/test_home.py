@@ -6,10 +6,10 @@ import pytest
 from cluster_repository import SharedRepository, run_git
 from dvc.exceptions import DvcException
 
-from gradtrail.cluster.task import home
-from gradtrail.cluster.task.home import fetch_experiments
-from gradtrail.cluster.task.places import Places
-from gradtrail.cluster.task.refs import experiment_ref
+from gradtrail.cluster import home
+from gradtrail.cluster.home import fetch_experiments
+from gradtrail.cluster.places import Places
+from gradtrail.cluster.refs import experiment_ref
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ import pytest
 from cluster_repository import SharedRepository, new_request, run_git
 from projects import ROOT
 
-from gradtrail.cluster.task import make
-from gradtrail.cluster.task.child import DvcRun
-from gradtrail.cluster.task.make import make_experiment
-from gradtrail.cluster.task.refs import experiment_ref
-from gradtrail.cluster.task.request import Experiment, Request
-from gradtrail.cluster.task.shell import CommandError
+from gradtrail.cluster import make
+from gradtrail.cluster.child import DvcRun
+from gradtrail.cluster.make import make_experiment
+from gradtrail.cluster.refs import experiment_ref
+from gradtrail.cluster.request import Experiment, Request
+from gradtrail.cluster.shell import CommandError
 from gradtrail.support.errors import UserError
 
 EXPERIMENT = Experiment(label="x", name="gradtrail-1", changes={}, stage="train", shared=())
@@ -168,9 +168,9 @@ def test_killed_worker_ends_its_stage_and_the_next_worker_publishes(
 _WORKER = """
 import sys
 from pathlib import Path
-from gradtrail.cluster.task import make
-from gradtrail.cluster.task.child import DvcRun
-from gradtrail.cluster.task.request import Experiment, Request
+from gradtrail.cluster import make
+from gradtrail.cluster.child import DvcRun
+from gradtrail.cluster.request import Experiment, Request
 WATCHED = "import os, signal, threading\\n" + '''
 def end():
     while os.read(0, 1):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradtrail.cluster.task.shell import CommandError, git, reason, run
+from gradtrail.cluster.shell import CommandError, git, reason, run
 
 
 @pytest.mark.parametrize(

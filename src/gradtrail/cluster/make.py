@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from gradtrail.cluster.task.checkout import NodeFolder, node_folder
-from gradtrail.cluster.task.child import DvcRun
-from gradtrail.cluster.task.records import ensure_runs
-from gradtrail.cluster.task.refs import create_ref, experiment_ref, read_refs
-from gradtrail.cluster.task.request import Experiment, Request
-from gradtrail.cluster.task.shell import CommandError, git, reason, run
+from gradtrail.cluster.checkout import NodeFolder, node_folder
+from gradtrail.cluster.child import DvcRun
+from gradtrail.cluster.records import ensure_runs
+from gradtrail.cluster.refs import create_ref, experiment_ref, read_refs
+from gradtrail.cluster.request import Experiment, Request
+from gradtrail.cluster.shell import CommandError, git, reason, run
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError
 from gradtrail.support.interpreter import with_this_interpreter

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cluster_repository import SharedRepository, run_git
 
-from gradtrail.cluster.task.checkout import node_folder
+from gradtrail.cluster.checkout import node_folder
 from gradtrail.support.errors import UserError
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from cluster_repository import SharedRepository, run_git
 
-from gradtrail.cluster.task.refs import create_ref, experiment_ref, read_refs
-from gradtrail.cluster.task.shell import CommandError
+from gradtrail.cluster.refs import create_ref, experiment_ref, read_refs
+from gradtrail.cluster.shell import CommandError
 
 REF = experiment_ref("0" * 40, "gradtrail-1")
 

@@ -7,7 +7,7 @@ import pytest
 from jax.extend.random import threefry_2x32
 from scipy import stats
 
-from gradtrail.core.common import threefry
+from gradtrail.core.train import threefry
 
 
 def words(key: jax.Array, blocks: int) -> np.ndarray:

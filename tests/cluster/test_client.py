@@ -9,9 +9,9 @@ import pytest
 from cluster_repository import new_request
 from servers import free_port
 
-from gradtrail.cluster.ray import client as clients
-from gradtrail.cluster.ray.client import Cluster
-from gradtrail.cluster.ray.events import SOME_FAILED, Event
+from gradtrail.cluster import client as clients
+from gradtrail.cluster.client import Cluster
+from gradtrail.cluster.events import SOME_FAILED, Event
 from gradtrail.support.errors import UserError
 
 REQUEST = new_request(packages={})
@@ -75,7 +75,7 @@ def test_same_experiments_attach_to_the_open_job(fake: FakeClient) -> None:
 def test_job_contains_the_code_and_no_environment(fake: FakeClient) -> None:
     Cluster("http://h:8265").start(REQUEST, ["a"])
     (job,) = fake.submitted
-    assert {"request.json", "pipeline/versions.yaml", "gradtrail/cluster/ray/job.py"} <= job["files"]
+    assert {"request.json", "pipeline/versions.yaml", "gradtrail/cluster/job.py"} <= job["files"]
     assert set(job["runtime_env"]) == {"working_dir"}, "variables would be shown by Ray's dashboard"
 
 

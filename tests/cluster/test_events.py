@@ -1,6 +1,6 @@
 """Events of a job are read back from its log, among other lines, as far as they are complete."""
 
-from gradtrail.cluster.ray.events import Event, events_in
+from gradtrail.cluster.events import Event, events_in
 
 FIRST = Event(name="gradtrail-1", state="running", seconds=1.5, detail="node abc", attempt=2)
 LAST = Event(name="", state="refused", seconds=2.0, detail="no such thing")

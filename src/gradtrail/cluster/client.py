@@ -19,9 +19,9 @@ from urllib.parse import urlparse
 import requests
 
 import gradtrail
-from gradtrail.cluster.ray.events import SOME_FAILED, Event, events_in, other_lines
-from gradtrail.cluster.task.request import Request
-from gradtrail.cluster.task.shell import reason
+from gradtrail.cluster.events import SOME_FAILED, Event, events_in, other_lines
+from gradtrail.cluster.request import Request
+from gradtrail.cluster.shell import reason
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.support.errors import UserError, one_line
 
@@ -83,7 +83,7 @@ class Cluster:
         with _shipped(request) as folder:
             try:
                 self._client.submit_job(
-                    entrypoint="python -m gradtrail.cluster.ray.job",
+                    entrypoint="python -m gradtrail.cluster.job",
                     submission_id=name,
                     runtime_env={"working_dir": str(folder)},
                     metadata={"commit": request.commit},

@@ -9,8 +9,8 @@ import dvc.repo
 import pytest
 from dvc.exceptions import DvcException
 
-from gradtrail.cluster.task import child
-from gradtrail.cluster.task.child import DvcRun
+from gradtrail.cluster import child
+from gradtrail.cluster.child import DvcRun
 
 DVC_RUN = DvcRun(
     name="gradtrail-1",

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradtrail.cluster.ray.client import Cluster
-from gradtrail.cluster.ray.local import local_cluster
-from gradtrail.cluster.ray.progress import show
-from gradtrail.cluster.task.home import fetch_experiments
-from gradtrail.cluster.task.places import Places, local_places, shared_places
-from gradtrail.cluster.task.plan import RequestedExperiment, plan_experiments
-from gradtrail.cluster.task.request import Request, own_packages, own_python
+from gradtrail.cluster.client import Cluster
+from gradtrail.cluster.home import fetch_experiments
+from gradtrail.cluster.local import local_cluster
+from gradtrail.cluster.places import Places, local_places, shared_places
+from gradtrail.cluster.plan import RequestedExperiment, plan_experiments
+from gradtrail.cluster.progress import show
+from gradtrail.cluster.request import Request, own_packages, own_python
 from gradtrail.support.secrets import redacted
 
 LOCAL = "local"

@@ -1,4 +1,4 @@
-"""`python -m gradtrail.cluster.task.child`: runs an experiment with DVC, in a process that ends with its parent.
+"""`python -m gradtrail.cluster.child`: runs an experiment with DVC, in a process that ends with its parent.
 
 The parent holds the other end of standard input. If it ends for any reason, this process kills its own process group,
 and with it DVC and the stage, so that a killed worker leaves no training running that another worker starts again.

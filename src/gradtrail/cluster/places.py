@@ -8,8 +8,8 @@ import configparser
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradtrail.cluster.task.shell import CommandError
-from gradtrail.cluster.task.shell import git as strict_git
+from gradtrail.cluster.shell import CommandError
+from gradtrail.cluster.shell import git as strict_git
 from gradtrail.stages.common.dvc_cache import cache_folder, require_copies
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.support.errors import UserError

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gradtrail.cluster.task.shell import CommandError, git, run
+from gradtrail.cluster.shell import CommandError, git, run
 from gradtrail.stages.common.params import parse_yaml
 from gradtrail.stages.common.pipeline_file import locked_entry, parse_lock
 from gradtrail.support.errors import UserError, is_store_fault

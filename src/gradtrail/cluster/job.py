@@ -1,4 +1,4 @@
-"""The job on the cluster: `python -m gradtrail.cluster.ray.job`, in a folder with `request.json`.
+"""The job on the cluster: `python -m gradtrail.cluster.job`, in a folder with `request.json`.
 
 Ray schedules tasks, counts resources, restarts a task whose worker or node died, and requests nodes if some wait. This
 module submits the experiments, those that share an unfinished state one after the other, and logs each step.
@@ -15,9 +15,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from gradtrail.cluster.ray.events import SOME_FAILED, Event
-from gradtrail.cluster.task.make import make_experiment
-from gradtrail.cluster.task.request import Experiment, Request, require_same_versions
+from gradtrail.cluster.events import SOME_FAILED, Event
+from gradtrail.cluster.make import make_experiment
+from gradtrail.cluster.request import Experiment, Request, require_same_versions
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.secrets import redacted
 

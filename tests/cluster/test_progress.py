@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradtrail.cluster.ray.events import Event
-from gradtrail.cluster.ray.progress import show
+from gradtrail.cluster.events import Event
+from gradtrail.cluster.progress import show
 
 LABELS = {"gradtrail-1": "low, seed 0", "gradtrail-2": "high, seed 0"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cluster_repository import SharedRepository, make_shared_repository, run_git
 
-from gradtrail.cluster.task.places import local_places, shared_places
+from gradtrail.cluster.places import local_places, shared_places
 from gradtrail.support.errors import UserError
 
 _PIPELINE = """

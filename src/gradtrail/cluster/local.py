@@ -4,8 +4,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from gradtrail.cluster.ray.client import require_ray
-from gradtrail.cluster.task.checkout import FOLDER
+from gradtrail.cluster.checkout import FOLDER
+from gradtrail.cluster.client import require_ray
 from gradtrail.support.interpreter import with_this_interpreter
 from gradtrail.support.paths import private_folder
 

@@ -7,9 +7,9 @@ without it a run cannot be matched by the files that it read.
 import sys
 from collections.abc import Iterable
 
-from gradtrail.cluster.task.places import Places
-from gradtrail.cluster.task.refs import experiment_ref, read_refs
-from gradtrail.cluster.task.shell import git
+from gradtrail.cluster.places import Places
+from gradtrail.cluster.refs import experiment_ref, read_refs
+from gradtrail.cluster.shell import git
 from gradtrail.stages.common.dvc_cache import listing
 from gradtrail.stages.common.params import parse_yaml
 from gradtrail.stages.common.pipeline_file import parse_lock

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cluster_repository import new_request
 
-from gradtrail.cluster.task.request import Experiment, Request, own_packages, own_python, require_same_versions
+from gradtrail.cluster.request import Experiment, Request, own_packages, own_python, require_same_versions
 from gradtrail.support.errors import UserError
 
 EXPERIMENT = Experiment(

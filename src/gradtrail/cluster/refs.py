@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradtrail.cluster.task.shell import CommandError, git
+from gradtrail.cluster.shell import CommandError, git
 
 
 def experiment_ref(commit: str, name: str) -> str:

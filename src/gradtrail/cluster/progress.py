@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gradtrail.cluster.ray.events import ENDED, Event
+from gradtrail.cluster.events import ENDED, Event
 from gradtrail.support.errors import printable
 from gradtrail.support.tables import table
 
