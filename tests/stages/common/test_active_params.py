@@ -14,7 +14,7 @@ def blocks(**changes: str | bool) -> set[str]:
     return {key.split(".")[1] for key in active if key.count(".") == 2}
 
 
-def test_blocks_of_the_chosen_kinds_are_in_force() -> None:
+def test_blocks_of_chosen_types_are_active() -> None:
     assert blocks(model="mlp", optimizer="adamw", schedule="cosine") == {"mlp", "adamw", "cosine", "augmentation"}
     assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear", "augmentation"}
     assert blocks(precision="float16") == blocks() | {"loss_scaling"}
@@ -23,11 +23,10 @@ def test_blocks_of_the_chosen_kinds_are_in_force() -> None:
 
 
 def test_vary_is_active_with_several_members() -> None:
-    of_several = {"train.vary", "train.members_at_once"}
-    assert not of_several & active_params(TRAIN).keys()
-    assert not of_several & active_params({key: str(value) for key, value in TRAIN.items()}).keys()
+    assert "train.vary" not in active_params(TRAIN)
+    assert "train.vary" not in active_params({key: str(value) for key, value in TRAIN.items()})
     for members in (2, "2"):
-        assert of_several <= active_params(TRAIN | {"train.members": members}).keys()
+        assert "train.vary" in active_params(TRAIN | {"train.members": members})
 
 
 def test_reduction_is_active_with_several_shards() -> None:
@@ -41,8 +40,8 @@ def test_linear_model_has_no_block_though_a_schedule_has_that_name() -> None:
 
 
 def test_params_outside_of_blocks_are_active() -> None:
-    of_several = {"train.vary", "train.members_at_once", "train.reduction"}
-    assert {key for key in TRAIN if key.count(".") == 1} - of_several <= active_params(TRAIN).keys()
+    inactive = {"train.vary", "train.reduction"}
+    assert {key for key in TRAIN if key.count(".") == 1} - inactive <= active_params(TRAIN).keys()
     assert active_params({"train.cnn.dropout": 1, "evaluate.weights": "best"}) == {
         "train.cnn.dropout": 1,
         "evaluate.weights": "best",

@@ -9,6 +9,7 @@ record, shapes are unknown and nothing else changes.
 import contextlib
 import logging
 import re
+import sys
 import sysconfig
 import threading
 import traceback
@@ -181,7 +182,7 @@ def differences(signatures: list[str]) -> str:
 
 def project_line() -> str:
     """Return the innermost line on this thread's stack that is neither in a library nor in this package."""
-    for frame, number in traceback.walk_stack(None):
+    for frame, number in traceback.walk_stack(sys._getframe()):  # with None it skips callers
         path = Path(frame.f_code.co_filename)
         if not _is_library(path):
             with contextlib.suppress(ValueError):

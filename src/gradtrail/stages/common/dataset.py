@@ -18,7 +18,6 @@ DIGEST_LENGTH = 12  # characters of a data set's digest in metrics files and in 
 _INFO = "dataset.json"
 _UNDEFORMED = "train_undeformed"
 INDEX = "index.json"  # of a split in shards, whose digest stands for it
-LABELS = ("labels", "true_labels", "given_labels", "corrected_labels")
 
 
 @dataclass(frozen=True, kw_only=True)
