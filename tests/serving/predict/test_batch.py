@@ -252,7 +252,7 @@ def test_memory_does_not_grow_with_the_images(
 
 
 @pytest.mark.slow
-def test_a_real_kill_loses_no_finished_part(export: Path, tmp_path: Path) -> None:
+def test_real_kill_loses_no_finished_part(export: Path, tmp_path: Path) -> None:
     source = tmp_path / "images.parquet"
     pq.write_table(pa.table({"image": [png(pixels(1)[0])] * 150_000}), source)
     command = [sys.executable, "-m", "gradtrail", "predict", str(source), "--model", str(export), "--out"]
