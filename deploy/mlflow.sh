@@ -1,13 +1,13 @@
 #!/bin/sh
-# Start MLflow's server behind its basic authentication: never without it. Everything secret comes from the environment:
+# Start MLflow's server, always with basic authentication. All secrets come from the environment:
 # MLFLOW_BACKEND_STORE_URI, MLFLOW_ARTIFACTS_DESTINATION, MLFLOW_FLASK_SERVER_SECRET_KEY, and the first user's
-# MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. It listens on loopback, unless MLFLOW_HOST says otherwise.
+# MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. It listens on MLFLOW_HOST, by default loopback.
 set -eu
 for name in MLFLOW_BACKEND_STORE_URI MLFLOW_ARTIFACTS_DESTINATION MLFLOW_FLASK_SERVER_SECRET_KEY \
     MLFLOW_TRACKING_USERNAME MLFLOW_TRACKING_PASSWORD; do
     eval "[ -n \"\${$name:-}\" ]" || { echo "mlflow.sh: $name is not set" >&2; exit 2; }
 done
-ini() { # a value of an INI file, in which Python's parser takes one % for a reference
+ini() { # escape a value for Python's parser of INI files, which interprets %
     printf '%s' "$1" | sed 's/%/%%/g'
 }
 umask 077
@@ -19,7 +19,7 @@ cat >"$MLFLOW_AUTH_CONFIG_PATH" <<END
 default_permission = MANAGE
 database_uri = $(ini "$MLFLOW_BACKEND_STORE_URI")
 admin_username = $(ini "$MLFLOW_TRACKING_USERNAME")
-# A password is checked in half a second of processor time, on purpose; without these, for every request anew.
+# Checking a password takes half a second of processor time, on purpose; these cache the result.
 auth_cache_max_size = 1000
 auth_cache_ttl_seconds = 60
 authorization_function = mlflow.server.auth:authenticate_request_basic_auth

@@ -78,15 +78,6 @@ def test_refusal_to_start_is_one_line(folder: Path, tmp_path: Path) -> None:
         assert f"--port {port}: cannot listen there: Address already in use" in refused(str(folder), "--port", port)
 
 
-@pytest.mark.slow
-def test_server_with_a_token_listens_on_all_addresses(folder: Path) -> None:
-    with server(folder, "--host", "0.0.0.0", GRADTRAIL_TOKEN=TOKEN) as running:  # noqa: S104
-        assert running.ask("POST", INFER, ONE)[0] == 401
-        assert running.ask("POST", INFER, ONE, {"Authorization": f"Bearer {TOKEN}"})[0] == 200
-        assert running.ask("GET", "/v2/health/ready")[0] == 200
-        assert TOKEN not in running.line + running.errors.read_text()
-
-
 def start_request(running: Server, body: bytes) -> socket.socket:
     """Return a connection that has sent a request without its last byte."""
     connection = socket.create_connection(("127.0.0.1", running.port), timeout=120)

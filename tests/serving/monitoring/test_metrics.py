@@ -66,7 +66,7 @@ def test_client_input_makes_no_series() -> None:
     assert value(metrics, "gradtrail_predictions_total", role="primary", version="1", **{"class": "other"}) == 99
 
 
-def test_a_hundred_promotions_leave_the_series_of_one_version() -> None:
+def test_hundred_promotions_leave_the_series_of_one_version() -> None:
     metrics = ServerMetrics([INFER], ["zero", "one"])
     metrics.serving("primary", "digits", "0", "digest")
     before = len(values(metrics))

@@ -80,19 +80,25 @@ def test_unavailable_registry_changes_nothing_and_is_logged_once(caplog: pytest.
     assert registry.loaded == ["2"]
 
 
-def test_bug_while_asking_is_logged_with_a_traceback(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    registry = Registry(KeyError("a bug"))
+@pytest.mark.parametrize("is_load", [False, True])
+def test_bug_is_logged_once_with_a_traceback_and_retried(is_load: bool, caplog: pytest.LogCaptureFixture) -> None:
+    registry = Registry("2" if is_load else KeyError("a bug"))
     following = follower(registry)
     following.metrics.registry_up(True)
+
+    async def load(version: str | None) -> None:
+        raise KeyError("a bug")
+
+    if is_load:
+        following.load = load
     with caplog.at_level(logging.WARNING):
         steps(following, 3)
     assert is_up(following) == 1
     (record,) = caplog.records
-    assert record.message == "digits@champion cannot be read, version 1 keeps serving: 'a bug'"
+    state = ": version 2 cannot be used" if is_load else " cannot be read"
+    assert record.message == f"digits@champion{state}, version 1 keeps serving: 'a bug'"
     assert record.exc_info is not None
-    registry.answer = "2"
+    registry.answer, following.load = "2", registry.load
     steps(following)
     assert registry.loaded == ["2"]
 
@@ -134,17 +140,3 @@ def test_removed_alias_keeps_the_champion_and_ends_the_challenger(caplog: pytest
     ]
     steps(follower(registry, "challenger"), 2)
     assert registry.loaded == [None]
-
-
-def test_bug_while_loading_is_logged_with_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    registry = Registry("2")
-    following = follower(registry)
-
-    async def load(version: str | None) -> None:
-        raise KeyError(version)
-
-    following.load = load
-    with caplog.at_level(logging.WARNING):
-        steps(following, 2)
-    assert len(caplog.records) == 1
-    assert caplog.records[0].exc_info is not None

@@ -150,16 +150,6 @@ async def test_status_and_log_state_that_each_process_decides_by_itself(caplog: 
     assert [record.message for record in caplog.records] == [f"the challenger, version 2, is on trial; {guarantee}"]
 
 
-async def test_next_challenger_is_tried_after_a_stop() -> None:
-    with bench(share=1.0) as made:
-        made.trial.challenge(made.load(throwing, "2"))
-        for number in range(10):
-            await made.ask(number)
-        assert made.trial.state == "stopped"
-        made.trial.challenge(made.load(sound, "3"))
-        assert (await made.ask(0)).model.version == "3"
-
-
 @pytest.mark.parametrize("other", [{"image_shape": (3, 3)}, {"classes": ("a",) * 10}, {"name": "letters"}])
 async def test_challenger_of_other_images_classes_or_name_is_refused(other: dict[str, Any]) -> None:
     with bench(share=1.0) as made:
@@ -214,12 +204,3 @@ async def test_first_exception_is_logged_even_after_answers(caplog: pytest.LogCa
         await made.settle()
     (record,) = (record for record in caplog.records if record.exc_info)
     assert record.message == "the challenger, version 2, failed"
-
-
-async def test_new_challenger_counts_as_a_swap() -> None:
-    with bench() as made:
-        for version in "234":
-            made.trial.challenge(made.load(sound, version))
-        assert made.value("gradtrail_model_swaps_total", role="challenger") == 2
-        made.trial.challenge(None)
-        assert made.value("gradtrail_model_info", role="challenger", version="4") is None

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,8 +100,6 @@ def test_drawn_digit_is_answered_with_a_bar_per_class(page: Browser, folder: Pat
     assert page.run("document.querySelector('li.best').firstChild.textContent") == str(best)
     assert "digits, version" in page.run("document.querySelector('#model').textContent")
     assert page.run("document.documentElement.scrollWidth <= window.innerWidth")
-    if shots := os.environ.get("SCREENSHOTS"):
-        page.screenshot(Path(shots) / f"serve-{'finger' if touch else 'mouse'}.png")
 
 
 def test_escape_and_the_button_clear_and_late_answers_are_ignored(page: Browser) -> None:
@@ -130,9 +127,6 @@ def test_dropped_picture_is_converted_as_by_predict(page: Browser, folder: Path,
     np.testing.assert_allclose(values, model.predict(image[None])[0], rtol=1e-4)
     pixels = "[...document.querySelector('#seen canvas').getContext('2d').getImageData(0, 0, 28, 28).data]"
     np.testing.assert_array_equal(np.array(page.run(pixels)).reshape(28, 28, 4)[..., 0], image)
-    if shots := os.environ.get("SCREENSHOTS"):
-        page.media(scheme="dark")
-        page.screenshot(Path(shots) / f"serve-dropped-{kind}.png")
 
 
 def test_invalid_picture_shows_the_error(page: Browser) -> None:

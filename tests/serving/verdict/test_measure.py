@@ -58,7 +58,7 @@ def test_six_processes_have_the_range_as_the_interval_of_their_median():
     assert (number.low, number.value, number.high) == (1, 3.5, 6)
 
 
-def test_the_interval_over_processes_holds_where_that_over_answers_does_not():
+def test_interval_over_processes_covers_the_median_and_that_over_answers_does_not():
     """Each process is slow or fast as a whole: the answers of one process do not tell of the next one's."""
     rng = np.random.default_rng(0)
     held, held_by_answers = [], []

@@ -211,13 +211,6 @@ def test_concurrent_verdicts_under_different_limits_do_not_mix(
     assert promote(run.info.run_id, as_champion=True, is_forced=False, reason="") == 1
 
 
-def test_damaged_tag_does_not_stop_a_verdict(client: MlflowClient, run: Run, capsys: pytest.CaptureFixture):
-    client.set_tag(run.info.run_id, "mlflow.loggedArtifacts", "[{")
-    judged(run, capsys)
-    tables = client.get_run(run.info.run_id).data.tags["mlflow.loggedArtifacts"]
-    assert json.loads(tables) == [{"path": "tables/verdict.json", "type": "table"}]
-
-
 def test_accuracy_and_calibration_come_from_the_export(
     client: MlflowClient, run: Run, exported: Callable[[int], Path], capsys: pytest.CaptureFixture
 ):

@@ -1,7 +1,7 @@
 """A challenger on trial: it answers a share of the clients, or none, and is compared with the primary model.
 
 **Canary**: ids in the share get the challenger's answer. The primary answers the same images afterwards, without the
-client waiting for it, so that the two can be compared. If the challenger fails, the primary answers at once, and no
+client waiting for it, so that the two can be compared. If the challenger fails, the primary answers immediately, and no
 client notices. **Shadow**: every client gets the primary's answer; the challenger answers the same images afterwards.
 
 Cost: a canary of 10 % runs 10 % more images, a shadow twice as many. Under load comparisons are skipped first: at most

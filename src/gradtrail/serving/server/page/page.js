@@ -1,30 +1,30 @@
 "use strict";
 const paper = document.getElementById("paper");
 const pen = paper.getContext("2d");
-const said = document.getElementById("answer");
+const message = document.getElementById("answer");
 const bars = document.getElementById("bars");
 const seen = document.getElementById("seen");
 const tokenForm = document.getElementById("token");
-let last = null;      // where the pen was
+let last = null;           // previous position of the pen
 let isEmpty = true;
-let isUpload = false;  // which the next stroke does not draw over
-let asked = 0;        // requests so far: only the answer to the last one is shown
-let again = null;     // what to do once there is a token
+let isUpload = false;      // the next stroke replaces an upload
+let latestRequest = 0;     // only the answer to the latest request is shown
+let retry = null;          // request to repeat once there is a token
 
 function clear() {
   pen.fillStyle = "#000";
   pen.fillRect(0, 0, paper.width, paper.height);
   isEmpty = true;
   isUpload = false;
-  asked += 1;
+  latestRequest += 1;
   bars.replaceChildren();
   seen.hidden = true;
   say("Draw an image.");
 }
 
 function say(text, isError = false) {
-  said.textContent = text;
-  said.classList.toggle("error", isError);
+  message.textContent = text;
+  message.classList.toggle("error", isError);
 }
 
 function place(event) {
@@ -61,16 +61,16 @@ function headers() {
 }
 
 async function send(image) {
-  const number = ++asked;
+  const number = ++latestRequest;
   try {
     const answer = await fetch("/picture", { method: "POST", body: image, headers: headers() });
     const content = await answer.json();
-    if (number !== asked) return;
+    if (number !== latestRequest) return;
     if (answer.status === 401) return needToken(() => send(image));
     if (!answer.ok) return say(content.error, true);
     show(content);
   } catch {
-    if (number === asked) say("The server does not answer.", true);
+    if (number === latestRequest) say("The server does not respond.", true);
   }
 }
 
@@ -102,17 +102,17 @@ function show(content) {
 }
 
 function needToken(then) {
-  again = then;
+  retry = then;
   sessionStorage.removeItem("token");
   tokenForm.hidden = false;
   tokenForm.querySelector("input").focus();
-  say("This server asks for a token.", true);
+  say("This server needs a token.", true);
 }
 
 async function open(file) {
   if (!file) return;
   say("Reading the image…");
-  try {  // what was dropped is shown, too, on the drawing's paper
+  try {  // show a dropped image on the paper, too
     const image = await createImageBitmap(file);
     const scale = Math.min(paper.width / image.width, paper.height / image.height);
     const [width, height] = [image.width * scale, image.height * scale];
@@ -133,7 +133,7 @@ paper.addEventListener("pointerdown", (event) => {
 });
 paper.addEventListener("pointermove", (event) => {
   if (last === null) return;
-  for (const each of event.getCoalescedEvents?.() ?? []) draw(each);
+  for (const moved of event.getCoalescedEvents?.() ?? []) draw(moved);
   draw(event);
 });
 paper.addEventListener("pointerup", lift);
@@ -162,6 +162,6 @@ tokenForm.addEventListener("submit", (event) => {
   input.value = "";
   tokenForm.hidden = true;
   say("");
-  again?.();
+  retry?.();
 });
 clear();
