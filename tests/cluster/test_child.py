@@ -28,6 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     monkeypatch.setattr(dvc.cli, "main", lambda words: calls.append(words) or 0)
     monkeypatch.setattr("gradtrail.support.git.git", lambda *_: "0123")
+    monkeypatch.setattr(child, "_push_uncached", lambda *_: None)
     pushing(monkeypatch, lambda **how: calls.append(how))
     return calls
 

@@ -12,7 +12,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from gradtrail.stages.common.params import parse_yaml
+from gradtrail.stages.common.pipeline_file import outs_of, parse_lock
 from gradtrail.support.errors import one_line
 
 
@@ -60,11 +63,28 @@ def _push(ref: str) -> int:
     try:
         with Repo() as repo:
             repo.push(revs=[commit], workspace=False, run_cache=True)
+            _push_uncached(repo, commit)
     except (DvcException, OSError) as error:
         why = "; ".join(dict.fromkeys([one_line(error), *errors.messages[:1]]))
         print(f"ERROR: the files were not pushed: {why}", file=sys.stderr)
         return 1
     return 0
+
+
+def _push_uncached(repo: Any, commit: str) -> None:
+    """Push the outputs that git tracks, such as metrics.
+
+    `dvc push` does not, but DVC restores a stage from the run-cache only if it gets all of its outputs.
+    """
+    from dvc_data.hashfile.hash_info import HashInfo
+    from dvc_data.hashfile.transfer import transfer
+
+    from gradtrail.support.git import git
+
+    lock = parse_lock(parse_yaml(git("show", f"{commit}:dvc.lock").encode(), "dvc.lock"), "dvc.lock")
+    digests = {md5 for section in lock.values() for md5 in outs_of(section).values()}
+    objects = {HashInfo("md5", md5) for md5 in digests if not md5.endswith(".dir") and repo.cache.local.exists(md5)}
+    transfer(repo.cache.local, repo.cloud.get_remote_odb(), objects, shallow=True)
 
 
 class _ErrorCollector(logging.Handler):

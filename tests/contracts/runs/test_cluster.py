@@ -54,8 +54,11 @@ def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = project.git("rev-parse", "HEAD").strip()
-    (experiment,) = plan_experiments([RequestedExperiment("a rate", {RATE: 0.25}, "evaluate")], commit)
+    changes = {RATE: 0.25}, {RATE: 0.25, "evaluate.calibration_bins": 7}
+    requested = [RequestedExperiment(f"bins {number}", change, "evaluate") for number, change in enumerate(changes)]
+    experiment, same_training = plan_experiments(requested, commit)
     assert len(experiment.shared) == 1, "the training; the fetched data are in the lock"
+    assert same_training.shared == experiment.shared
     store = f"sqlite:///{tmp_path / 'store.db'}"
     project.run(sys.executable, "-m", "gradtrail", "sync", env={"MLFLOW_TRACKING_URI": store, **_own_code(project)})
     request = _request(tmp_path, commit, store, experiment)
@@ -92,12 +95,12 @@ def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
     assert rebuilt.data.tags["rebuilt"] == "true"
     assert rebuilt.data.tags["dvc.exp_name"] == experiment.name
 
-    # An experiment with the same training restores it from the DVC remote on another node
-    monkeypatch.setenv("GRADTRAIL_CLUSTER_DIR", str(tmp_path / "another node"))
-    changes = {RATE: 0.25, "evaluate.calibration_bins": 7}
-    (second,) = plan_experiments([RequestedExperiment("other bins", changes, "evaluate")], commit)
-    assert second.shared == experiment.shared
-    assert make_experiment(request, second) == "made"
+    # Another node, which fetched the inputs before this training was made, restores it from the DVC remote
+    monkeypatch.setenv("GRADTRAIL_CLUSTER_DIR", str(tmp_path / "another"))
+    other_node = node_folder(request.git_url)
+    other_node.path.mkdir(parents=True)
+    (other_node.path / f"fetched-{commit[:16]}-evaluate").touch()
+    assert make_experiment(request, same_training) == "made"
     (training,) = find({"state": states["train"]})
     assert training.data.tags.get("attempts", "1") == "1"
     _require_no_secret(tmp_path)
