@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradtrail.stages.common.params import parse_yaml
-from gradtrail.stages.common.pipeline_file import outs_of, parse_lock
+from gradtrail.stages.common.pipeline_file import output_digests, parse_lock
 from gradtrail.support.errors import one_line
 
 
@@ -82,7 +82,7 @@ def _push_uncached(repo: Any, commit: str) -> None:
     from gradtrail.support.git import git
 
     lock = parse_lock(parse_yaml(git("show", f"{commit}:dvc.lock").encode(), "dvc.lock"), "dvc.lock")
-    digests = {md5 for section in lock.values() for md5 in outs_of(section).values()}
+    digests = {md5 for section in lock.values() for md5 in output_digests(section).values()}
     objects = {HashInfo("md5", md5) for md5 in digests if not md5.endswith(".dir") and repo.cache.local.exists(md5)}
     transfer(repo.cache.local, repo.cloud.get_remote_odb(), objects, shallow=True)
 

@@ -23,7 +23,9 @@ def keys(config: TrainConfig) -> list[str]:
     """Return the key of each member."""
     seeds = [dataclasses.asdict(config.seeds_of(seed)) for seed in config.seeds]
     identity = training(config)
-    return [identity.member_state({name: seed for name, seed in member.items() if seed is not None}) for member in seeds]
+    return [
+        identity.member_state({name: seed for name, seed in member.items() if seed is not None}) for member in seeds
+    ]
 
 
 def test_member_has_the_key_of_the_training_of_its_seed() -> None:
