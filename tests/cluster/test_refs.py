@@ -6,7 +6,7 @@ import pytest
 from cluster_repository import SharedRepository, run_git
 
 from gradtrail.cluster.refs import create_ref, experiment_ref, read_refs
-from gradtrail.cluster.shell import CommandError
+from gradtrail.support.shell import CommandError
 
 REF = experiment_ref("0" * 40, "gradtrail-1")
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from gradtrail.cluster.shell import CommandError, git
 from gradtrail.support.errors import UserError
+from gradtrail.support.git import strict_git
+from gradtrail.support.shell import CommandError
 
 FOLDER = "GRADTRAIL_CLUSTER_DIR"  # variable with the folder of a node
 _MOST_CHECKOUTS = 1000  # largest number per commit and node
@@ -49,7 +50,7 @@ class NodeFolder:
         commits.mkdir(parents=True, exist_ok=True)
         with _first_free(commits) as folder:
             _prepare(folder, self.clone, commit)
-            git("config", "remote.origin.url", self.url, folder=folder)
+            strict_git("config", "remote.origin.url", self.url, folder=folder)
             _configure(folder, cache or self.path / "cache")
             yield folder
 
@@ -63,11 +64,11 @@ class NodeFolder:
             if not (self.clone / "HEAD").is_file():
                 temporary = self.path / "clone.new"
                 shutil.rmtree(temporary, ignore_errors=True)
-                git("clone", "--quiet", "--bare", self.url, str(temporary))
+                strict_git("clone", "--quiet", "--bare", self.url, str(temporary))
                 temporary.rename(self.clone)
             if not _has(self.clone, commit):
                 refs = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
-                git("fetch", "--quiet", self.url, *refs, folder=self.clone)
+                strict_git("fetch", "--quiet", self.url, *refs, folder=self.clone)
             if not _has(self.clone, commit):
                 raise UserError(f"{self.url}: has no commit {commit[:12]}: push it with `git push`")
 
@@ -104,14 +105,14 @@ def _prepare(folder: Path, clone: Path, commit: str) -> None:
     """Make a clean checkout: the tracked files of the commit, and no others except ignored ones."""
     if not (folder / ".git" / "HEAD").is_file():
         shutil.rmtree(folder, ignore_errors=True)
-        git("clone", "--quiet", "--shared", "--no-checkout", str(clone), str(folder))
+        strict_git("clone", "--quiet", "--shared", "--no-checkout", str(clone), str(folder))
     for name in ("index.lock", "HEAD.lock"):  # of a git that was killed
         (folder / ".git" / name).unlink(missing_ok=True)
     shutil.rmtree(folder / ".dvc" / "tmp" / "exps", ignore_errors=True)  # copies of killed experiments
-    git("checkout", "--quiet", "--force", "--detach", commit, folder=folder)
-    git("clean", "--quiet", "--force", "-d", folder=folder)
-    for ref in git("for-each-ref", "--format=%(refname)", "refs/exps", folder=folder).splitlines():
-        git("update-ref", "-d", ref, folder=folder)
+    strict_git("checkout", "--quiet", "--force", "--detach", commit, folder=folder)
+    strict_git("clean", "--quiet", "--force", "-d", folder=folder)
+    for ref in strict_git("for-each-ref", "--format=%(refname)", "refs/exps", folder=folder).splitlines():
+        strict_git("update-ref", "-d", ref, folder=folder)
 
 
 def _configure(folder: Path, cache: Path) -> None:
@@ -120,14 +121,14 @@ def _configure(folder: Path, cache: Path) -> None:
     (folder / ".dvc" / "config.local").write_text(config, encoding="utf-8")
     for key, value in {"user.name": "gradtrail", "user.email": "gradtrail@localhost"}.items():
         try:
-            git("config", key, folder=folder)
+            strict_git("config", key, folder=folder)
         except CommandError:
-            git("config", key, value, folder=folder)
+            strict_git("config", key, value, folder=folder)
 
 
 def _has(clone: Path, commit: str) -> bool:
     try:
-        git("cat-file", "-e", f"{commit}^{{commit}}", folder=clone)
+        strict_git("cat-file", "-e", f"{commit}^{{commit}}", folder=clone)
     except CommandError:
         return False
     return True

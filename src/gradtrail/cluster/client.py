@@ -21,9 +21,9 @@ import requests
 import gradtrail
 from gradtrail.cluster.events import SOME_FAILED, Event, events_in, other_lines
 from gradtrail.cluster.request import Request
-from gradtrail.cluster.shell import reason
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.shell import reason
 
 _ADDRESS = "such as http://10.0.0.5:8265"
 _CONNECT_SECONDS = 5.0

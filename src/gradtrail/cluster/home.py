@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from gradtrail.cluster.places import Places
 from gradtrail.cluster.refs import experiment_ref, read_refs
-from gradtrail.cluster.shell import git
 from gradtrail.stages.common.dvc_cache import listing
 from gradtrail.stages.common.params import parse_yaml
 from gradtrail.stages.common.pipeline_file import parse_lock
 from gradtrail.support.errors import UserError, is_store_fault, one_line, printable
+from gradtrail.support.git import strict_git
 from gradtrail.support.secrets import redacted
 
 
@@ -25,7 +25,7 @@ def fetch_experiments(places: Places, names: Iterable[str]) -> None:
     try:
         made = read_refs(places.git_url, refs)
         if made:
-            git("fetch", "--quiet", "--no-tags", places.remote, *(f"+{ref}:{ref}" for ref in made))
+            strict_git("fetch", "--quiet", "--no-tags", places.remote, *(f"+{ref}:{ref}" for ref in made))
             _fetch_listings(made.values())
     except Exception as error:
         if not _is_remote_error(error):
@@ -42,7 +42,8 @@ def _is_remote_error(error: Exception) -> bool:
 
 def _fetch_listings(commits: Iterable[str]) -> None:
     locks = (
-        parse_lock(parse_yaml(git("show", f"{commit}:dvc.lock").encode(), "dvc.lock"), "dvc.lock") for commit in commits
+        parse_lock(parse_yaml(strict_git("show", f"{commit}:dvc.lock").encode(), "dvc.lock"), "dvc.lock")
+        for commit in commits
     )
     outs = (out for lock in locks for section in lock.values() for out in section.get("outs", ()))
     folders = {out["md5"] for out in outs if out["md5"].endswith(".dir")}

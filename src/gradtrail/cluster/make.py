@@ -18,11 +18,12 @@ from gradtrail.cluster.child import DvcRun
 from gradtrail.cluster.records import ensure_runs
 from gradtrail.cluster.refs import create_ref, experiment_ref, read_refs
 from gradtrail.cluster.request import Experiment, Request
-from gradtrail.cluster.shell import CommandError, git, reason, run
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError
+from gradtrail.support.git import strict_git
 from gradtrail.support.interpreter import with_this_interpreter
 from gradtrail.support.secrets import redacted
+from gradtrail.support.shell import CommandError, reason, run
 from gradtrail.tracking.lineage import snapshots
 
 _STORE_SECONDS = 900.0  # longest wait for an MLflow server that is down
@@ -69,7 +70,7 @@ def make_experiment(request: Request, experiment: Experiment) -> Outcome:
         )
         _run_child(dvc_run, folder, env)
         try:
-            made = git("rev-parse", "--verify", ref, folder=folder)
+            made = strict_git("rev-parse", "--verify", ref, folder=folder)
         except CommandError:
             return "unchanged"
         recorded = snapshots.Experiment(name=experiment.name, baseline=request.commit, commit=made)

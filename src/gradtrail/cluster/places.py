@@ -8,14 +8,13 @@ import configparser
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradtrail.cluster.shell import CommandError
-from gradtrail.cluster.shell import git as strict_git
 from gradtrail.stages.common.dvc_cache import cache_folder, require_copies
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import blobs, git, head_commit
+from gradtrail.support.git import blobs, git, head_commit, strict_git
 from gradtrail.support.paths import SQLITE, root, store_uri
 from gradtrail.support.secrets import has_password
+from gradtrail.support.shell import CommandError
 
 _ALWAYS_READ = ("dvc.yaml", "dvc.lock", ".dvc/config", "src", "pipeline")
 _MOST_NAMES = 3

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradtrail.cluster.shell import CommandError, git
+from gradtrail.support.git import strict_git
+from gradtrail.support.shell import CommandError
 
 
 def experiment_ref(commit: str, name: str) -> str:
@@ -13,7 +14,7 @@ def experiment_ref(commit: str, name: str) -> str:
 
 def read_refs(url: str, refs: Sequence[str]) -> dict[str, str]:
     """Return the values of those refs that exist in the repository at an address."""
-    lines = git("ls-remote", url, *refs).splitlines() if refs else []
+    lines = strict_git("ls-remote", url, *refs).splitlines() if refs else []
     values = (line.split(maxsplit=1) for line in lines)
     return {ref: value for value, ref in values if ref in refs}
 
@@ -34,7 +35,7 @@ def create_ref(url: str, ref: str, value: str, folder: Path) -> bool:
         CommandError: The repository cannot be reached or refuses the push.
     """
     try:
-        git("push", "--quiet", f"--force-with-lease={ref}:", url, f"{value}:{ref}", folder=folder)
+        strict_git("push", "--quiet", f"--force-with-lease={ref}:", url, f"{value}:{ref}", folder=folder)
     except CommandError:
         current = read_refs(url, [ref])  # the push may have arrived although its answer was lost
         if ref not in current:

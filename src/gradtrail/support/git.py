@@ -1,4 +1,7 @@
-"""Runs git. Without git, or outside of a repository, every result is empty; any other failure of git is an error."""
+"""Runs git. Without git, or outside of a repository, every result is empty; any other failure of git is an error.
+
+`strict_git` is for commands that must succeed, such as `git fetch`: every failure is an error.
+"""
 
 import io
 import os
@@ -7,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gradtrail.support.errors import UserError
+from gradtrail.support.shell import SECONDS, run
 
 _TIMEOUT_SECONDS = 30
 _NO_REPOSITORY = b"not a git repository"
@@ -19,6 +23,21 @@ class GitError(UserError):
 def git(*arguments: str) -> str:
     """Return the stripped output of a git command; see `git_bytes`."""
     return git_bytes(*arguments).decode(errors="replace").strip()
+
+
+def strict_git(*arguments: str, folder: Path | None = None, stdin: str = "", seconds: float = SECONDS) -> str:
+    """Return the stripped output of a git command that must succeed.
+
+    Args:
+        arguments: Arguments of git.
+        folder: Repository; the working folder by default.
+        stdin: Text for standard input.
+        seconds: Time limit.
+
+    Raises:
+        CommandError: Git failed or exceeded the limit.
+    """
+    return run(["git", *arguments], folder=folder, stdin=stdin, seconds=seconds)
 
 
 def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:

@@ -49,7 +49,9 @@ def test_corrections_of_other_labels_are_refused(
     old = int(split.labels[0] + 1) % 3
     write_corrections(PATH, [dataclasses.replace(ROW, example_id=int(split.example_id[0]), old=old)])
     line = mistake(monkeypatch, capsys, "--port", "0")
-    assert line.startswith(f"gradtrail: {PATH}: train {split.example_id[0]}: old is {old}, but the label (after label noise) is ")
+    assert line.startswith(
+        f"gradtrail: {PATH}: train {split.example_id[0]}: old is {old}, but the label (after label noise) is "
+    )
 
 
 def test_reviewer_name_that_is_a_formula_is_refused(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gradtrail.cluster.shell import CommandError, git, reason, run
+from gradtrail.support.git import strict_git
+from gradtrail.support.shell import CommandError, reason, run
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_command_returns_its_output_or_fails_in_one_line_without_secrets(
 
 def test_git_does_not_prompt(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"^`git clone` failed: "):
-        git("clone", "https://127.0.0.1:9/private.git", str(tmp_path / "x"))
+        strict_git("clone", "https://127.0.0.1:9/private.git", str(tmp_path / "x"))
 
 
 def test_hanging_command_is_killed_with_its_children() -> None:

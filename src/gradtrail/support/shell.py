@@ -1,4 +1,4 @@
-"""Runs git and other programs without prompts; a failure is one line without credentials."""
+"""Runs programs without prompts; a failure is one line without credentials."""
 
 import contextlib
 import os
@@ -29,21 +29,6 @@ class CommandError(UserError):
     def __init__(self, message: str, output: str = ""):
         super().__init__(message)
         self.output = output
-
-
-def git(*arguments: str, folder: Path | None = None, stdin: str = "", seconds: float = SECONDS) -> str:
-    """Return the output of a git command, stripped.
-
-    Args:
-        arguments: Arguments of git.
-        folder: Repository; the working folder by default.
-        stdin: Text for standard input.
-        seconds: Time limit.
-
-    Raises:
-        CommandError: Git failed or exceeded the limit.
-    """
-    return run(["git", *arguments], folder=folder, stdin=stdin, seconds=seconds)
 
 
 def run(
