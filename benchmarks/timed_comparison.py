@@ -26,6 +26,7 @@ from benchmarks.training import machine
 from gradtrail.experiments.timed.main import Revision, program_of
 from gradtrail.experiments.timed.processes import running
 from gradtrail.experiments.timed.ratio import WIDEST, Ratio, TimedProcess, compare_times
+from gradtrail.support.tables import table
 
 SLOWDOWN = 0.05
 
@@ -59,24 +60,24 @@ def one(*, is_slowed: bool, seconds: float, cache: Path) -> Ratio:
     return compare_times(start, budget=seconds, clock=time.monotonic, rng=np.random.default_rng())
 
 
-def as_table(found: Mapping[str, list[Ratio]]) -> Table:
+def as_table(results: Mapping[str, list[Ratio]]) -> Table:
     """Return the table for a terminal."""
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
-    table = Table(title=about, caption=f"Load {os.getloadavg()[0]:.1f}.")
-    for column in ("B", "tries", "hold 1, ≤ 3 % wide", "found slower", "width, %", "ratio", "seconds"):
-        table.add_column(column, justify="left" if column == "B" else "right")
-    for name, ratios in found.items():
-        good = sum(each.low <= 1 <= each.high and each.high - each.low <= WIDEST for each in ratios)
-        table.add_row(
-            name,
-            str(len(ratios)),
-            str(good),
-            str(sum(each.low > 1 for each in ratios)),
-            f"{100 * np.median([each.high - each.low for each in ratios]):.2f}",
-            f"{np.median([each.ratio for each in ratios]):.4f}",
-            f"{np.median([each.seconds for each in ratios]):.0f}",
+    rows = []
+    for name, ratios in results.items():
+        good = sum(ratio.low <= 1 <= ratio.high and ratio.high - ratio.low <= WIDEST for ratio in ratios)
+        rows.append(
+            {
+                "B": name,
+                "tries": str(len(ratios)),
+                "hold 1, ≤ 3 % wide": str(good),
+                "found slower": str(sum(ratio.low > 1 for ratio in ratios)),
+                "width, %": f"{100 * np.median([ratio.high - ratio.low for ratio in ratios]):.2f}",
+                "ratio": f"{np.median([ratio.ratio for ratio in ratios]):.4f}",
+                "seconds": f"{np.median([ratio.seconds for ratio in ratios]):.0f}",
+            }
         )
-    return table
+    return table(f"{about}, load {os.getloadavg()[0]:.1f}", rows, right=[*rows[0]][1:])
 
 
 def main() -> None:
@@ -85,15 +86,17 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=300.0)
     arguments = parser.parse_args()
-    found: dict[str, list[Ratio]] = {"the same": [], f"{SLOWDOWN:.0%} more work": []}
+    results: dict[str, list[Ratio]] = {"the same": [], f"{SLOWDOWN:.0%} more work": []}
     console = Console()
     with tempfile.TemporaryDirectory() as cache:
         for number in range(arguments.tries):
-            for name, ratios in found.items():
+            for name, ratios in results.items():
                 ratios.append(one(is_slowed=name != "the same", seconds=arguments.seconds, cache=Path(cache)))
                 console.print(f"{number + 1}, {name}: {ratios[-1].describe()}", soft_wrap=True, highlight=False)
-    console.print(as_table(found))
-    record("timed_comparison", {name: [asdict(each) for each in ratios] for name, ratios in found.items()}, arguments)
+    console.print(as_table(results))
+    record(
+        "timed_comparison", {name: [asdict(ratio) for ratio in ratios] for name, ratios in results.items()}, arguments
+    )
 
 
 if __name__ == "__main__":

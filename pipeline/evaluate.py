@@ -39,7 +39,9 @@ def main(stage: Stage) -> None:
         with stage.writing_outs() as new:
             results = new / "results" / "evaluate"
             tables.write_tables(results, test, evaluation, config.num_mistakes)
-            write_calibration(results, evaluation.by_weights, evaluation.ensemble, num_examples=len(validation))
+            write_calibration(
+                results, evaluation.weights_evaluations, evaluation.ensemble, num_examples=len(validation)
+            )
             title = f"{model.config.name}, {about.title(config.weights, len(paths))} on {info.label}, test"
             figures.draw(results, evaluation.ensemble, test, title, config.num_mistakes)
             stage.write_metrics(new, {**info.as_metrics(), **evaluation.metrics(test)})

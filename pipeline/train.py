@@ -63,7 +63,7 @@ def main(stage: Stage) -> None:
         validate = functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels)
         results = training_runs.train_members(
             engine,
-            stage.processes.of_first(validate),
+            stage.processes.in_first_process(validate),
             train,
             config,
             members=training.members(functools.partial(member_checkpoints, run, training, stage.inputs.have_changed)),

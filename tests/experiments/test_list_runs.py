@@ -12,7 +12,7 @@ from gradtrail.core.nn.models import ModelKind
 from gradtrail.core.train.optimizers import OptimizerKind
 from gradtrail.core.train.schedules import ScheduleKind
 from gradtrail.experiments import list_runs
-from gradtrail.experiments.list_runs import fitting_table, in_order, print_runs
+from gradtrail.experiments.list_runs import fitting_table, print_runs, sorted_runs
 from gradtrail.stages.common.active_params import SHARED_BLOCKS
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError
@@ -61,12 +61,12 @@ def printed(runs: list[Run], width: int = 200) -> list[str]:
 
 
 def test_order_is_numeric_and_runs_without_the_key_are_last() -> None:
-    assert ids(in_order(RUNS, "eval/accuracy", ascending=False)) == ["2", "4", "1", "3"]
-    assert ids(in_order(RUNS, "eval/accuracy", ascending=True)) == ["1", "4", "2", "3"]
-    assert ids(in_order(RUNS, "train.seed", ascending=True)) == ["1", "2", "4", "3"]
-    assert ids(in_order(RUNS, "train.model", ascending=True)) == ["4", "1", "2", "3"]
+    assert ids(sorted_runs(RUNS, "eval/accuracy", ascending=False)) == ["2", "4", "1", "3"]
+    assert ids(sorted_runs(RUNS, "eval/accuracy", ascending=True)) == ["1", "4", "2", "3"]
+    assert ids(sorted_runs(RUNS, "train.seed", ascending=True)) == ["1", "2", "4", "3"]
+    assert ids(sorted_runs(RUNS, "train.model", ascending=True)) == ["4", "1", "2", "3"]
     with pytest.raises(UserError, match=r"no run has 'accurac'.* eval/accuracy"):
-        in_order(RUNS, "accurac", ascending=True)
+        sorted_runs(RUNS, "accurac", ascending=True)
 
 
 def test_table_has_differing_params_and_marks_the_best_run() -> None:

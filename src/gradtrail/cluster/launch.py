@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 from gradtrail.support.errors import UserError
-from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, index_told, log_path
+from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, log_path, process_index
 
 _GRACE_SECONDS = 10.0  # time for process 0 to close its run after the first failure or signal
 _ABORT_SECONDS = 1.0  # time for the others to end, or for JAX to abort them, after a death or an error of process 0
@@ -49,7 +49,7 @@ def launch(count: int | None, command: Sequence[str]) -> int:
     if count is not None and not 1 <= count <= _MOST:
         raise UserError(f"-n must be at least 1 and at most {_MOST:,}, got {count}")
     words = [sys.executable, "-m", *command] if len(command) == 1 and command[0].startswith("pipeline.") else command
-    environments = {index_told(): {}} if count is None else _environments(count)
+    environments = {process_index(): {}} if count is None else _environments(count)
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
     )  # no core dumps of aborts by JAX

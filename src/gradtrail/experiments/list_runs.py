@@ -48,12 +48,12 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
         raise UserError(
             f"--where: none of {len(training_runs)} training runs has {filters}; {_values(training_runs, where)}"
         )
-    ordered = in_order(chosen, sort_by, ascending=ascending)
+    ordered = sorted_runs(chosen, sort_by, ascending=ascending)
     console = stdout_console()
     console.print(fitting_table(ordered[:limit], len(chosen), console))
 
 
-def in_order(runs: Iterable[Run], sort_by: str, *, ascending: bool) -> list[Run]:
+def sorted_runs(runs: Iterable[Run], sort_by: str, *, ascending: bool) -> list[Run]:
     """Return runs ordered by a metric or param, numbers before words; those without it last.
 
     Raises:

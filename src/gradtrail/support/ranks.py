@@ -19,10 +19,10 @@ def is_launched() -> bool:
 
 def is_follower() -> bool:
     """Whether this is a process after the first, which leaves files, runs and messages to process 0."""
-    return is_launched() and index_told() != "0"
+    return is_launched() and process_index() != "0"
 
 
-def index_told() -> str:
+def process_index() -> str:
     """Return the index of this process, from the variables of its launcher; "0" without any."""
     return next((os.environ[name] for name in _INDICES if os.environ.get(name)), "0")
 
@@ -31,7 +31,7 @@ def log_path(index: str | None = None) -> Path:
     """Return the path of the log of a process, by default of this one."""
     folder = private_folder() / "processes"
     folder.mkdir(exist_ok=True)
-    return folder / f"{index or index_told()}.log"
+    return folder / f"{index or process_index()}.log"
 
 
 def refuse_followers(stage: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from gradtrail.core.audit.calibration import confident_rate, density_ratio, positions, probability_wrong
 from gradtrail.core.common.intervals import share_interval
-from gradtrail.core.evaluate.calibration import bins_of_equal_width, in_bins
+from gradtrail.core.evaluate.calibration import bins_of_equal_width, fill_bins
 
 RNG = np.random.default_rng(0)
 WRONG = RNG.normal(3, 1, 20_000)
@@ -23,7 +23,7 @@ def test_probabilities_are_calibrated_and_sum_to_the_expected_number(share: floa
     places = positions(scores, WRONG)
     result = probability_wrong(places, density_ratio(places), share)
     assert result.sum() == pytest.approx(share * 20_000, rel=1e-3)
-    assert in_bins(bins_of_equal_width(result, 15), result, is_wrong, 15).expected_calibration_error < 0.01
+    assert fill_bins(bins_of_equal_width(result, 15), result, is_wrong, 15).expected_calibration_error < 0.01
     assert np.all(np.diff(result[np.argsort(scores)]) >= 0), "a higher score is never less probably wrong"
 
 

@@ -60,7 +60,7 @@ CONFIDENCES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, ma
 
 def reliability(confidence: np.ndarray, is_correct: np.ndarray, num_bins: int) -> calibration.Bins:
     bins = calibration.bins_of_equal_width(confidence, num_bins)
-    return calibration.in_bins(bins, confidence, is_correct, num_bins)
+    return calibration.fill_bins(bins, confidence, is_correct, num_bins)
 
 
 def columns(rows: list[tuple]) -> tuple[np.ndarray, np.ndarray]:

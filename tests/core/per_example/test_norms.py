@@ -111,7 +111,7 @@ def test_norms_and_inner_products_are_those_of_the_gradients(network: str, preci
     ((squares, logits), dots, products), item, without_dropout = measure(params, directions)
     assert logits.shape == (13, NUM_CLASSES)
     tolerance = 1e-5 if precision == "float32" else 1e-3
-    by_layer = model.by_layer(item)
+    by_layer = model.split_by_layer(item)
     for name, squared in squares.items():
         expected = np.sum(flat(by_layer[name], 13) ** 2, axis=1)
         np.testing.assert_allclose(squared, expected, rtol=tolerance, atol=1e-9, err_msg=name)

@@ -93,11 +93,11 @@ def test_products_and_signals_equal_their_definition() -> None:
         factor = np.minimum(1, CLIP / np.asarray(per_example_norm(grads))) / CLIP
         pixels = (CANARIES.images.reshape(6, -1) / 255).astype(np.float32)
         own_result = pixels - pixels.mean(axis=0)
-        (layer,) = MODEL.by_layer(grads).values()
+        (layer,) = MODEL.split_by_layer(grads).values()
         cotangent = np.asarray(layer["bias"])
         directions = own_result[:, :, None] * cotangent[:, None, :] * factor[:, None, None]
         state, record = step(state, examples, jnp.asarray(indices))
-        (inputs,) = MODEL.by_layer(record.observed).values()
+        (inputs,) = MODEL.split_by_layer(record.observed).values()
         total = np.asarray(inputs["kernel"]) * CONFIG.batch_size / CLIP
         np.testing.assert_allclose(
             result.products.products[number, 0], np.sum(directions * total, axis=(1, 2)), rtol=2e-4, atol=1e-5

@@ -12,7 +12,7 @@ from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import changed, flatten
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.tracking.mlflow.tags import shown
+from gradtrail.tracking.mlflow.tags import param_text
 
 PARAMS = read_yaml(ROOT / "params.yaml")
 WANTED = {
@@ -61,7 +61,7 @@ def test_params_of_a_run_are_those_that_dvc_locked() -> None:
     read: dict[str, Any] = {}
     for name in ("fetch", "preprocess", "train"):
         read |= locked[name]["params"]["params.yaml"]
-    expected = active_params({key: shown(value) for key, value in flatten(read).items()})
+    expected = active_params({key: param_text(value) for key, value in flatten(read).items()})
     assert recipes.params_of_run(Recipe(about="", set={}), PARAMS, read_pipeline()) == expected
 
 

@@ -17,7 +17,7 @@ from gradtrail.experiments.sweep.spec import Comparison, PlannedRun, planned_run
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.tags import output_tags, shown, state_tags
+from gradtrail.tracking.mlflow.tags import output_tags, param_text, state_tags
 
 STAGES = {
     "fetch": ([], "data/raw"),
@@ -111,7 +111,7 @@ def played(name: str, accuracy: float, status: str, number: int) -> Run:
     )
     params = read_yaml(Path("params.yaml"))["train"]
     data = RunData(
-        params=[Param(f"train.{key}", shown(value)) for key, value in params.items()],
+        params=[Param(f"train.{key}", param_text(value)) for key, value in params.items()],
         metrics=[Metric(key, value, 0, 0) for key, value in metrics.items()],
         tags=[RunTag(key, value) for key, value in tags.items()],
     )

@@ -8,26 +8,28 @@ import sys
 import pytest
 from factories import ROOT
 
-from gradtrail.serving.rollout.split import in_canary, position
+from gradtrail.serving.rollout.split import is_in_canary, position
 
 IDS = [f"client-{number}" for number in range(20_000)]
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5])
 def test_share_of_ids_is_the_configured_share(share: float) -> None:
-    observed = sum(in_canary(name, share) for name in IDS) / len(IDS)
+    observed = sum(is_in_canary(name, share) for name in IDS) / len(IDS)
     assert abs(observed - share) < 4 * math.sqrt(share * (1 - share) / len(IDS))
 
 
 def test_larger_share_contains_a_smaller_one() -> None:
-    none, small, large, everyone = ({name for name in IDS if in_canary(name, share)} for share in (0.0, 0.1, 0.25, 1.0))
+    none, small, large, everyone = (
+        {name for name in IDS if is_in_canary(name, share)} for share in (0.0, 0.1, 0.25, 1.0)
+    )
     assert none < small < large < everyone
     assert (len(none), len(everyone)) == (0, len(IDS))
 
 
 def test_salts_split_independently() -> None:
-    first = {name for name in IDS if in_canary(name, 0.5)}
-    second = {name for name in IDS if in_canary(name, 0.5, salt="compare")}
+    first = {name for name in IDS if is_in_canary(name, 0.5)}
+    second = {name for name in IDS if is_in_canary(name, 0.5, salt="compare")}
     assert abs(len(first & second) / len(IDS) - 0.25) < 0.02
 
 

@@ -13,7 +13,7 @@ import pytest
 from asgi import JSON, ask, inference
 from trial_bench import SLO, Answers, bench, seven, sound, throwing
 
-from gradtrail.serving.rollout.split import in_canary
+from gradtrail.serving.rollout.split import is_in_canary
 from gradtrail.serving.rollout.start import rollout_config
 from gradtrail.serving.server.app import VERSION_HEADER, create_app
 from gradtrail.serving.server.guard import DEADLINE, Guard, Limits
@@ -35,7 +35,7 @@ async def test_share_of_clients_gets_the_challenger_and_each_client_keeps_its_mo
         for _ in range(2):
             for number in range(300):
                 answer = await made.ask(number)
-                assert answer.model.version == ("2" if in_canary(f"client {number}", 0.1) else "1")
+                assert answer.model.version == ("2" if is_in_canary(f"client {number}", 0.1) else "1")
         await made.settle()
         assert made.trial.describe_rollout()["state"] == "canary"
         assert (
@@ -166,7 +166,7 @@ async def test_header_or_id_of_a_request_selects_the_model_and_a_version_in_the_
         path = "/v2/models/digits"
         for number in range(8):
             name = f"client {number}"
-            expected = "2" if in_canary(name, 0.5) else "1"
+            expected = "2" if is_in_canary(name, 0.5) else "1"
             for content, headers in (({"id": name}, JSON), ({}, {**JSON, "x-request-id": name})):
                 sent = json.dumps(inference(np.zeros((1, 2, 2), np.uint8), **content)).encode()
                 reply = await ask(guard, "POST", f"{path}/infer", [sent], headers)

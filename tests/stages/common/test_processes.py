@@ -46,8 +46,8 @@ def test_process_0_decides_and_the_others_get_the_same_values() -> None:
     for value in (None, 0.1 + 0.2, ["a", 3], {"loss": float("inf")}):
         assert first.agreed(lambda: value) == value  # noqa: B023
         assert second.agreed(never) == value
-    assert first.of_first(lambda x: x + 1)(2) == 3
-    assert second.of_first(never)(2) == 3
+    assert first.in_first_process(lambda x: x + 1)(2) == 3
+    assert second.in_first_process(never)(2) == 3
     assert ALONE.agreed(lambda: 5) == 5
 
 

@@ -77,11 +77,11 @@ def shuffled_window(
         return jax.random.permutation(key, num_examples).astype(jnp.int32)
     block_key, window_key = jax.random.split(key)
     places = index * window + jnp.arange(window, dtype=jnp.int32)
-    drawn = jnp.where(places < num_examples, _in_blocks(num_examples, places, block, key=block_key), PADDING)
+    drawn = jnp.where(places < num_examples, _block_entries(num_examples, places, block, key=block_key), PADDING)
     return jax.random.permutation(jax.random.split(window_key, num_windows(num_examples, window))[index], drawn)
 
 
-def _in_blocks(
+def _block_entries(
     num_examples: int, places: Int[Array, " places"], block: int, *, key: Key[Array, ""]
 ) -> Int[Array, " places"]:
     """Return the entries at these places of the shuffled blocks: all indices, ascending within a block."""

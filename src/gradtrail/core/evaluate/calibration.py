@@ -112,7 +112,9 @@ def bins_of_equal_mass(confidence: Float[np.ndarray, " examples"], num_bins: int
     return rank * min(num_bins, len(confidence)) // len(confidence)
 
 
-def in_bins(bins: Int[np.ndarray, " examples"], confidence: np.ndarray, is_correct: np.ndarray, num_bins: int) -> Bins:
+def fill_bins(
+    bins: Int[np.ndarray, " examples"], confidence: np.ndarray, is_correct: np.ndarray, num_bins: int
+) -> Bins:
     """Return the mean confidence and the accuracy of each bin."""
     count = np.bincount(bins, minlength=num_bins)
 

@@ -150,7 +150,7 @@ def evaluate(
     def reliability(probabilities: Float[np.ndarray, "examples classes"]) -> Bins:
         confidence = np.max(probabilities, axis=1)
         bins = calibration.bins_of_equal_width(confidence, calibration_bins)
-        return calibration.in_bins(bins, confidence, predicted == labels, calibration_bins)
+        return calibration.fill_bins(bins, confidence, predicted == labels, calibration_bins)
 
     return Evaluation(
         labels=labels,

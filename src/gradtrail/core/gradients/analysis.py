@@ -212,7 +212,7 @@ def _align(
     dots_by_split = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}
     total = _unit(chunks.total())
     for label in range(num_classes):
-        directions = passes.place(_unraveled(np.stack([total, _unit(chunks.of_class(label))]), params))
+        directions = passes.place(_unraveled(np.stack([total, _unit(chunks.class_gradient(label))]), params))
         for name, split in splits.items():
             rows = np.flatnonzero(split.labels == label)
             if len(rows):

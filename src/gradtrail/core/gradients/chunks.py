@@ -56,7 +56,7 @@ class ChunkGradients:
         """Return the summed gradient of the whole split."""
         return np.asarray(np.sum(self.sums, axis=0))
 
-    def of_class(self, label: int) -> Float[np.ndarray, " parameters"]:
+    def class_gradient(self, label: int) -> Float[np.ndarray, " parameters"]:
         """Return the summed gradient of a class."""
         return np.sum(self.sums[self.classes == label], axis=0)
 

@@ -41,7 +41,7 @@ def compile_exact(model: Model, label_smoothing: float, num_examples: int, *, co
     def score(params: Params, images: Array, labels: Array) -> dict[str, Array]:
         def score_example(example: tuple[Array, Array]) -> dict[str, Array]:
             grads, logits = jax.grad(loss, has_aux=True)(params, *example)
-            layers = exact.by_layer(grads)
+            layers = exact.split_by_layer(grads)
             squares = {name: jax.tree.map(lambda leaf: jnp.sum(leaf**2), part) for name, part in layers.items()}
             return {"logits": logits, **{name: sum(jax.tree.leaves(leaves)) for name, leaves in squares.items()}}
 

@@ -38,7 +38,7 @@ def patches(
     return jnp.concatenate(shifted).reshape(size * size * channels, height * width * batch)
 
 
-def by_example(
+def patches_and_cotangents(
     inputs: Float[Array, "channels height width batch"],
     cotangent: Float[Array, "features height width batch"],
     size: int,

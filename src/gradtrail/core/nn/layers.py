@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree
 
-from gradtrail.core.nn.convolution import by_example, convolve
+from gradtrail.core.nn.convolution import convolve, patches_and_cotangents
 from gradtrail.core.nn.precision import Precision, matmul, matmul_transposed, rounded
 
 EPSILON = 1e-5  # added to a variance before its root is taken
@@ -200,7 +200,7 @@ class Convolution(Layer):
         inner, pixels = math.prod(window), inputs[0, ..., 0].size
         if inner * outer <= pixels * (inner + outer):
             return _squared_norm(self.grads(inputs, cotangent))
-        columns, deltas = self._by_example(inputs, cotangent)
+        columns, deltas = self._patches_and_cotangents(inputs, cotangent)
         pairs = jnp.einsum("bip,biq->bpq", columns, columns) * jnp.einsum("bpo,bqo->bpq", deltas, deltas)
         return jnp.sum(pairs, axis=(1, 2)) + jnp.sum(jnp.square(jnp.sum(cotangent, axis=(1, 2))), axis=0)
 
@@ -216,12 +216,12 @@ class Convolution(Layer):
 
     def _bias_and_kernel_grads(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
         """Return the gradients of bias and kernel, the latter as a matrix, for each example."""
-        columns, deltas = self._by_example(inputs, cotangent)
+        columns, deltas = self._patches_and_cotangents(inputs, cotangent)
         return jnp.sum(cotangent, axis=(1, 2)).T, jnp.einsum("bip,bpo->bio", columns, deltas)
 
-    def _by_example(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
+    def _patches_and_cotangents(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
         low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
-        return by_example(*low, len(self.kernel[...]))
+        return patches_and_cotangents(*low, len(self.kernel[...]))
 
 
 class GroupNorm(Layer):

@@ -278,7 +278,7 @@ class Model:
         """Return the layers that have parameters by name, such as `layers/0`, with abstract arrays."""
         return _layers(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
 
-    def by_layer(self, params: Params) -> dict[str, Params]:
+    def split_by_layer(self, params: Params) -> dict[str, Params]:
         """Split a pytree like the parameters by layer."""
         parts = {}
         for name in self.layers():
@@ -289,7 +289,7 @@ class Model:
         return parts
 
     def from_layers(self, parts: Mapping[str, Params]) -> Params:
-        """Join the parts of `by_layer` to a pytree like the parameters."""
+        """Join the parts of `split_by_layer` to a pytree like the parameters."""
         params: dict[Any, Any] = {}
         for name, part in parts.items():
             *path, last = [int(step) if step.isdigit() else step for step in name.split("/")]

@@ -110,7 +110,7 @@ def grad_dots(
         return layer.grad_dots(inputs, cotangent, directions)
 
     forward = forward_of(model, params, images, labels, label_smoothing, key)
-    by_layer, _ = layer_metrics(model, forward, measure, model.by_layer(directions))
+    by_layer, _ = layer_metrics(model, forward, measure, model.split_by_layer(directions))
     return sum(by_layer.values(), start=jnp.float32(0))
 
 

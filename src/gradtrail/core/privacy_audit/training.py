@@ -212,7 +212,7 @@ def _products(
 ) -> tuple[Float[Array, "layers canaries"], Float[Array, "layers canaries"]]:
     """Return products and signals of `Products` for each layer and canary; `grads` goes to the optimizer."""
     clip = config.privacy.example_clip_norm
-    directions = model.by_layer(jax.tree.map(lambda leaf: leaf[None] * (config.batch_size / clip), grads))
+    directions = model.split_by_layer(jax.tree.map(lambda leaf: leaf[None] * (config.batch_size / clip), grads))
 
     def measure(layer: Layer, direction: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array, Array]:
         centred = inputs - jnp.mean(inputs, axis=layer.batch_axis, keepdims=True)

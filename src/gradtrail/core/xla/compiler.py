@@ -84,14 +84,14 @@ class CompiledFunction:
     @property
     def flops_per_second(self) -> float:
         """Static FLOPs over the time of a steady call; NaN if none was timed."""
-        return self._by_time(self.cost.flops)
+        return self._per_second(self.cost.flops)
 
     @property
     def bytes_per_second(self) -> float:
         """Touched bytes over the time of a steady call; NaN if none was timed."""
-        return self._by_time(self.cost.touched_bytes)
+        return self._per_second(self.cost.touched_bytes)
 
-    def _by_time(self, work: int) -> float:
+    def _per_second(self, work: int) -> float:
         return work / self.calls.steady if self.calls and self.calls.steady else float("nan")
 
     def __call__(self, *args: Any) -> Any:

@@ -30,7 +30,7 @@ from gradtrail.tracking.lookup.runs import look_up
 from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
-from gradtrail.tracking.mlflow.tags import flat_params, outputs, shown
+from gradtrail.tracking.mlflow.tags import flat_params, outputs, param_text
 
 _SHORT = 12  # digits of a state or an id in the output
 _FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
@@ -152,7 +152,7 @@ def _changed_params(lineage: Lineage) -> Iterator[str]:
         live = flat_params(Entry(cmd="", params={"params.yaml": now}, deps={}))
         for key, value in then.items():
             if value != live.get(key):
-                yield f"{key}: {shown(value)}, now {shown(live.get(key))}"
+                yield f"{key}: {param_text(value)}, now {param_text(live.get(key))}"
 
 
 def _written(run: Run) -> Iterator[str]:

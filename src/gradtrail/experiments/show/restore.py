@@ -40,10 +40,10 @@ def restore_options(run: Run, diff: str) -> list[RestoreOption]:
     """
     working = working_snapshot()
     if working and _state_in(working, run):
-        return [_in_working_folder(working, run)]
+        return [_working_folder_option(working, run)]
     snapshots = [snapshot for snapshot in committed_snapshots()[0] if _state_in(snapshot, run)]
     newest = reversed(snapshots[-_NUM_SHOWN:])
-    options = [option for snapshot in newest for option in _in_snapshot(snapshot, run)] or _at_commit_of(run, diff)
+    options = [option for snapshot in newest for option in _snapshot_options(snapshot, run)] or _at_commit_of(run, diff)
     return [replace(option, commands=(*_stash(option), *option.commands)) for option in options]
 
 
@@ -63,13 +63,13 @@ def _state_in(snapshot: Snapshot, run: Run) -> bool:
     return outputs(run.data.tags) in ({}, stage.out_digests())  # on another kind of machine they may differ
 
 
-def _in_working_folder(working: Snapshot, run: Run) -> RestoreOption:
+def _working_folder_option(working: Snapshot, run: Run) -> RestoreOption:
     stage = Identity(run.data.tags["stage"], from_lock=True, snapshot=working)
     is_complete = all(stage.has_outs_of_lock(name) for name in stage.lineage)
     return RestoreOption(source="the working folder", commands=() if is_complete else (_fill(stage),))
 
 
-def _in_snapshot(snapshot: Snapshot, run: Run) -> Iterator[RestoreOption]:
+def _snapshot_options(snapshot: Snapshot, run: Run) -> Iterator[RestoreOption]:
     stage = Identity(run.data.tags["stage"], from_lock=True, snapshot=snapshot)
     experiments = find_experiments()
     if experiment := snapshot.experiment:

@@ -114,7 +114,7 @@ def collect_results() -> list[Result]:
 
     client, params, pipeline = open_store(), read_yaml(PARAMS), read_pipeline()
     evaluated = [run for run in StoredRuns(client)({"stage": "train"}) if "eval/accuracy" in run.data.metrics]
-    per_seed = [result for run in evaluated for result in _by_seed(client, run)]
+    per_seed = [result for run in evaluated for result in _seed_results(client, run)]
     return [
         summarize(name, recipe.about, params_of_run(recipe, params, pipeline), per_seed)
         for name, recipe in read_recipes().items()
@@ -124,15 +124,15 @@ def collect_results() -> list[Result]:
 def params_of_run(recipe: Recipe, params: Mapping[str, Any], pipeline: Mapping[str, StageSpec]) -> dict[str, str]:
     """Return the params of a training's run with this recipe: all that it and the stages before it read."""
     from gradtrail.stages.common.active_params import active_params
-    from gradtrail.tracking.mlflow.tags import shown
+    from gradtrail.tracking.mlflow.tags import param_text
 
     values, read = changed(params, recipe.set), dict[str, Any]()
     for name in (*stages_before(TRAIN, pipeline), TRAIN):
         read |= flatten(values_of(values, pipeline[name].params.get(str(PARAMS), ()), str(PARAMS)))
-    return active_params({key: shown(value) for key, value in read.items()} | {MEMBERS: "1"})
+    return active_params({key: param_text(value) for key, value in read.items()} | {MEMBERS: "1"})
 
 
-def _by_seed(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, str], Mapping[str, float]]]:
+def _seed_results(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, str], Mapping[str, float]]]:
     """Yield params and metrics of a training, or of each of its members as if it were a training of one seed."""
     from gradtrail.stages.common.active_params import active_params
     from gradtrail.tracking.mlflow.links import PARENT

@@ -16,7 +16,7 @@ from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import GitError, git, git_bytes
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.mlflow.tags import CUT_OFF, shown
+from gradtrail.tracking.mlflow.tags import CUT_OFF, param_text
 
 _SECTIONS = ("train.", "environment.")  # sections of params.yaml that the compiled training depends on
 
@@ -72,14 +72,14 @@ def write_params(folder: Path, recorded: Mapping[str, str]) -> None:
     changes = {
         key: _value(recorded[key])
         for key, value in flatten(params).items()
-        if key.startswith(_SECTIONS) and key in recorded and shown(value) != recorded[key]
+        if key.startswith(_SECTIONS) and key in recorded and param_text(value) != recorded[key]
     }
     if changes:
         (folder / PARAMS).write_text(json.dumps(changed(params, changes), indent=2), encoding="utf-8")
 
 
 def _value(text: str) -> Any:
-    """Return the value of a text that `shown` returned."""
+    """Return the value of a text that `param_text` returned."""
     if text == "null":
         return None
     try:

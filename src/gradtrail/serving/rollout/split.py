@@ -18,7 +18,7 @@ def position(request_id: str, salt: str = "") -> float:
     return (int.from_bytes(digest[:8], "big") >> (64 - _BITS)) / 2**_BITS
 
 
-def in_canary(request_id: str, share: float, salt: str = "") -> bool:
+def is_in_canary(request_id: str, share: float, salt: str = "") -> bool:
     """Return whether an id is in the share; a larger share contains all ids of a smaller one.
 
     Args:

@@ -23,7 +23,7 @@ import numpy as np
 from gradtrail.core.common.validation import check
 from gradtrail.serving.monitoring.metrics import Rollout
 from gradtrail.serving.rollout.canary import Canary, Outcome
-from gradtrail.serving.rollout.split import in_canary
+from gradtrail.serving.rollout.split import is_in_canary
 from gradtrail.serving.server.guard import DEADLINE
 from gradtrail.serving.server.refusal import Refusal
 from gradtrail.serving.server.router import Answer, Images, Probabilities, Router, Served
@@ -128,7 +128,7 @@ class Trial(Router):
         if challenger is None or self._ends_with(current):
             return await self.answer_with(current, images)
         is_in_time = DEADLINE.get() - asyncio.get_running_loop().time() >= 2 * self.config.patience_seconds
-        if is_in_time and in_canary(request_id or secrets.token_hex(8), self.config.share):
+        if is_in_time and is_in_canary(request_id or secrets.token_hex(8), self.config.share):
             return await self._answer_with_challenger(images, challenger, current)
         started, num_ahead = time.perf_counter(), current.batcher.num_ahead
         answer = await self.answer_with(current, images)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from rich.table import Table
 
 from gradtrail.serving.candidate import Candidate, candidate_of, find_candidate
 from gradtrail.serving.registry import CHAMPION, find_alias, source_of_version
@@ -22,6 +21,7 @@ from gradtrail.serving.verdict.table import as_texts, format_interval, format_nu
 from gradtrail.stages.common.files import write_json
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
+from gradtrail.support.tables import table
 from gradtrail.tracking.mlflow.artifacts import announce_tables
 from gradtrail.tracking.mlflow.client import open_store
 
@@ -133,13 +133,9 @@ def _log(candidate: Candidate, content: dict[str, Any], rows: Sequence[dict[str,
 
 def _print(content: dict[str, Any], rows: Sequence[dict[str, str]], failed: Sequence[str]) -> None:
     console = stdout_console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in rows[0]:
-        table.add_column(column, justify="right" if column in _RIGHT_ALIGNED else "left", no_wrap=column != "verdict")
-    for row in rows:
-        table.add_row(*row.values(), style="red" if row["verdict"].startswith(FAIL) else None)
+    styles = ["red" if row["verdict"].startswith(FAIL) else None for row in rows]
     console.print(f"{content['run']}  {content['model']}  export {content['export_digest'][:12]}", soft_wrap=True)
-    console.print(table)
+    console.print(table("", rows, right=_RIGHT_ALIGNED, no_wrap=[*rows[0]][:-1], styles=styles))
     for number in content["also_measured"].values():
         interval = format_interval(number["low"], number["high"], "s")
         console.print(f"{_WARM_TITLE}: {format_number(number['value'], 's')} {interval}, no limit", soft_wrap=True)

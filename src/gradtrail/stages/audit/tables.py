@@ -10,7 +10,7 @@ from gradtrail.core.audit.findings import Findings
 from gradtrail.core.audit.planting import NoiseKind, Planted
 from gradtrail.core.audit.scores import CANDIDATES, fit_temperature, label_scores
 from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.calibration import Bins, bins_of_equal_width, in_bins
+from gradtrail.core.evaluate.calibration import Bins, bins_of_equal_width, fill_bins
 
 SUSPECT = ["split", "example_id", "label", "score", "proposed_label", "proposed_probability", "probability_wrong"]
 _BINS = 15  # of the calibration error
@@ -73,7 +73,7 @@ def calibration_of(planted: Mapping[NoiseKind, Planted], findings: Mapping[Noise
     """Return, for each kind of noise, the probabilities of being wrong against the share of planted labels."""
     probabilities = {kind: findings[kind].probability_wrong for kind in planted}
     bins = {kind: bins_of_equal_width(probability, _BINS) for kind, probability in probabilities.items()}
-    return {kind: in_bins(bins[kind], probabilities[kind], one.is_wrong, _BINS) for kind, one in planted.items()}
+    return {kind: fill_bins(bins[kind], probabilities[kind], one.is_wrong, _BINS) for kind, one in planted.items()}
 
 
 def write_tables(

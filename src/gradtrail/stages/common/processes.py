@@ -92,7 +92,7 @@ class Processes:
             self._client.key_value_set(f"{key}/{self.index}", "")
         self.agreed(lambda: [self._wait_for(f"{key}/{index}") for index in range(1, self.count)])
 
-    def of_first(self, function: Callable[..., T]) -> Callable[..., T]:
+    def in_first_process(self, function: Callable[..., T]) -> Callable[..., T]:
         """Return a function with the result of `function` in process 0, which alone calls it."""
         return lambda *args: self.agreed(functools.partial(function, *args))
 

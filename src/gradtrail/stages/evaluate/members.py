@@ -50,7 +50,7 @@ class MembersEvaluation:
     ensemble: Evaluation  # evaluation of the members' mean probabilities; of a single member, its own
 
     @property
-    def by_weights(self) -> dict[Path, Evaluation]:
+    def weights_evaluations(self) -> dict[Path, Evaluation]:
         """Return weights file → evaluation of the member."""
         return {member.weights: result for member, result in zip(self.predictions, self.members, strict=True)}
 

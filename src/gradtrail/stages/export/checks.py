@@ -33,10 +33,10 @@ def compile_largest(exported: ExportedModel, *, compiler: Compiler) -> CompiledF
 def answers(exported: ExportedModel, forward: Callable[..., Any], split: Split) -> Probabilities:
     """Return the probabilities of a split by the exported program; `forward` is compiled for the largest batch size."""
 
-    def of_batch(images: np.ndarray) -> dict[str, Array]:
+    def answer_batch(images: np.ndarray) -> dict[str, Array]:
         return {"probabilities": forward(exported.tensors, images)}
 
-    return join(list(map_batches(of_batch, exported.manifest.batch_sizes[-1], split.images)))["probabilities"]
+    return join(list(map_batches(answer_batch, exported.manifest.batch_sizes[-1], split.images)))["probabilities"]
 
 
 def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFrame:

@@ -80,7 +80,7 @@ def read_corrections(path: Path) -> list[Correction]:
         rows = [_parse(row, f"{path}: line {reader.line_num}") for row in reader if any(row)]
     except csv.Error as error:
         raise UserError(f"{path}: line {reader.line_num}: not readable as CSV: {one_line(error)}") from None
-    _require_once(rows, path)
+    _require_one_decision(rows, path)
     return rows
 
 
@@ -206,7 +206,7 @@ def _parse(row: Sequence[str], place: str) -> Correction:
     )
 
 
-def _require_once(rows: Sequence[Correction], path: Path) -> None:
+def _require_one_decision(rows: Sequence[Correction], path: Path) -> None:
     if differing := disagreements(rows):
         more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
         raise UserError(f"{path}: conflicting decisions, none is applied: {'; '.join(differing[:_SHOWN])}{more}")

@@ -123,7 +123,7 @@ class Training:
         self.processes.agreed(lambda: None)  # process 0 has compiled: its functions are in the cache
         results = train_members(
             self.compile(compiler),
-            self.processes.of_first(_unknown),
+            self.processes.in_first_process(_unknown),
             self.train,
             self.config,
             members=self.members(checkpoints),

@@ -23,7 +23,7 @@ from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.tags import shown, stage_params
+from gradtrail.tracking.mlflow.tags import param_text, stage_params
 
 _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every other stage: its own name
 _COMPILE = "compile/"
@@ -169,11 +169,11 @@ def _words(key: str, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) and value else shown(value)
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) and value else param_text(value)
 
 
 def _differs(params: Mapping[str, Any], key: str) -> bool:
-    return key not in _reference() or shown(params[key]) != shown(_reference()[key])
+    return key not in _reference() or param_text(params[key]) != param_text(_reference()[key])
 
 
 @functools.cache

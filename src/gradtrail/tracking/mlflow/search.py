@@ -10,7 +10,7 @@ from mlflow.utils import get_results_from_paginated_fn
 from gradtrail.stages.common.active_params import active_params
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import experiment_id
-from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, shown, stage_params
+from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, param_text, stage_params
 
 _EXPERIMENTS = ("data", "models")
 _PAGE_SIZE = 1000
@@ -97,8 +97,10 @@ def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run
     """
     written = (f"results/metrics/{stage.name}.json", f"results/costs/{stage.name}.json")
     compared = {out: md5 for out, md5 in outs.items() if out not in written}.items()
-    read = {key: shown(value) for key, value in active_params(flat_params(stage.entry(stage.name))).items()}.items()
-    lineage = {key: shown(value) for key, value in active_params(stage_params(stage)).items()}
+    read = {
+        key: param_text(value) for key, value in active_params(flat_params(stage.entry(stage.name))).items()
+    }.items()
+    lineage = {key: param_text(value) for key, value in active_params(stage_params(stage)).items()}
     alike = (run for run in find({"stage": stage.name}, finished=True) if read <= run.data.params.items())
     same = (run for run in alike if all(run.data.params.get(key, value) == value for key, value in lineage.items()))
     return next((run for run in same if compared <= outputs(run.data.tags).items()), None)

@@ -35,8 +35,8 @@ from gradtrail.tracking.mlflow.tags import (
     origin_tags,
     output_tags,
     outputs,
+    param_text,
     process_tags,
-    shown,
     stage_params,
     state_tags,
 )
@@ -206,7 +206,7 @@ def open_run(
         attempt = int(run.data.tags.get("attempts", 0)) + 1
         tags |= {"attempts": str(attempt)}
         read = active_params(stage_params(stage)).items()
-        params = [Param(key, shown(value)) for key, value in read if key not in run.data.params]
+        params = [Param(key, param_text(value)) for key, value in read if key not in run.data.params]
         client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
         if existing:
             client.update_run(run.info.run_id, status="RUNNING")

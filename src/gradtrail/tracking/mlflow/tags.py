@@ -50,7 +50,7 @@ def flat_params(entry: Entry) -> dict[str, Any]:
     return flatten(entry.params.get(str(PARAMS), {}))
 
 
-def shown(value: Any) -> str:
+def param_text(value: Any) -> str:
     """Return the value of a param as text, as a run has it."""
     return "null" if value is None else str(value)
 

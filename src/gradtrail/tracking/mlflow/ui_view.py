@@ -184,13 +184,15 @@ def write_views(client: MlflowClient, experiment_id: str, views: Iterable[View])
 def _charts_of_compiling(stages: Sequence[str]) -> _Charts:
     """Return charts with a point for each attempt of a run."""
 
-    def of_each(key: str, kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    def charts_per_stage(key: str, kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         return [(metric_name(stage, key), kind) for stage in stages]
 
     charts = {
-        "Seconds of compiling, by attempt": of_each("compile_total_seconds", _LINE),
-        "Share of the programs that came from the cache on disk, by attempt": of_each("compile_cache_hit_rate", _LINE),
-        "Programs that a call had compiled, which should be none": of_each("compile_unplanned", _BAR),
+        "Seconds of compiling, by attempt": charts_per_stage("compile_total_seconds", _LINE),
+        "Share of the programs that came from the cache on disk, by attempt": charts_per_stage(
+            "compile_cache_hit_rate", _LINE
+        ),
+        "Programs that a call had compiled, which should be none": charts_per_stage("compile_unplanned", _BAR),
         "Seconds of the last attempt": [("train/compile_total_seconds", _BAR), ("train/seconds", _BAR)],
     }
     return {section: metrics for section, metrics in charts.items() if metrics}

@@ -63,13 +63,13 @@ def verdict(sources: Sources) -> str:
 
 def _how_good(sources: Sources) -> str:
     if num_members(sources) > 1:
-        return how_good(sources) + _by_corrected_labels(sources)
+        return how_good(sources) + _corrected_accuracy(sources)
     total, wrong = sources.metric("evaluate", "num_examples"), sources.metric("evaluate", "num_mistakes")
     return (
         f"With the {sources.param('evaluate.weights')} weights (epoch {sources.metric('evaluate', 'epoch'):g}), "
         f"{count(total - wrong)} of {count(total)} test examples are classified correctly and {count(wrong)} are not: "
         f"an accuracy of {percent(sources.metric('evaluate', 'accuracy'))} (95% interval: {interval(sources)}). The "
-        f"test loss is {sources.metric('evaluate', 'loss'):.3g} nats per example.{_by_corrected_labels(sources)}"
+        f"test loss is {sources.metric('evaluate', 'loss'):.3g} nats per example.{_corrected_accuracy(sources)}"
     )
 
 
@@ -82,7 +82,7 @@ def _export(sources: Sources) -> Markup:
     ).format(size=size(sources.metric("export", "size_bytes")), most=sources.metric("export", "largest_difference"))
 
 
-def _by_corrected_labels(sources: Sources) -> str:
+def _corrected_accuracy(sources: Sources) -> str:
     """Return a sentence on the second accuracy; nothing if no test label was corrected."""
     if CORRECTED not in sources.metrics["evaluate"]:
         return ""

@@ -142,7 +142,7 @@ def _loss(sources: Sources) -> Chart:
         curves = {"train": (_PLAIN, table.numbers("cross_entropy")), "smoothed": (_SMOOTHED, table.numbers("loss"))}
     curves["validation"] = ("validation", table.numbers("validation_loss"))
     course = ", ".join(f"{name} {values[0]:.3g} to {values[-1]:.3g}" for name, values in curves.values() if values)
-    return _by_epoch(
+    return _epoch_chart(
         table,
         {name: (style, values) for style, (name, values) in curves.items()},
         form="{:.4f}",
@@ -161,7 +161,7 @@ def _error(sources: Sources) -> Chart:
     curves = {split: [100 * (1 - value) for value in table.numbers(name)] for split, name in names.items()}
     validation = curves["validation"]
     ends = f"{validation[0]:.2f}% to {validation[-1]:.2f}%" if validation else "there was no epoch"
-    return _by_epoch(
+    return _epoch_chart(
         table,
         {split: (_STYLES[split], values) for split, values in curves.items()},
         form="{:.2f}%",
@@ -186,7 +186,7 @@ def _banded(table: CsvTable) -> str:
     return " Means over the seeds; the band is the 95% interval." if _ends(table, "validation_loss") else ""
 
 
-def _by_epoch(
+def _epoch_chart(
     table: CsvTable,
     curves: Mapping[str, tuple[str, list[float]]],
     *,
