@@ -30,11 +30,3 @@ def test_pipe_gets_one_line_per_step_and_the_reasons_of_failures(capsys: pytest.
         "rates: high, seed 0: done before (1 of 2)",
         "rates: low, seed 0: failed: train: \\x1b[31mno (2 of 2)",
     ]
-
-
-def test_terminal_gets_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    show("rates", [event("gradtrail-1", "running", "[bold]node"), event("gradtrail-2", "made")], LABELS)
-    output = capsys.readouterr().err
-    assert "rates: 1 of 2 done" in output
-    assert "[bold]node" in output, "a detail is no markup"

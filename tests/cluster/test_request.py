@@ -33,7 +33,3 @@ def test_message_about_a_version_names_node_package_and_both_versions() -> None:
         require_same_versions(dataclasses.replace(REQUEST, packages={"jax": "0.1"}), "a node")
     with pytest.raises(UserError, match=r"^a node: absent is not installed, but the request needs 1"):
         require_same_versions(dataclasses.replace(REQUEST, packages={"absent": "1"}), "a node")
-
-
-def test_changes_become_options_of_dvc() -> None:
-    assert EXPERIMENT.options == ["-S", "train.model=cnn", "-S", "train.seed=0"]

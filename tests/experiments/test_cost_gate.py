@@ -1,7 +1,6 @@
 """`gradtrail gate`: planted regressions are found, costs within the tolerance are not, and `--accept` accepts."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
@@ -85,11 +84,6 @@ def accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     measuring(monkeypatch)
     assert cost_gate.run_gate(accept=True) == 0
     return tmp_path / "accepted.json"
-
-
-def test_accepted_costs_pass(accepted: Path) -> None:
-    assert cost_gate.run_gate(accept=False) == 0
-    assert json.loads(accepted.read_text())["costs"] == {"train/step": COST}
 
 
 @pytest.mark.usefixtures("accepted")

@@ -71,9 +71,3 @@ def test_a_damaged_repository_is_one_line(repository: Path, file: str, content: 
     with pytest.raises(GitError, match=message) as caught:
         git("status")
     assert "\n" not in str(caught.value)
-
-
-def test_lost_object_is_an_error(repository: Path) -> None:
-    (repository / ".git/refs/heads/broken").write_text("1" * 40 + "\n")
-    with pytest.raises(GitError, match="`git rev-list --all` failed"):
-        git("rev-list", "--all")

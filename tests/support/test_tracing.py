@@ -64,13 +64,6 @@ def test_recording_begins_with_the_first_second_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_only_call_of_a_function_is_recorded(tmp_path: Path) -> None:
-    with Recorder(tmp_path, seconds=60) as recorder:
-        recorder.recording("my only", WORK)(jnp.int32(3), MATRIX)
-    assert names(recorder.trace) == ["my only"]
-
-
-@pytest.mark.slow
 def test_a_call_that_never_ends_is_recorded_for_so_many_seconds(tmp_path: Path) -> None:
     ended = threading.Event()
 

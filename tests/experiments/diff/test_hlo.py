@@ -13,7 +13,6 @@ from jax import Array
 
 from gradtrail.experiments.diff.hlo import changes, read_program, reshaped
 
-HERE = Path(__file__).name
 MATRIX = jnp.ones((16, 16))
 
 

@@ -7,7 +7,7 @@ from factories import ROOT
 
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.experiments.sweep import recipes
-from gradtrail.experiments.sweep.recipes import Recipe, Result
+from gradtrail.experiments.sweep.recipes import Recipe
 from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import changed, flatten
 from gradtrail.stages.common.params import read_yaml, validate
@@ -63,19 +63,3 @@ def test_params_of_a_run_are_those_that_dvc_locked() -> None:
         read |= locked[name]["params"]["params.yaml"]
     expected = active_params({key: param_text(value) for key, value in flatten(read).items()})
     assert recipes.params_of_run(Recipe(about="", set={}), PARAMS, read_pipeline()) == expected
-
-
-def test_table_has_mean_and_spread_or_not_run() -> None:
-    done = Result(
-        name="mlp",
-        about="the default",
-        seeds=(0, 1, 2),
-        accuracies=(0.98, 0.99, 0.985),
-        seconds=(3.0, 1.0, 2.0),
-        num_parameters=235146,
-        dataset="mnist",
-    )
-    absent = Result(name="cnn", about="", seeds=(), accuracies=(), seconds=(), num_parameters=None, dataset="mnist")
-    *_, first, second = recipes.as_markdown([done, absent]).splitlines()
-    assert first == "| `mlp`: the default | 235,146 | 98.50 ± 0.50 % (mnist) | 0, 1, 2 | 2.0 |"
-    assert "not run" in second

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
@@ -143,59 +142,12 @@ def test_runs_in_blocks_of_a_variant_have_no_time_ratio() -> None:
     assert times_note(list(of(completed("plain", PLAIN), completed("better", BETTER)).values())) == ""
 
 
-def test_accuracy_with_corrected_labels_has_a_column_if_known() -> None:
-    baseline, other = completed("plain", PLAIN), completed("other", PLAIN)
-    corrected = [replace(run, accuracy_corrected=run.accuracy + 0.01) for run in other]
-    table = as_table(list(of(baseline, corrected).values()), "t")
-    column = next(column for column in table.columns if column.header == "corrected labels, %")
-    assert list(column.cells) == ["", "91.17 ± 0.76"]
-    without = as_table(list(of(baseline, other).values()), "t")
-    assert "corrected labels, %" not in [column.header for column in without.columns]
-
-
-def test_answer_for_few_variants_has_a_sentence_per_variant() -> None:
-    summaries = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.25), completed("same", [0.9]))
-    first, second = answer(list(summaries.values())).split(". ")
-    assert first.startswith("better differs from plain by +2.05 points (+1.93 to +2.17): significant")
-    assert first.endswith("; it trains 1.60 × as fast (1.56 to 1.65)")
-    assert second == "same differs from plain by 0.00 points: unknown: one seed."
-    same = answer(list(of(completed("plain", PLAIN), completed("same", SAME)).values()))
-    assert same.endswith(": not significant; its training time does not differ significantly.")
-
-
-def test_answer_for_many_variants_groups_them_by_verdict() -> None:
-    summaries = of(
-        completed("plain", PLAIN), completed("same", SAME), completed("better", BETTER), completed("other", [0.9])
-    )
-    assert answer(list(summaries.values())) == (
-        "Compared with plain, in points of test accuracy: significant: better (+2.05); "
-        "not significant: same (0.00); unknown: one seed: other (0.00)."
-    )
-
-
 def drawn(summaries: list[Summary], path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:
     """Draw a comparison; return the figure in place of its file."""
     figures: list[Figure] = []
     monkeypatch.setattr(plotting, "save", lambda figure, _: figures.append(figure))
     draw_comparison(path, summaries, "which")
     return figures[0]
-
-
-def test_figure_has_runs_means_and_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    summaries = of(
-        completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("other", [0.9], first=9)
-    )
-    figure = drawn(list(summaries.values()), tmp_path / "a.png", monkeypatch)
-    accuracy, seconds = figure.axes
-    assert [tick.get_text() for tick in accuracy.get_xticklabels()] == ["plain", "better", "other"]
-    points = [line.get_ydata() for line in accuracy.lines if line.get_marker() == "o"]
-    np.testing.assert_allclose(np.concatenate(points), 100 * np.array([*PLAIN, *BETTER, 0.9]))
-    (bar,) = (bar for bar in accuracy.containers if isinstance(bar, ErrorbarContainer) and bar.has_yerr)
-    low, high = 100 * paired_difference(BETTER, PLAIN).low, 100 * paired_difference(BETTER, PLAIN).high
-    ends = bar.lines[2][0].get_segments()[0][:, 1]
-    np.testing.assert_allclose(ends - 100 * np.mean(PLAIN), [low, high])
-    np.testing.assert_allclose([bar.get_height() for bar in seconds.patches], [2.0, 1.0, 2.0], atol=0.02)
-    assert seconds.get_title().endswith("not all comparable"), "`other` has no seed in common"
 
 
 def test_bar_reaches_the_baseline_if_and_only_if_not_significant(

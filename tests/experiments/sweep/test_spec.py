@@ -11,7 +11,6 @@ from gradtrail.experiments.sections import section_configs
 from gradtrail.experiments.sweep import spec
 from gradtrail.experiments.sweep.main import compare
 from gradtrail.experiments.sweep.spec import (
-    Comparison,
     PlannedRun,
     Training,
     params_of,
@@ -22,9 +21,6 @@ from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.support.errors import UserError
 
 PARAMS = read_yaml(ROOT / "params.yaml")
-CLIPPING = Comparison(
-    about="", seeds=(0, 1), variants={"on": {"train.clip_norm": 1.0}, "off": {"train.clip_norm": None}}
-)
 
 
 @pytest.fixture(autouse=True)

@@ -46,13 +46,6 @@ def filled() -> ServerMetrics:
     return metrics
 
 
-def test_cold_and_warm_requests_are_separate() -> None:
-    metrics = filled()
-    for temperature, seconds in (("cold", 0.004), ("warm", 0.002)):
-        labels = {"route": INFER, "status": "200", "temperature": temperature}
-        assert value(metrics, "gradtrail_request_seconds_sum", **labels) == seconds
-
-
 def test_client_input_makes_no_series() -> None:
     metrics = ServerMetrics([INFER], ["zero"])
     metrics.serving("primary", "digits", "1", "a")
@@ -80,18 +73,6 @@ def test_hundred_promotions_leave_the_series_of_one_version() -> None:
     metrics.unloaded("primary")
     left = {name for name, labels in values(metrics) if ("role", "primary") in labels}
     assert left == {"gradtrail_model_swaps_total", "gradtrail_follow_failures_total"}
-
-
-def test_rollout_has_one_state() -> None:
-    metrics = ServerMetrics()
-    metrics.rollout("canary", 0.1)
-    assert value(metrics, "gradtrail_rollout_state", state="canary") == 1
-    assert value(metrics, "gradtrail_canary_share_ratio") == 0.1
-    metrics.stopped("errors")
-    assert value(metrics, "gradtrail_rollout_state", state="canary") == 0
-    assert value(metrics, "gradtrail_rollout_state", state="stopped") == 1
-    assert value(metrics, "gradtrail_canary_stops_total", test="errors") == 1
-    assert value(metrics, "gradtrail_canary_share_ratio") == 0
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus")

@@ -22,15 +22,6 @@ def test_share_of_false_alarms_is_at_most_the_significance(limit: float) -> None
     assert alarms <= significance * sequences
 
 
-def test_fixed_size_test_evaluated_each_time_has_more_false_alarms() -> None:
-    """The usual z-test at 5 %, evaluated after each request, has far more false alarms than 5 %."""
-    generator = np.random.default_rng(0)
-    values = generator.random((200, 2000)) < 0.5
-    counts = np.arange(1, 2001)
-    z = (values.cumsum(axis=1) / counts - 0.5) / np.sqrt(0.25 / counts)
-    assert (z[:, 30:] > 1.645).any(axis=1).mean() > 0.2
-
-
 def test_evidence_is_a_martingale() -> None:
     """Its mean over all sequences of eight coin flips is its start, and never more for smaller means."""
     start = 6 / math.pi**2

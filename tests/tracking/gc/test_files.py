@@ -15,7 +15,6 @@ from gradtrail.tracking.gc.files import (
     forget_old_members,
     leftover_outs,
     open_checkpoints,
-    size_of,
 )
 
 MADE, OTHER, LEFT = "a" * 64, "b" * 64, "c" * 64
@@ -112,9 +111,3 @@ def test_leftovers_of_a_killed_stage_are_removed_unless_it_is_writing() -> None:
         assert {one.name: one.size_bytes for one in garbage} == {".outs/train": 3, ".outs/train.old": 2}
         remove(garbage)
     assert sorted(path.name for path in Path(".outs").iterdir()) == ["evaluate", "evaluate.lock", "train.lock"]
-
-
-def test_the_size_of_files_and_folders() -> None:
-    file = put("folder/below/file", "1234")
-    put("folder/other", "1")
-    assert [size_of(path) for path in (file, Path("folder"), Path("nowhere"))] == [4, 5, 0]

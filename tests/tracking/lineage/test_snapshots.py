@@ -97,8 +97,3 @@ def test_earlier_stages_may_be_only_in_a_lock() -> None:
     train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, seconds=2)
     recorded = [Snapshot(pipeline=PIPELINE, lock={"fetch": fetch})]
     assert [one.lock for one in run_cache_snapshots(recorded, lambda _: False)] == [{"fetch": fetch, "train": train}]
-
-
-def test_entry_without_known_lineage_is_left_out() -> None:
-    keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, seconds=1)
-    assert found() == []

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.mlflow.artifacts import announce_tables, download, read_curves, read_tables
+from gradtrail.tracking.mlflow.artifacts import announce_tables, download, read_curves
 
 EPOCHS = "epoch,loss\n1,2.5\n2,1.5\n"
 
@@ -42,11 +42,6 @@ def tables(tmp_path: Path) -> Path:
     (tmp_path / "epochs.csv").write_text(EPOCHS)
     pd.DataFrame({"step": range(1, 9), "loss": [0.5] * 8}).to_parquet(tmp_path / "steps.parquet", index=False)
     return tmp_path
-
-
-def test_tables_of_a_training_are_read(tables: Path) -> None:
-    epochs, steps = read_tables(tables)
-    assert (epochs["epoch"].tolist(), steps["step"].tolist()) == ([1, 2], list(range(1, 9)))
 
 
 @pytest.mark.parametrize(

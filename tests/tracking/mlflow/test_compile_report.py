@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,32 +110,6 @@ def test_compilation_by_a_call_is_a_warning_with_shapes_and_line(capsys: pytest.
     assert rows == [{"function": "planted", "signature": f"float32[{n}]", "line": match[1]} for n in (3, 4)]
 
 
-def test_summary_table_has_a_row_for_each_function_with_its_retraces() -> None:
-    run = RecordingRun()
-    with compiling(run) as compiler:  # type: ignore[arg-type]
-        for size in (4, 8):
-            square = compiler.compile("square", lambda x: x @ x, jax.ShapeDtypeStruct((size, size), jnp.float32))
-        for _ in range(3):
-            square(np.eye(8, dtype=np.float32))
-        for length in (3, 4, 5):
-            jax.jit(by_calls)(np.ones(length, np.float32))
-    content = json.loads(run.written["compile/functions.json"])
-    assert set(content) == {"columns", "data"}, "as MLflow's UI reads a table"
-    square_row, other = (dict(zip(content["columns"], row, strict=True)) for row in content["data"])
-    (timings,) = run.logged_timings["functions"]
-    seconds = sum(timings[f"{part}_seconds"] for part in ("trace", "lower", "compile"))
-    assert (square_row["function"], square_row["retraces"], square_row["cached"]) == ("square", 1, timings["cached"])
-    assert square_row["compile_seconds"] == pytest.approx(seconds, rel=1e-3)
-    assert square_row["gflop"] == pytest.approx(timings["flops"] / 1e9)
-    assert square_row["percent_of_matmul_rate"] == pytest.approx(100 * timings["share_of_matmul_rate"], rel=1e-3)
-    assert square_row["temporary_mib"] == pytest.approx(timings["temporary_bytes"] / 2**20, abs=1e-5)
-    assert (other["function"], other["retraces"], other["gflop"]) == ("by_calls", 2, None)
-
-
-def by_calls(values: jax.Array) -> jax.Array:
-    return values.sum()
-
-
 def test_failed_stage_reports_compilations_by_calls(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError), compiling(RecordingRun()):
         _ = jax.jit(lambda values: values + 1)(np.ones(3, np.float32)), 1 / 0
@@ -164,13 +137,6 @@ def test_every_compilation_counts_in_the_total_and_has_its_line_in_the_table() -
     table = pd.read_csv(io.StringIO(run.written["compile/functions.csv"]))
     assert table["function"].tolist() == ["sine", "sine", "sine (bfloat16)"]
     assert table["signature"].tolist() == ["float32[3]", "float32[4]", "float32[3]"]
-
-
-def test_a_stage_that_fails_logs_no_profile() -> None:
-    run = RecordingRun()
-    with pytest.raises(ZeroDivisionError), compiling(run) as compiler:
-        _ = compiler.compile("sine", jnp.sin, jax.ShapeDtypeStruct((8,), jnp.float32)), 1 / 0
-    assert run.logged == {}
 
 
 def test_rates_are_work_by_the_steady_call_and_shares_those_of_the_machine() -> None:

@@ -118,20 +118,6 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> FakeStoredRun:
     return stored
 
 
-def test_unreachable_store_costs_one_warning(
-    stage: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise ConnectionError("refused")
-
-    monkeypatch.setattr(client, "open_store", fail)
-    with tracked(stage) as tracked_run:
-        tracked_run.metrics({"loss": 1.0})
-        tracked_run.outs()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: MLflow's store failed (ConnectionError: refused); the results are unaffected")
-
-
 @pytest.mark.parametrize("count", range(4))
 @pytest.mark.parametrize("fault", [ConnectionError("the server\nis gone"), KeyError("the server is gone")])
 def test_fault_is_reported_once_and_a_bug_is_not_attributed_to_the_store(
@@ -244,15 +230,6 @@ def test_each_attempt_adds_a_point_to_the_metrics_of_compiling_alone(
         tracked_run.metrics({"compile/total_seconds": 2.0, "accuracy": 0.5})
     assert {tuple(curve) for name, curve in stored.points.items() if "compile" in name} == {(attempt - 1,)}
     assert {tuple(curve) for name, curve in stored.points.items() if "compile" not in name} == {(0,)}
-
-
-def test_files_are_logged_as_they_were(stage: Any, stored: FakeStoredRun, tmp_path: Path) -> None:
-    with tracked(stage) as tracked_run:
-        for text in ("first", "second"):
-            (tmp_path / "words.txt").write_text(text)
-            tracked_run.files(tmp_path / "words.txt", text)
-        (tmp_path / "words.txt").unlink()
-    assert stored.artifacts == {"first": b"first", "second": b"second"}
 
 
 def test_only_a_server_has_a_limit(stage: Any, stored: FakeStoredRun, monkeypatch: pytest.MonkeyPatch) -> None:

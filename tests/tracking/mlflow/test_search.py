@@ -83,8 +83,3 @@ def test_params_of_the_stages_before_make_another_result(params: dict[str, str],
     """Metrics may come of them, if all other outs are the same. A param that only one of the two has does not count."""
     other = run_of(state(bins=7, evaluated="b"), {"export.format": "onnx"} | params)
     assert is_found(state(), other) == expected
-
-
-def test_only_metrics_and_costs_may_differ() -> None:
-    other = run_of(state(code="old"), PARAMS, {"results/metrics/export.json": "1" * 32})
-    assert not is_found(state(), other)

@@ -31,13 +31,6 @@ def test_charts_of_seconds_are_grouped_by_machine_and_show_every_run(view: View)
     assert "tags.`machine`" in state(view)["selectedColumns"]
 
 
-def test_compile_times_are_drawn_over_attempts_for_every_compiling_stage() -> None:
-    lines = {c["metricKey"] for c in state(COMPILING)["compareRunCharts"] if c["type"] == "LINE"}
-    stages = ("train", "eval", "export", "gradients", "profile", "privacy_audit")
-    kinds = ("compile_total_seconds", "compile_cache_hit_rate")
-    assert lines == {f"{stage}/{kind}" for stage in stages for kind in kinds}
-
-
 def test_a_new_stage_that_compiles_below_training_has_charts() -> None:
     costs = ("results/costs/toy.json", "results/toy")
     toy = StageSpec(cmd="it", deps=("models/final.safetensors",), params={}, outs=costs)
@@ -48,12 +41,6 @@ def test_a_new_stage_that_compiles_below_training_has_charts() -> None:
         f"toy/compile_{kind}" for kind in ("total_seconds", "cache_hit_rate", "unplanned")
     }
     assert not any(key.startswith("beside/") for key in drawn), "its runs are in another experiment"
-
-
-def test_view_without_compiling_stages_has_no_empty_section() -> None:
-    stage = StageSpec(cmd="it", deps=(), params={}, outs=("models/final.safetensors",))
-    _, compiling, _ = shared_views({"train": stage})
-    assert [section["name"] for section in state(compiling)["compareRunSections"]] == ["Seconds of the last attempt"]
 
 
 def test_the_views_differ_and_are_written_once() -> None:
