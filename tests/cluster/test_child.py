@@ -2,15 +2,20 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import dvc.cli
 import dvc.repo
 import pytest
+from cluster_repository import SharedRepository, run_git
 from dvc.exceptions import DvcException
 
-from gradtrail.cluster import child
+from gradtrail.cluster import child, home
 from gradtrail.cluster.child import DvcRun
+from gradtrail.cluster.home import fetch_experiments
+from gradtrail.cluster.places import Places
+from gradtrail.cluster.refs import experiment_ref
 
 DVC_RUN = DvcRun(
     name="gradtrail-1",
@@ -62,3 +67,42 @@ def test_full_remote_is_one_line(
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("ERROR: the files were not pushed: 2 files failed to upload; failed to transfer 'md5: 01'")
     assert last.endswith("QuotaExceeded")
+
+
+@pytest.fixture
+def places(shared: SharedRepository, monkeypatch: pytest.MonkeyPatch) -> Places:
+    monkeypatch.chdir(shared.clone)
+    run_git(shared.bare, "update-ref", experiment_ref(shared.commit, "gradtrail-1"), shared.commit)
+    return Places(commit=shared.commit, remote="origin", git_url=shared.url, tracking_uri="sqlite:///x.db", cache=None)
+
+
+def fail_with(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(home, "_fetch_listings", fail)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        OSError("denied for very-secret\nagain"),
+        DvcException("denied for very-secret\nagain"),
+        type("ClientError", (Exception,), {"__module__": "botocore.exceptions"})("denied for very-secret\nagain"),
+    ],
+)
+def test_failing_remote_is_a_warning_of_one_line(
+    places: Places, fault: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SOME_PASSWORD", "very-secret")
+    fail_with(fault, monkeypatch)
+    fetch_experiments(places, ["gradtrail-1"])
+    warning = "warning: not all results are fetched yet (denied for *** again); run the same command again\n"
+    assert capsys.readouterr().err == warning
+    assert run_git(Path(), "rev-parse", experiment_ref(places.commit, "gradtrail-1")) == places.commit
+
+
+def test_bug_is_raised(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(TypeError("a bug"), monkeypatch)
+    with pytest.raises(TypeError):
+        fetch_experiments(places, ["gradtrail-1"])

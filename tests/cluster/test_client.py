@@ -11,7 +11,8 @@ from servers import free_port
 
 from gradtrail.cluster import client as clients
 from gradtrail.cluster.client import Cluster
-from gradtrail.cluster.events import SOME_FAILED, Event
+from gradtrail.cluster.events import SOME_FAILED, Event, events_in
+from gradtrail.cluster.progress import show
 from gradtrail.support.errors import UserError
 
 REQUEST = new_request(packages={})
@@ -158,3 +159,45 @@ def test_refusal_of_the_server_is_one_line(monkeypatch: pytest.MonkeyPatch, faul
     monkeypatch.setattr(clients.requests, "get", lambda *_, **__: None)
     with pytest.raises(UserError, match=f"^--on http://h:8265: {message}"):
         Cluster("http://h:8265")
+
+
+FIRST = Event(name="gradtrail-1", state="running", seconds=1.5, detail="node abc", attempt=2)
+LAST = Event(name="", state="refused", seconds=2.0, detail="no such thing")
+
+
+def test_events_are_read_from_a_log() -> None:
+    log = f"a warning of Ray\n{FIRST.line()}\nnoise\n{LAST.line()}\n"
+    assert list(events_in(log)) == [FIRST, LAST]
+
+
+def test_incomplete_line_is_not_read() -> None:
+    log = f"{FIRST.line()}\n{LAST.line()}"
+    assert list(events_in(log)) == [FIRST]
+    assert list(events_in(log[:-5])) == [FIRST]
+
+
+LABELS = {"gradtrail-1": "low, seed 0", "gradtrail-2": "high, seed 0"}
+
+
+def event(name: str, state: str, detail: str = "", attempt: int = 0) -> Event:
+    return Event(name=name, state=state, seconds=1.0, detail=detail, attempt=attempt)  # type: ignore[arg-type]
+
+
+def test_pipe_gets_one_line_per_step_and_the_reasons_of_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    events = [
+        event("gradtrail-1", "waiting"),
+        None,
+        event("gradtrail-1", "running", "node abc"),
+        event("gradtrail-1", "running", "node def", 1),
+        event("gradtrail-2", "there"),
+        event("of another command", "made"),
+        event("gradtrail-1", "failed", "train: \x1b[31mno"),
+    ]
+    assert show("rates", events, LABELS) == {"gradtrail-1": "train: \x1b[31mno"}
+    assert capsys.readouterr().err.splitlines() == [
+        "rates: low, seed 0: waiting",
+        "rates: low, seed 0: running (node abc)",
+        "rates: low, seed 0: running (node def, attempt 2)",
+        "rates: high, seed 0: done before (1 of 2)",
+        "rates: low, seed 0: failed: train: \\x1b[31mno (2 of 2)",
+    ]

@@ -1,16 +1,19 @@
 """Experiments have the same name if and only if they are the same; and the states that they share."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_repository import new_request
 from projects import ROOT
 from ruamel.yaml import YAML
 
 from gradtrail.cluster.plan import RequestedExperiment, plan_experiments
-from gradtrail.cluster.request import Experiment
+from gradtrail.cluster.request import Experiment, Request, own_packages, own_python, require_same_versions
 from gradtrail.stages.common.pipeline_file import live_entry, read_pipeline
+from gradtrail.support.errors import UserError
 
 COMMIT = "a" * 40
 
@@ -86,3 +89,29 @@ stages:
     params: [train]
     outs: [models]
 """
+
+
+EXPERIMENT = Experiment(
+    label="cnn, seed 0",
+    name="gradtrail-0",
+    changes={"train.model": "cnn", "train.seed": 0},
+    stage="evaluate",
+    shared=(),
+)
+REQUEST = new_request(experiments=(EXPERIMENT,))
+
+
+def test_request_is_read_as_it_was_written(tmp_path: Path) -> None:
+    REQUEST.write(tmp_path / "request.json")
+    assert Request.read(tmp_path / "request.json") == REQUEST
+
+
+def test_message_about_a_version_names_node_package_and_both_versions() -> None:
+    require_same_versions(REQUEST, "a node")
+    with pytest.raises(UserError, match=rf"^a node: Python {own_python()}, but the request needs 3\.9"):
+        require_same_versions(dataclasses.replace(REQUEST, python="3.9"), "a node")
+    installed = own_packages()["jax"]
+    with pytest.raises(UserError, match=rf"^a node: jax {installed}, but the request needs 0\.1"):
+        require_same_versions(dataclasses.replace(REQUEST, packages={"jax": "0.1"}), "a node")
+    with pytest.raises(UserError, match=r"^a node: absent is not installed, but the request needs 1"):
+        require_same_versions(dataclasses.replace(REQUEST, packages={"absent": "1"}), "a node")

@@ -80,15 +80,6 @@ def test_table_has_differing_params_and_marks_the_best_run() -> None:
     assert "status" not in lines[2]
 
 
-def test_seeds_of_members_are_printed_as_a_range() -> None:
-    several = run(5, 0.94, **MLP, train__seed="0", train__members="5", train__vary="['order']")
-    lines = printed([RUNS[0], several])
-    assert "seed" in lines[2]
-    assert "vary" not in lines[2], "only one run has it"
-    (best,) = (line for line in lines if "* " in line)
-    assert " 0–4 " in best
-
-
 def test_narrow_terminal_cuts_off_no_number() -> None:
     assert "train, s" in printed(RUNS[:2])[2]
     narrow = printed(RUNS[:2], width=70)

@@ -158,12 +158,6 @@ def test_model_without_export_and_a_digest_that_is_a_path_are_refused(client: Ml
         resolve("models:/digits@champion")
 
 
-def test_version_of_an_alias(registered: str):
-    assert version_of("digits", "champion") == "1"
-    assert version_of("digits", "challenger") is None
-    assert version_of("letters", "champion") is None
-
-
 def test_registered_name_comes_from_the_params(tmp_path: Path):
     path = tmp_path / "p.yaml"
     path.write_text("export:\n  name: letters\n  batch_sizes: [1]\n")

@@ -5,12 +5,14 @@ import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction
 from gradtrail.core.xla.static_costs import NO_COST
 from gradtrail.support import memory
+from gradtrail.support.live_arrays import warn_of_live_arrays
 
 GIB = 2**30
 
@@ -73,3 +75,15 @@ def test_lower_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "own")
     assert memory.available_bytes() == 3 * GIB // 2
+
+
+def test_only_large_arrays_are_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    arrays = [jnp.zeros((100,))]
+    warn_of_live_arrays("train")
+    before = capsys.readouterr().err
+    arrays += [jnp.zeros((1024, 1024, 5), jnp.uint8) for _ in range(2)]
+    warn_of_live_arrays("train")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("train: warning: ")
+    assert "2 of uint8[1024,1024,5]" in line
+    assert line not in before

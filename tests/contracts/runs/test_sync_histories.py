@@ -111,20 +111,6 @@ def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
 
 
 @slow
-def test_run_has_a_diff_of_relevant_changes(project: Project) -> None:
-    assert project.runs_of("evaluate")[0]["tags"]["git.dirty"] == "false"
-    project.set(BINS, 7)
-    (project.folder / "notes.txt").write_text("x")
-    project.dvc("repro")
-    run = project.runs_of("evaluate")[0]
-    assert run["tags"]["git.dirty"] == "true"
-    diff = (run["artifacts"] / "git.diff").read_text()
-    assert "+  calibration_bins: 7" in diff
-    assert "diff --git a/notes.txt b/notes.txt" in diff
-    assert "dvc.lock" not in diff
-
-
-@slow
 def test_runs_hold_the_weights_where_params_ask_for_it(project: Project) -> None:
     weights = (project.folder / "models/final.safetensors").read_bytes()
     project.set("runtime.copy_outs", True)

@@ -1,6 +1,5 @@
 """The result of a comparison: pairs by seed, a verdict per variant; as a table, sentences, Markdown and a figure."""
 
-import io
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +8,8 @@ from typing import Any
 import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
-from rich.console import Console
 
-from gradtrail.experiments.sweep.render import answer, as_markdown, as_table, draw_comparison, times_note
+from gradtrail.experiments.sweep.render import answer, as_markdown, draw_comparison, times_note
 from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.spec import Comparison, PlannedRun
 from gradtrail.experiments.sweep.stats import Summary, are_times_comparable, summarize
@@ -76,20 +74,6 @@ def test_single_seed_has_no_verdict_and_no_effect_on_the_adjustment() -> None:
     assert summaries["same"].verdict == "unknown: one seed"
     assert summaries["other"].verdict == "unknown: no seed in common"
     assert summaries["better"].difference == paired_difference(BETTER, PLAIN)
-
-
-def test_table_has_all_metrics() -> None:
-    summaries = list(
-        of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("other", [0.9])).values()
-    )
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(as_table(summaries, "which?"))
-    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
-    assert lines[0] == "which?"
-    assert "plain 0, 1, 2 90.17 ± 0.76 baseline 0.0983 2.0 0.5" in lines
-    better = "better 0, 1, 2 92.22 ± 0.73 +2.05 (+1.93 to +2.17) < 0.001 significant 0.0778 1.0 0.50 (0.48 to 0.52) 0.5"
-    assert better in lines
-    assert "other 0 90.00 0.00 unknown: one seed 0.1000 2.0 0.5" in lines
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from factories import ROOT
 
+from gradtrail.core.train.config import TrainConfig
 from gradtrail.experiments.sections import section_configs
-from gradtrail.experiments.sweep import spec
+from gradtrail.experiments.sweep import recipes, spec
+from gradtrail.experiments.sweep.grid import read_sweep
 from gradtrail.experiments.sweep.main import compare
+from gradtrail.experiments.sweep.recipes import Recipe
 from gradtrail.experiments.sweep.spec import (
     PlannedRun,
     Training,
@@ -17,8 +20,12 @@ from gradtrail.experiments.sweep.spec import (
     read_comparisons,
     trainings_of,
 )
+from gradtrail.stages.common.active_params import active_params
+from gradtrail.stages.common.overrides import MEMBERS, SEED, changed, flatten
 from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.mlflow.tags import param_text
 
 PARAMS = read_yaml(ROOT / "params.yaml")
 
@@ -86,3 +93,133 @@ def test_missing_git_repository_is_one_line(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"need a git repository with a commit$"):
         compare("clipping", None, 1)
+
+
+WANTED = {
+    "fetch.dataset": "mnist",
+    "preprocess.seed": "0",
+    "train.seed": "0",
+    "train.epochs": "10",
+}
+
+
+def test_recipes_of_the_repository_are_valid_trainings() -> None:
+    for name, recipe in recipes.read_recipes().items():
+        validate(changed(PARAMS, recipe.set)["train"], TrainConfig, name)
+
+
+def test_command_of_a_recipe_can_be_typed() -> None:
+    recipe = Recipe(about="", set={"train.model": "cnn", "train.clip_norm": None, "train.cnn.channels": [8, 16]})
+    line = " ".join(recipes.command(recipe, range(3, 5)))
+    changes = (
+        "-S train.model=cnn -S train.clip_norm=null -S train.cnn.channels=[8,16] -S train.seed=3 -S train.members=2"
+    )
+    assert line == f"dvc exp run --temp {changes} evaluate"
+
+
+def run(accuracy: float, **params: str) -> tuple[dict[str, str], dict[str, float]]:
+    """A training as MLflow has it; `train_seed` stands for `train.seed`."""
+    changed = {key.replace("_", ".", 1): value for key, value in params.items()}
+    return WANTED | changed, {"eval/accuracy": accuracy, "train/num_parameters": 7.0, "train/seconds": 2.0}
+
+
+def test_results_are_the_newest_run_per_seed_with_equal_params() -> None:
+    runs = [run(0.9, train_seed="1"), run(0.8), run(0.1), run(0.2, train_epochs="20"), run(0.3, fetch_dataset="digits")]
+    incomplete = ({"train.seed": "4"}, {"eval/accuracy": 0.4})
+    result = recipes.summarize("mlp", "", WANTED, [*runs, incomplete])
+    assert (result.seeds, result.accuracies, result.num_parameters) == ((0, 1), (0.8, 0.9), 7)
+
+
+def test_params_of_a_run_are_those_that_dvc_locked() -> None:
+    """By `dvc.lock`, which DVC wrote."""
+    locked = read_yaml(ROOT / "dvc.lock")["stages"]
+    read: dict[str, Any] = {}
+    for name in ("fetch", "preprocess", "train"):
+        read |= locked[name]["params"]["params.yaml"]
+    expected = active_params({key: param_text(value) for key, value in flatten(read).items()})
+    assert recipes.params_of_run(Recipe(about="", set={}), PARAMS, read_pipeline()) == expected
+
+
+RATE = "train.adamw.learning_rate"
+
+
+@pytest.fixture(autouse=True)
+def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "rates.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_grid_is_every_combination_followed_by_the_points(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        f"""
+about: which rate?
+set: {{train.epochs: 1}}
+grid: {{{RATE}: [1e-3, 3e-3], {SEED}: [4, 5]}}
+points:
+  - {{train.model: cnn}}
+""",
+    )
+    comparison, planned = read_sweep(path)
+    assert [str(run) for run in planned] == [
+        "learning_rate=0.001, seed 4",
+        "learning_rate=0.001, seed 5",
+        "learning_rate=0.003, seed 4",
+        "learning_rate=0.003, seed 5",
+        "model=cnn, seed 0",
+    ]
+    assert comparison.variants == {
+        "learning_rate=0.001": {"train.epochs": 1, RATE: 0.001},
+        "learning_rate=0.003": {"train.epochs": 1, RATE: 0.003},
+        "model=cnn": {"train.epochs": 1, "train.model": "cnn"},
+    }
+    assert comparison.timed, "each experiment trains one seed"
+
+
+def test_keys_with_the_same_last_part_are_labelled_in_full(tmp_path: Path) -> None:
+    one, other = "train.mlp.activation", "train.cnn.activation"
+    text = f"""
+points:
+  - {{{one}: tanh}}
+  - {{{other}: tanh, train.epochs: 2}}
+  - {{train.epochs: 2}}
+  - {{{one}: tanh, {SEED}: 1}}
+"""
+    comparison, planned = read_sweep(written(tmp_path, text))
+    labels = [f"{one}=tanh", f"{other}=tanh, epochs=2", "epochs=2"]
+    assert list(comparison.variants) == labels
+    assert [str(run) for run in planned] == [*(f"{label}, seed 0" for label in labels), f"{labels[0]}, seed 1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("about: nothing", r"no experiments; `grid` and `points` must have 1 to 10,000"),
+        ("grid: {train.seed: []}", r"grid\.train\.seed: has no values"),
+        ("grid: {train.sed: [1]}", r"grid\.train\.sed is not a key of params\.yaml; did you mean 'train\.seed'\?"),
+        ("points: [{train.model: cnn}, {colour: red}]", r"points\.1\.colour is not a key of params\.yaml"),
+        ("set: {train.seed: 1}\ngrid: {train.model: [cnn]}", r"set\.train\.seed: each experiment trains one seed"),
+        (
+            f"grid: {{{MEMBERS}: [1, 2]}}",
+            r"grid\.train\.members: each experiment trains one seed; list seeds in `grid`",
+        ),
+        ("grid: {gradients.num_largest: [1]}", r"grid\.gradients\.num_largest changes neither training nor evaluation"),
+        ("grid: {train.seed: [-1]}", r"train\.seed: must be distinct integers from 0 to"),
+        ("grid: {train.seed: [0, b]}", r"train\.seed: must be distinct integers from 0 to .*; got b$"),
+        ("points: [{train.seed: true}]", r"train\.seed: must be distinct integers from 0 to .*; got True$"),
+        ("grids: {}", r"rates\.yaml\.grids is not a known key$"),
+        (
+            "grid: {train.seed: [%s], train.epochs: [%s]}" % ((", ".join(map(str, range(1, 150))),) * 2),
+            r"more than 10,000 experiments",
+        ),
+    ],
+)
+def test_invalid_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        read_sweep(written(tmp_path, text))
+    assert "\n" not in str(caught.value)

@@ -2,10 +2,14 @@
 
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gradtrail.serving.monitoring.compilations import watch_compilations
 from gradtrail.serving.monitoring.metrics import ERRORS, ServerMetrics
 
 INFER = "/v2/models/{name}/infer"
@@ -79,3 +83,23 @@ def test_hundred_promotions_leave_the_series_of_one_version() -> None:
 def test_promtool_accepts_the_names() -> None:
     checked = subprocess.run(["promtool", "check", "metrics"], input=filled().text(), capture_output=True, check=False)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_compilations_in_answering_threads_are_reported() -> None:
+    reported: list[float] = []
+    images = np.ones(3, np.float32)
+    end = watch_compilations(reported.append, "model")
+    try:
+        ahead = jax.jit(lambda x: x * 2).lower(images).compile()
+        assert reported == []
+        with ThreadPoolExecutor(1, thread_name_prefix="model") as thread:
+            thread.submit(ahead, images).result()
+            assert reported == [], "the program was compiled before"
+            thread.submit(jax.jit(lambda x: x * 3), images).result()
+            assert len(reported) == 1
+            assert reported[0] > 0
+    finally:
+        end()
+    with ThreadPoolExecutor(1, thread_name_prefix="model") as thread:
+        thread.submit(jax.jit(lambda x: x * 5), images).result()
+    assert len(reported) == 1

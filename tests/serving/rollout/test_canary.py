@@ -1,11 +1,18 @@
 """Challengers that must be stopped, and those that must not, by simulation with fixed seeds."""
 
+import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from factories import ROOT
 
 from gradtrail.serving.rollout.canary import Canary, Outcome, Stopped
+from gradtrail.serving.rollout.sequential import RESTART, MeanTest
+from gradtrail.serving.rollout.split import is_in_canary, position
 from gradtrail.serving.slo import CanaryThresholds
 
 Challenger = Callable[[np.random.Generator, Outcome], Outcome]
@@ -106,3 +113,90 @@ def test_request_of_many_images_counts_once() -> None:
     """Images of a request resemble each other: 200 that differ in one request prove nothing yet."""
     canary = Canary(thresholds(min_requests=1))
     assert canary.observe(outcome(2, images=200), outcome(1, images=200)) is None
+
+
+IDS = [f"client-{number}" for number in range(20_000)]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_share_of_ids_is_the_configured_share(share: float) -> None:
+    observed = sum(is_in_canary(name, share) for name in IDS) / len(IDS)
+    assert abs(observed - share) < 4 * math.sqrt(share * (1 - share) / len(IDS))
+
+
+def test_larger_share_contains_a_smaller_one() -> None:
+    none, small, large, everyone = (
+        {name for name in IDS if is_in_canary(name, share)} for share in (0.0, 0.1, 0.25, 1.0)
+    )
+    assert none < small < large < everyone
+    assert (len(none), len(everyone)) == (0, len(IDS))
+
+
+def test_salts_split_independently() -> None:
+    first = {name for name in IDS if is_in_canary(name, 0.5)}
+    second = {name for name in IDS if is_in_canary(name, 0.5, salt="compare")}
+    assert abs(len(first & second) / len(IDS) - 0.25) < 0.02
+
+
+def test_position_does_not_depend_on_the_process() -> None:
+    code = "from gradtrail.serving.rollout.split import position; print(position('client-1'), position('\\xe4\\udcff'))"
+    odd = position("ä\udcff")
+    expected = f"{position('client-1')} {odd}"
+    for seed in ("1", "2"):
+        # Not `sys.path`: MLflow leaves the code of models there that other tests have loaded.
+        env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": seed}
+        ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout.split("\n")[-2] == expected, ran.stderr
+    assert position("client-1") == pytest.approx(0.78373126)
+
+
+def first_alarm(values: np.ndarray, limit: float, significance: float) -> int | None:
+    """Return the number of observations until the test reports a mean above the limit."""
+    test = MeanTest(limit, significance)
+    return next((number for number, value in enumerate(values, 1) if test.observe(float(value))), None)
+
+
+@pytest.mark.parametrize("limit", [0.01, 0.1, 0.5])
+def test_share_of_false_alarms_is_at_most_the_significance(limit: float) -> None:
+    generator = np.random.default_rng(0)
+    sequences, significance = 200, 0.1
+    alarms = sum(first_alarm(generator.random(1200) < limit, limit, significance) is not None for _ in range(sequences))
+    assert alarms <= significance * sequences
+
+
+def test_evidence_is_a_martingale() -> None:
+    """Its mean over all sequences of eight coin flips is its start, and never more for smaller means."""
+    start = 6 / math.pi**2
+
+    def mean_evidence(share: float) -> float:
+        total = 0.0
+        for bits in range(2**8):
+            test = MeanTest(0.3, 0.01)
+            flips = [bits >> place & 1 for place in range(8)]
+            for flip in flips:
+                test.observe(float(flip))
+            total += share ** sum(flips) * (1 - share) ** (8 - sum(flips)) * math.exp(test.log_evidence)
+        return total
+
+    assert mean_evidence(0.3) == pytest.approx(start)
+    assert mean_evidence(0.2) < start < mean_evidence(0.4)
+
+
+def test_late_change_is_detected_soon() -> None:
+    generator = np.random.default_rng(1)
+    values = np.concatenate([generator.random(8 * RESTART) < 0.002, generator.random(500) < 0.3])
+    alarm = first_alarm(values, 0.01, 0.01)
+    assert alarm is not None
+    assert 8 * RESTART < alarm < 8 * RESTART + 60
+
+
+def test_values_between_zero_and_one_count_by_their_size() -> None:
+    assert first_alarm(np.full(500, 0.4), 0.1, 0.01) is not None
+    assert first_alarm(np.full(5000, 0.1), 0.1, 0.01) is None
+
+
+def test_limit_of_zero_needs_more_than_one_failure() -> None:
+    test = MeanTest(0.0, 0.01)
+    assert [test.observe(0.0) for _ in range(100)] == [False] * 100
+    assert test.mean == 0

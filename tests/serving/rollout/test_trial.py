@@ -4,6 +4,10 @@ import asyncio
 import json
 import logging
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,14 +15,92 @@ from typing import Any
 import numpy as np
 import pytest
 from asgi import JSON, ask, inference
-from trial_bench import SLO, Answers, bench, seven, sound, throwing
 
+from gradtrail.serving.monitoring.metrics import ServerMetrics
+from gradtrail.serving.rollout.follow import Follower
 from gradtrail.serving.rollout.split import is_in_canary
-from gradtrail.serving.rollout.start import rollout_config
+from gradtrail.serving.rollout.start import RolloutConfig, roll_out, rollout_config
+from gradtrail.serving.rollout.trial import PATIENCE_SECONDS, Trial, TrialConfig
 from gradtrail.serving.server.app import VERSION_HEADER, create_app
+from gradtrail.serving.server.batching import BatchingConfig
 from gradtrail.serving.server.guard import DEADLINE, Guard, Limits
 from gradtrail.serving.server.refusal import busy
+from gradtrail.serving.server.router import Answer, Loaded, Served, Source
+from gradtrail.serving.slo import read_slo
 from gradtrail.support.errors import UserError
+
+CLASSES = tuple(map(str, range(10)))
+SLO = Path(__file__).parents[3] / "deploy/slo.yaml"
+Answers = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class About:
+    """The part of a manifest that the router reads."""
+
+    digest: str
+    name: str = "digits"
+    batch_sizes: tuple[int, ...] = (1, 8, 32)
+    image_shape: tuple[int, int] = (2, 2)
+    classes: tuple[str, ...] = CLASSES
+
+
+@dataclass
+class Fake:
+    """A model that is a function."""
+
+    manifest: Any
+    run: Answers
+
+
+def sound(batch: np.ndarray) -> np.ndarray:
+    """The label is the first pixel."""
+    return np.eye(10, dtype=np.float32)[batch[:, 0, 0] % 10]
+
+
+def seven(batch: np.ndarray) -> np.ndarray:
+    return np.eye(10, dtype=np.float32)[np.full(len(batch), 7)]
+
+
+def throwing(batch: np.ndarray) -> np.ndarray:
+    raise RuntimeError("the challenger's fault")
+
+
+@dataclass
+class Bench:
+    """A router with a primary and a trial."""
+
+    trial: Trial
+
+    def load(self, run: Answers, version: str, **about: Any) -> Served:
+        loaded = Loaded(model=Fake(About(f"digest {version}", **about), run), version=version, sizes=())  # type: ignore[arg-type]
+        return self.trial.serve(loaded)
+
+    async def ask(self, number: int, client: str | None = None) -> Answer:
+        images = np.full((1, 2, 2), number % 10, np.uint8)
+        return await self.trial.answer(images, client or f"client {number}", self.trial.current)
+
+    async def settle(self) -> None:
+        """Wait for the comparisons."""
+        while self.trial._tasks:
+            await asyncio.gather(*self.trial._tasks)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.trial.metrics.registry.get_sample_value(name, labels)
+
+
+@contextmanager
+def bench(share: float = 0.1, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[Bench]:
+    """Make a bench in a running event loop."""
+    config = TrialConfig(share=share, thresholds=read_slo(SLO).canary, patience_seconds=patience_seconds)
+    trial = Trial(batching=BatchingConfig(max_wait_ms=0), metrics=ServerMetrics((), CLASSES), config=config)
+    made = Bench(trial)
+    trial.swap(made.load(sound, "1"))
+    try:
+        yield made
+    finally:
+        trial.challenge(None)
+        trial.close()
 
 
 def body(number: int) -> bytes:
@@ -204,3 +286,102 @@ async def test_first_exception_is_logged_even_after_answers(caplog: pytest.LogCa
         await made.settle()
     (record,) = (record for record in caplog.records if record.exc_info)
     assert record.message == "the challenger, version 2, failed"
+
+
+async def test_shadow_answers_no_client_and_is_compared_on_every_request() -> None:
+    with bench(share=0.0) as made:
+        made.trial.challenge(made.load(seven, "2"))
+        count = 0
+        while made.trial.state == "shadow":
+            assert (await made.ask(count)).model.version == "1"
+            await made.settle()
+            count += 1
+        about = made.trial.describe_rollout()
+        assert about["requests"] == count < 200
+        assert about["stopped"]["because"] == "agreement"
+        assert made.value("gradtrail_canary_fallbacks_total") == 0
+
+
+async def test_comparisons_are_skipped_under_load() -> None:
+    def answer_after(seconds: float) -> Answers:
+        def answer(batch: np.ndarray) -> np.ndarray:
+            time.sleep(seconds)
+            return sound(batch)
+
+        return answer
+
+    with bench(share=0.0) as made:
+        made.trial.swap(made.load(answer_after(0.004), "1"))
+        made.trial.challenge(made.load(answer_after(0.006), "2"))
+
+        async def client(first: int) -> None:
+            for number in range(first, 100, 4):
+                await made.ask(number)
+
+        await asyncio.gather(*(client(first) for first in range(4)))
+        await made.settle()
+        assert made.trial.state == "shadow", made.trial.describe_rollout()
+        assert made.trial.describe_rollout()["requests"] > 10
+        assert (made.value("gradtrail_comparisons_dropped_total") or 0) > 0
+
+
+async def test_hanging_shadow_is_stopped() -> None:
+    has_ended = threading.Event()
+
+    def hanging(batch: np.ndarray) -> np.ndarray:
+        assert has_ended.wait(60)
+        return sound(batch)
+
+    with bench(share=0.0, patience_seconds=0.01) as made:
+        made.trial.challenge(made.load(hanging, "2"))
+        for number in range(20):
+            await made.ask(number)
+            await made.settle()
+        has_ended.set()
+        assert made.trial.describe_rollout()["stopped"]["because"] == "errors"
+
+
+@pytest.mark.parametrize("other", [{"name": "letters"}, {"image_shape": (8, 8)}])
+async def test_champion_of_other_images_or_name_is_refused(
+    other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followers: list[Follower] = []
+
+    async def hold(follower: Follower) -> None:
+        followers.append(follower)
+
+    monkeypatch.setattr(Follower, "run", hold)
+    remembered: list[tuple[str, str]] = []
+    monkeypatch.setattr("gradtrail.serving.rollout.start.remember", lambda *uris: remembered.append(uris))
+
+    with bench() as made:
+        versions = {"2": made.load(sound, "2", **other), "3": made.load(sound, "3")}
+
+        async def load(source: Source) -> Served:
+            return versions[source.version]
+
+        monkeypatch.setattr(made.trial, "load", load)
+        config = RolloutConfig(follow_seconds=5)
+        locate = lambda address: Source(folder=Path(), version=address.rpartition("/")[2])  # noqa: E731
+        await roll_out("models:/digits@champion", config, made.trial, locate)
+        with pytest.raises(UserError, match="version 2: takes other images, or has other classes or another name"):
+            await followers[0].load("2")
+        assert (made.trial.current.version, remembered) == ("1", [])
+        await followers[0].load("3")
+        assert made.trial.current.version == "3"
+        assert remembered == [("models:/digits@champion", "models:/digits/3")]
+
+
+async def test_challenger_that_cannot_be_loaded_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def locate(address: str) -> Source:
+        raise UserError(f"{address}: no exported model here")
+
+    with caplog.at_level(logging.WARNING, "gradtrail.serve"), bench() as made:
+        config = RolloutConfig(follow_seconds=0, challenger="nowhere", trial=made.trial.config)
+        await roll_out("models:/digits@champion", config, made.trial, locate)
+        assert (await made.ask(1)).model.version == "1"
+        assert made.value("gradtrail_follow_failures_total", role="challenger") == 1
+    message = "challenger nowhere cannot be used, so there is no trial: nowhere: no exported model here"
+    assert [(record.message, record.exc_info) for record in caplog.records] == [(message, None)]

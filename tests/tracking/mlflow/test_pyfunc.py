@@ -1,15 +1,46 @@
 """A served model gives the answers of the network for any number of images, and refuses other input in one line."""
 
+import contextlib
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import grimp
+import mlflow
 import numpy as np
 import pytest
 from exports import SHAPE, write_small_export, write_wrong_export
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModel, LoggedModelStatus, Metric, Run
 from mlflow.exceptions import MlflowException
 
-from gradtrail.stages.artifacts.exported import read_export
+from gradtrail.stages.artifacts.exported import read_export, read_manifest
+from gradtrail.stages.common.digests import digest
+from gradtrail.tracking.gc.files import Garbage
+from gradtrail.tracking.gc.runs import deleted_garbage, needed_runs, purge, unneeded_garbage
+from gradtrail.tracking.lineage.recorded import RecordedStates
+from gradtrail.tracking.mlflow.client import experiment_id, open_store
+from gradtrail.tracking.mlflow.links import copy_headlines
+from gradtrail.tracking.mlflow.models import (
+    EXPORT_DIGEST,
+    LOADED,
+    WEIGHTS,
+    delete_models,
+    link_evaluation,
+    log_export,
+    logged_exports,
+    models_of,
+    registered_models,
+)
+from gradtrail.tracking.mlflow.naming import NOTE
 from gradtrail.tracking.mlflow.pyfunc import ServedModel, _load_pyfunc
+from gradtrail.tracking.mlflow.search import RunIndex
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (70, *SHAPE), np.uint8)
 
@@ -94,3 +125,267 @@ def test_other_input_is_refused_in_one_line(served: ServedModel, data: Any, actu
     assert str(caught.value).startswith(f"images: an array (images, {SHAPE[0]}, {SHAPE[1]}) of whole numbers")
     assert str(caught.value).endswith(f"; got {actual}")
     assert caught.value.error_code == "INVALID_PARAMETER_VALUE"
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, *SHAPE), np.uint8)
+TEMPERATURE = 1.5  # of the small exports
+
+
+@pytest.fixture(scope="module")
+def client(created_store: Any) -> MlflowClient:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{created_store.folder}/mlflow.db")
+        return open_store()
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_export(tmp_path_factory.mktemp("models") / "export", model="linear", batch_sizes=(4,))
+
+
+def new_run(client: MlflowClient, stage: str = "train", **params: str) -> Run:
+    experiment = client.get_experiment_by_name("models")
+    tags = {"stage": stage, "state": "0" * 64}
+    run_id = client.create_run(experiment.experiment_id, tags=tags).info.run_id
+    client.log_param(run_id, "train.seed", "7")
+    for key, value in params.items():
+        client.log_param(run_id, key.replace("__", "."), value)
+    return client.get_run(run_id)
+
+
+def new_evaluation(client: MlflowClient, weights: str = "final", **metrics: float) -> Run:
+    run = new_run(client, "evaluate", evaluate__weights=weights)
+    points = {"temperature": TEMPERATURE} | metrics
+    client.log_batch(run.info.run_id, metrics=[Metric(f"eval/{name}", value, 0, 0) for name, value in points.items()])
+    return client.get_run(run.info.run_id)
+
+
+def model_of(client: MlflowClient, run: Run) -> LoggedModel:
+    (model,) = models_of(client, run)
+    return model
+
+
+def test_export_is_logged_once_and_another_one_separately(client: MlflowClient, export: Path, tmp_path: Path) -> None:
+    run = new_run(client)
+    for _ in range(2):
+        log_export(client, run, export)
+    model = model_of(client, run)
+    assert model.status == LoggedModelStatus.READY
+    assert model.source_run_id == run.info.run_id
+    assert model.params == {"train.seed": "7"}
+    assert model.tags[EXPORT_DIGEST] == read_manifest(export).digest
+    outputs = client.get_run(run.info.run_id).outputs.model_outputs
+    assert [output.model_id for output in outputs] == [model.model_id]
+    held = Path(model.artifact_location.removeprefix("file://")) / "data" / "export"
+    assert digest(held) == digest(export)
+    assert (run.info.run_id, digest(export)) in logged_exports(client, run.info.experiment_id)
+    other = write_small_export(tmp_path / "other", model="linear", weights="best")
+    log_export(client, run, other)
+    assert {logged.tags[WEIGHTS] for logged in models_of(client, run)} == {"final", "best"}
+
+
+def test_a_model_has_the_metrics_of_its_epoch_and_no_point_is_logged_twice(client: MlflowClient, export: Path) -> None:
+    run = new_run(client)
+    client.log_batch(
+        run.info.run_id, metrics=[Metric("train/validation_accuracy", epoch / 10, 5, epoch) for epoch in range(3)]
+    )
+    log_export(client, run, export)
+    assert [(metric.key, metric.value) for metric in model_of(client, run).metrics] == [
+        ("train/validation_accuracy", 0.1)
+    ]
+    assert len(client.get_metric_history(run.info.run_id, "train/validation_accuracy")) == 3
+
+
+def test_an_incomplete_model_is_replaced(client: MlflowClient, export: Path) -> None:
+    run = new_run(client)
+    tags = {WEIGHTS: "final", EXPORT_DIGEST: read_manifest(export).digest, "export_out": digest(export)}
+    unfinished = client.create_logged_model(run.info.experiment_id, "begun", run.info.run_id, tags)
+    assert (run.info.run_id, digest(export)) not in logged_exports(client, run.info.experiment_id)
+    log_export(client, run, export)
+    model = model_of(client, run)
+    assert model.model_id != unfinished.model_id
+    assert model.status == LoggedModelStatus.READY
+
+
+@pytest.mark.parametrize("is_logged_first", [True, False])
+def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
+    client: MlflowClient, export: Path, *, is_logged_first: bool
+) -> None:
+    """Whether the model was there before the evaluation's metrics were copied, or came after."""
+    run, evaluation = new_run(client), new_evaluation(client, accuracy=0.5)
+    other = new_evaluation(client, weights="best", accuracy=0.4), new_evaluation(client, temperature=2.0, accuracy=0.3)
+    if is_logged_first:
+        log_export(client, run, export)
+    copy_headlines(client, evaluation, run)
+    if not is_logged_first:
+        log_export(client, run, export)
+    for _ in range(2):
+        copy_headlines(client, client.get_run(evaluation.info.run_id), client.get_run(run.info.run_id))
+    model = model_of(client, run)
+    metrics = [(metric.key, metric.value, metric.run_id) for metric in model.metrics]
+    assert metrics == [("eval/accuracy", 0.5, run.info.run_id)]
+    evaluation = client.get_run(evaluation.info.run_id)
+    assert [item.model_id for item in evaluation.inputs.model_inputs] == [model.model_id]
+    assert client.get_run(run.info.run_id).data.metrics == {"eval/accuracy": 0.5}
+    assert len(client.get_metric_history(run.info.run_id, "eval/accuracy")) == 1
+    assert all(link_evaluation(client, item, run) is None for item in other)
+
+
+def test_model_stays_the_same_input_of_an_evaluation_that_a_search_returned(client: MlflowClient, export: Path) -> None:
+    run, evaluation = new_run(client), new_evaluation(client)
+    log_export(client, run, export)
+    link_evaluation(client, evaluation, run)
+    database, query = (
+        client.tracking_uri.removeprefix("sqlite:///"),
+        "select * from inputs where ? in (source_id, destination_id)",
+    )
+    with contextlib.closing(sqlite3.connect(database)) as store:
+        rows = store.execute(query, (evaluation.info.run_id,)).fetchall()
+        assert len(rows) == 1
+        link_evaluation(client, RunIndex(client)[evaluation.info.run_id], run)
+        assert store.execute(query, (evaluation.info.run_id,)).fetchall() == rows
+
+
+def test_last_headline_is_the_shown_one_after_the_clock_was_set_back(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(client)
+    for hour, value in enumerate((0.7, 0.6, 0.8)):
+        monkeypatch.setattr(time, "time", lambda hour=hour: 1e9 - 3600 * hour)
+        evaluation = new_evaluation(client, accuracy=value)
+        assert copy_headlines(client, evaluation, client.get_run(run.info.run_id))
+        training = client.get_run(run.info.run_id)
+        assert training.data.metrics == {"eval/accuracy": value}
+        assert not copy_headlines(client, evaluation, training), "nothing is left to copy"
+
+
+def test_the_model_of_several_members_is_their_ensemble(client: MlflowClient, tmp_path: Path) -> None:
+    folder = write_small_export(tmp_path / "export", seed=4, members=3, model="linear", epochs=(0, 1, 1))
+    run = new_run(client)
+    log_export(client, run, folder)
+    model = model_of(client, run)
+    assert model.tags["epoch"] == "0, 1"
+    assert not model.metrics, "its members are not of one epoch"
+    assert "Mean probabilities of 3 networks, seeds 4 to 6; weights after epochs 0, 1," in model.tags[NOTE]
+    served = mlflow.pyfunc.load_model(model.artifact_location).predict(IMAGES)
+    np.testing.assert_array_equal(served["probabilities"], read_export(folder).predict(IMAGES))
+
+
+def test_the_code_of_a_model_is_what_its_loader_imports() -> None:
+    graph = grimp.build_graph("gradtrail", exclude_type_checking_imports=True, cache_dir=None)
+    loader, *imported = LOADED
+    assert {loader, *imported} == {loader, *graph.find_upstream_modules(loader)}
+
+
+@pytest.mark.slow
+def test_model_loads_without_the_repository_pickle_and_flax(client: MlflowClient, export: Path, tmp_path: Path) -> None:
+    run = new_run(client)
+    log_export(client, run, export)
+    model = model_of(client, run)
+    np.save(tmp_path / "images.npy", IMAGES)
+    code = f"""
+import pickle, sys
+pickle.load = pickle.loads = None
+sys.modules["flax"] = None
+import mlflow, numpy
+model = mlflow.pyfunc.load_model({model.artifact_location!r})
+print(model.predict(numpy.load("images.npy"))["label"].tolist())
+import gradtrail
+print(gradtrail.__file__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    labels, place = done.stdout.splitlines()
+    assert json.loads(labels) == expected_labels(export)
+    assert place.startswith(model.artifact_location.removeprefix("file://")), "it brings the code that it needs"
+
+
+def expected_labels(export: Path) -> list[int]:
+    return [int(label) for label in read_export(export).predict(IMAGES).argmax(axis=1)]
+
+
+@pytest.fixture
+def own_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    """A store in the root of a project."""
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return open_store()
+
+
+def new_training(client: MlflowClient) -> Run:
+    run = client.create_run(experiment_id(client, "models"), tags={"stage": "train", "state": "0" * 64})
+    client.set_terminated(run.info.run_id, end_time=1)
+    return client.get_run(run.info.run_id)
+
+
+@pytest.mark.slow
+def test_a_model_is_removed_with_its_run(own_client: MlflowClient, export: Path, tmp_path: Path) -> None:
+    run = new_training(own_client)
+    log_export(own_client, run, export)
+    own_client.delete_run(run.info.run_id)
+    (garbage,) = deleted_garbage(own_client)
+    assert garbage.size_bytes > sum(path.stat().st_size for path in export.iterdir())
+    garbage.remove()
+    purge(own_client)
+    assert not [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        assert store.execute("select count(*) from logged_models").fetchone() == (0,)
+        assert store.execute("select count(*) from runs").fetchone() == (0,)
+
+
+@pytest.mark.slow
+def test_a_training_whose_model_is_registered_is_no_garbage(own_client: MlflowClient, export: Path) -> None:
+    """Neither as a run of no recorded state, nor when it is deleted because another run has its place."""
+    trainings = registered, other = new_training(own_client), new_training(own_client)
+    for run in trainings:
+        log_export(own_client, run, export)
+    model = model_of(own_client, registered)
+    own_client.create_registered_model("digits")
+    own_client.create_model_version("digits", f"models:/{model.model_id}", model_id=model.model_id)
+    assert registered_models(own_client) == {model.model_id, registered.info.run_id}
+
+    index = RunIndex(own_client)
+    needed = needed_runs(own_client, RecordedStates(snapshots=[], num_unreadable=0), index)
+    assert other.info.run_id[:8] in only_name(unneeded_garbage(own_client, index, needed, []))
+    for run in trainings:
+        delete_models(own_client, run)
+        own_client.delete_run(run.info.run_id)
+    assert other.info.run_id[:8] in only_name(deleted_garbage(own_client))
+    purge(own_client)
+    (version,) = own_client.search_model_versions()
+    assert mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}").predict(IMAGES)["label"].shape == (3,)
+
+
+def only_name(garbage: Iterable[Garbage]) -> str:
+    (item,) = garbage
+    return item.name
+
+
+@pytest.mark.nightly
+def test_model_predicts_in_a_fresh_environment(client: MlflowClient, export: Path, tmp_path: Path) -> None:
+    """`mlflow models predict`, from JSON of whole numbers and of floats; other shapes are refused."""
+    run = new_run(client)
+    log_export(client, run, export)
+    model = model_of(client, run)
+    place = Path(model.artifact_location.removeprefix("file://"))
+    venv.create(tmp_path / "env", with_pip=True)
+    binaries = tmp_path / "env" / "bin"
+    install = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(place / "requirements.txt"))
+    subprocess.run([binaries / "python", *install], check=True, timeout=900)
+
+    def predict(images: np.ndarray) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "images.json").write_text(json.dumps({"inputs": images.tolist()}))
+        options = ("-m", f"models:/{model.model_id}", "-i", str(tmp_path / "images.json"), "--env-manager", "local")
+        env = {"PATH": f"{binaries}:/usr/bin:/bin", "MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()}
+        env |= {"MLFLOW_DISABLE_TELEMETRY": "true", "HOME": str(tmp_path)}
+        command = [binaries / "mlflow", "models", "predict", *options]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=300)
+
+    for images in (IMAGES, IMAGES / 255):
+        done = predict(images)
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout.splitlines()[-1])["predictions"]
+        assert answer["label"] == expected_labels(export)
+        np.testing.assert_allclose(np.sum(answer["probabilities"], axis=1), 1, rtol=1e-5)
+    refused = predict(IMAGES[:, 0])
+    assert refused.returncode != 0
+    assert f"got shape {(3, SHAPE[1])}" in refused.stderr
