@@ -1,6 +1,5 @@
 """A real browser for tests: Chromium, spoken to over its debugging pipe, with nothing but the standard library."""
 
-import base64
 import json
 import os
 import select
@@ -110,10 +109,6 @@ class Browser:
             common = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": code}
             self.ask("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
             self.ask("Input.dispatchKeyEvent", type="keyUp", **common)
-
-    def screenshot(self, path: Path) -> None:
-        """Write what the window shows as a PNG."""
-        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot")["data"]))
 
     def _next(self) -> dict[str, Any]:
         """Return the next message; those that are events are noted."""

@@ -3,11 +3,8 @@
 import contextlib
 import importlib.util
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,31 +13,10 @@ from typing import Any
 import psutil
 import requests
 from projects import ROOT
-from servers import free_port
+from servers import free_port, service
 
 BUCKET = "gradtrail"
-_SECONDS = 120  # that a service may take to start
 Environment = Mapping[str, str]
-
-
-@contextlib.contextmanager
-def service(
-    command: list[str], log: Path, env: Environment, ready: Any, cwd: Path | None = None
-) -> Iterator[subprocess.Popen]:
-    """Run a command until the block ends; `ready` says when it answers."""
-    with log.open("ab") as out:
-        process = subprocess.Popen(command, env=dict(env), stdout=out, stderr=out, cwd=cwd, start_new_session=True)
-        try:
-            deadline = time.monotonic() + _SECONDS
-            while not ready():
-                assert process.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < deadline, log.read_text()[-3000:]
-                time.sleep(0.2)
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def answers(url: str) -> bool:

@@ -80,6 +80,26 @@ class TrackingServer:
 
 
 @contextlib.contextmanager
+def service(
+    command: list[str], log: Path, env: Mapping[str, str], ready: Any, cwd: Path | None = None
+) -> Iterator[subprocess.Popen]:
+    """Run a command until the block ends; `ready` says when it answers."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(command, env=dict(env), stdout=out, stderr=out, cwd=cwd, start_new_session=True)
+        try:
+            deadline = time.monotonic() + _SECONDS
+            while not ready():
+                assert process.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < deadline, log.read_text()[-3000:]
+                time.sleep(0.2)
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
 def tracking_server(folder: Path, database: str = "", port: int | None = None) -> Iterator[TrackingServer]:
     """Run `mlflow server` with its artifacts in a folder, handed on by the server itself.
 
@@ -93,19 +113,8 @@ def tracking_server(folder: Path, database: str = "", port: int | None = None) -
     command += ["--workers", "1", "--backend-store-uri", database or f"sqlite:///{folder / 'server.db'}"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
     env = environment() | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # eight more processes, for what is not used
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=folder, start_new_session=True)
-        try:
-            deadline = time.monotonic() + _SECONDS
-            while not server.answers():
-                assert process.poll() is None, (folder / "server.log").read_text()
-                assert time.monotonic() < deadline, (folder / "server.log").read_text()
-                time.sleep(0.2)
-            yield server
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with service(command, folder / "server.log", env, server.answers, cwd=folder):
+        yield server
 
 
 class Proxy:

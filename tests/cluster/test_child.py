@@ -1,4 +1,4 @@
-"""The process that runs an experiment: the DVC commands, and the message if files cannot be pushed."""
+"""The DVC commands of an experiment, and the fetch of its results; a failing remote is one line."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The address of a cluster, and what is said where no Ray is: one line each."""
+"""The address of a cluster, the jobs and their events; every failure is one line."""
 
 import sys
 from pathlib import Path
@@ -127,13 +127,10 @@ def test_invalid_address_is_one_line(address: str) -> None:
         Cluster(address)
 
 
-def test_missing_ray_is_one_line_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_and_unreachable_server_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.job_submission", None)
     with pytest.raises(UserError, match=r"^Ray is not installed here: `make env CLUSTER=1`, or "):
         Cluster("http://h:8265")
-
-
-def test_unreachable_server_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "require_ray", lambda: FakeClient)
     address = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(UserError, match=rf"^--on {address}: no Ray job server answers there \(ConnectionError\)$"):
@@ -165,12 +162,9 @@ FIRST = Event(name="gradtrail-1", state="running", seconds=1.5, detail="node abc
 LAST = Event(name="", state="refused", seconds=2.0, detail="no such thing")
 
 
-def test_events_are_read_from_a_log() -> None:
+def test_complete_lines_of_a_log_are_read_as_events() -> None:
     log = f"a warning of Ray\n{FIRST.line()}\nnoise\n{LAST.line()}\n"
     assert list(events_in(log)) == [FIRST, LAST]
-
-
-def test_incomplete_line_is_not_read() -> None:
     log = f"{FIRST.line()}\n{LAST.line()}"
     assert list(events_in(log)) == [FIRST]
     assert list(events_in(log[:-5])) == [FIRST]

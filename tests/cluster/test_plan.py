@@ -1,4 +1,4 @@
-"""Experiments have the same name if and only if they are the same; and the states that they share."""
+"""Experiments have the same name if and only if they are the same; requests are plain JSON of the same versions."""
 
 import dataclasses
 import shutil
@@ -33,20 +33,14 @@ def plan(changes: dict[str, Any], commit: str = COMMIT, stage: str = "evaluate")
     return experiment
 
 
-def test_name_depends_on_commit_stage_and_params() -> None:
+def test_name_depends_on_commit_stage_and_the_params_that_are_read() -> None:
     one = plan({"train.seed": 1})
     assert one.name.startswith("gradtrail-")
     assert plan({"train.seed": 1}).name == one.name
     assert plan({"train.seed": 2}).name != one.name
     assert plan({"train.seed": 1}, commit="b" * 40).name != one.name
     assert plan({"train.seed": 1}, stage="gradients").name != one.name
-
-
-def test_name_ignores_params_that_its_stages_do_not_read() -> None:
     assert plan({"train.seed": 1, "gradients.num_largest": 7}).name == plan({"train.seed": 1}).name
-
-
-def test_repeated_experiment_is_planned_once() -> None:
     requested = [RequestedExperiment(label, {"train.seed": 1}, "evaluate") for label in ("one", "again")]
     (experiment,) = plan_experiments(requested, COMMIT)
     assert experiment.label == "one"

@@ -69,7 +69,7 @@ def test_order_is_numeric_and_runs_without_the_key_are_last() -> None:
         sorted_runs(RUNS, "accurac", ascending=True)
 
 
-def test_table_has_differing_params_and_marks_the_best_run() -> None:
+def test_table_has_differing_params_and_metrics_that_fit() -> None:
     lines = printed(RUNS[:2])
     assert "2 of 9 training runs" in lines[0]
     assert "seed" in lines[2]
@@ -78,16 +78,10 @@ def test_table_has_differing_params_and_marks_the_best_run() -> None:
     assert best.startswith(RUNS[1].info.run_id[:8])
     assert "* 93.00 (92.00–94.00)" in best
     assert "status" not in lines[2]
-
-
-def test_narrow_terminal_cuts_off_no_number() -> None:
     assert "train, s" in printed(RUNS[:2])[2]
     narrow = printed(RUNS[:2], width=70)
     assert "train, s" not in narrow[2]
     assert any("* 93.00 (92.00–94.00)" in line for line in narrow)
-
-
-def test_param_of_a_kind_counts_only_for_runs_of_that_kind() -> None:
     lines = printed(RUNS)
     assert "model" in lines[2]
     assert "hidden" not in lines[2], "only one run is a CNN, and all others have the same MLP"

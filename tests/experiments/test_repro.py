@@ -1,4 +1,4 @@
-"""`gradtrail repro` around `dvc repro`: what it validates, and what it does where the store or a source fails."""
+"""`gradtrail repro` around `dvc repro`: what it validates, and what it does if the store or a source fails."""
 
 import shutil
 from pathlib import Path

@@ -10,6 +10,7 @@ from subprocess import Popen
 import psutil
 import pytest
 from projects import ROOT, Project
+from servers import free_port
 from small_project import finished_small_project
 
 from gradtrail import cli
@@ -22,12 +23,6 @@ _LONGEST = 120  # seconds
 def project(tmp_path: Path) -> Project:
     """A project with runs, for a test to change."""
     return finished_small_project().copy(tmp_path / "project")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def started_by(process: Popen[str]) -> list[psutil.Process]:

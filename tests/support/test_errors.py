@@ -1,4 +1,4 @@
-"""Faults of MLflow's store and of the system are one line; a bug of ours stays what it is."""
+"""Faults of MLflow's store and of the system are one line without credentials; a bug of ours stays what it is."""
 
 import errno
 import sqlite3
@@ -97,8 +97,11 @@ def test_credentials_are_hidden_and_nothing_else(text: str, message: str) -> Non
     assert redacted(text, ENVIRON) == message
 
 
-def test_a_secret_that_contains_another_is_hidden_whole() -> None:
+def test_secret_that_contains_another_is_hidden_whole_also_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert redacted("abcdefgh", {"A_TOKEN": "abcdef", "B_TOKEN": "abcdefgh"}) == "***"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    error = UserError("https://ann:secret@host said no to wJalrXUtnFEMI")
+    assert str(error) == "https://***@host said no to ***"
 
 
 def test_which_addresses_hold_a_password() -> None:
@@ -106,9 +109,3 @@ def test_which_addresses_hold_a_password() -> None:
     assert has_password("https://token@host/x.git")
     assert not has_password("ssh://git@host/x.git")
     assert not has_password("git@host:x.git")
-
-
-def test_an_error_shows_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
-    error = UserError("https://ann:secret@host said no to wJalrXUtnFEMI")
-    assert str(error) == "https://***@host said no to ***"

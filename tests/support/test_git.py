@@ -1,4 +1,4 @@
-"""No git and no repository are empty answers; any other failure of git is one line."""
+"""No git and no repository are empty answers; any other failure of git or of a command is one line without secrets."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A batch that does not fit is refused in one line that says what would."""
+"""A batch that does not fit is refused in one line that says what would; arrays that outlive a stage are a warning."""
 
 import contextlib
 import dataclasses

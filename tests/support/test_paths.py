@@ -25,13 +25,10 @@ def make_project(folder: Path) -> Path:
     return folder
 
 
-def test_project_is_the_nearest_folder_at_or_above(project: Path) -> None:
+def test_project_is_the_nearest_folder_at_or_above_and_nowhere_else(project: Path) -> None:
     inner = make_project(project / ".dvc" / "tmp" / "exps" / "copy")
     assert {find_project(folder) for folder in (project, project / "docs", project / "docs" / "images")} == {project}
     assert find_project(inner / "docs") == inner
-
-
-def test_other_folders_have_no_project(project: Path) -> None:
     other = project / "docs" / "other"  # under DVC, but another project
     (other / ".dvc").mkdir(parents=True)
     (other / "dvc.yaml").touch()

@@ -1,6 +1,9 @@
 """A bar is drawn on stderr only where that is a terminal or on request; lines are always written."""
 
 import re
+import subprocess
+import sys
+import time
 
 import pytest
 from rich.table import Table
@@ -57,3 +60,12 @@ def test_control_characters_of_texts_are_escaped(
             assert r"\x1b]0;title" in out
             assert r"\x1b[2J [red]c" in out
             assert all(character.isprintable() for character in out.replace("\n", ""))
+
+
+CODE = "from gradtrail.support.running_time import seconds_running; print(seconds_running())"
+
+
+def test_a_process_knows_how_long_it_runs() -> None:
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", CODE], check=True, stdout=subprocess.PIPE, text=True)
+    assert 0 < float(done.stdout) < time.monotonic() - started + 0.02, "ticks are hundredths"

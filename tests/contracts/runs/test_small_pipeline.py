@@ -56,21 +56,6 @@ def test_two_trainings_with_the_same_bytes_both_show_the_evaluation(project: Pro
     assert all(run["metrics"]["eval/loss"] == 2 for run in runs)
 
 
-@pytest.mark.slow
-def test_experiments_write_to_the_one_store(project: Project) -> None:
-    project.dvc("exp", "run", "-S", "train.adamw.learning_rate=0.25", "--name", "here")
-    relative = {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}  # to the root, not to the copy of the experiment
-    project.dvc("exp", "run", "--temp", "-S", "train.adamw.learning_rate=0.75", "--name", "there", env=relative)
-    runs = {run["tags"].get("dvc.exp_name"): run for run in project.runs_of("train")}
-    assert runs["here"]["params"]["train.adamw.learning_rate"] == "0.25"
-    assert runs["there"]["params"]["train.adamw.learning_rate"] == "0.75"
-    assert len(project.runs_of("evaluate")) == 3
-    assert not (project.folder / ".dvc/tmp/exps" / "mlflow.db").exists()
-    table = project.dvc("exp", "show", "--csv")
-    assert "here" in table
-    assert "there" in table
-
-
 @pytest.mark.nightly
 def test_queued_experiments_run_the_code_they_were_queued_with(project: Project) -> None:
     core = project.folder / "src/gradtrail/core/second.py"
@@ -98,12 +83,6 @@ def test_state_of_an_earlier_stage_is_that_of_its_files(project: Project, monkey
     assert Identity("fetch").state_of("train") == Identity("train").state != made
     (project.folder / "models/final.safetensors").write_text("by hand")
     assert Identity("evaluate").state_of("train") != made
-
-
-def test_sync_without_a_server_is_one_line(project: Project) -> None:
-    output = project.gradtrail("sync", env={"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}, status=2)
-    assert output.startswith("gradtrail: MLflow's store failed")
-    assert len([line for line in output.splitlines() if "WARNING" not in line]) == 1
 
 
 @pytest.mark.slow

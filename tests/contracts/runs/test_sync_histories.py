@@ -1,6 +1,7 @@
 """Histories that `test_random_histories.py` does not draw: after a sync each state has one whole run, and no other.
 
 Each history is checked twice: as it was, and once more after the store is lost, when every run comes from the files.
+A sync creates the runs of what is in git: of all branches, and of commits that no longer fit.
 """
 
 import os
@@ -12,7 +13,62 @@ from typing import Any
 
 import pytest
 from projects import Project
-from whole_runs import BINS, FIRST, LR, OTHER, by_state, whole_runs
+from ruamel.yaml import YAML
+
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.tracking.lineage.recorded import consistent_stages
+from gradtrail.tracking.lineage.snapshots import snapshot_of
+from gradtrail.tracking.mlflow.stored_run import StoredRun
+from gradtrail.tracking.sync.origin import origin_of
+from gradtrail.tracking.sync.sync import sync
+
+LR, CLIP, BINS, TOP = (
+    "train.adamw.learning_rate",
+    "train.clip_norm",
+    "evaluate.calibration_bins",
+    "gradients.top_fraction",
+)
+FIRST = ["evaluate", "fetch", "gradients", "train"]
+OTHER = ["evaluate lr", "gradients lr", "train lr"]
+
+
+def whole_runs(project: Project) -> list[str]:
+    """Return what the finished runs are of, sorted: stage, and which params are not the first ones.
+
+    Asserts what holds of all runs: none is open; each state has one; each is complete, and hangs below its training.
+    """
+    runs = [run for run in project.runs() if run["tags"].get("process") != "elsewhere:1"]
+    assert "RUNNING" not in {run["status"] for run in runs}
+    whole = [run for run in runs if run["status"] == "FINISHED"]
+    assert len({run["tags"]["state"] for run in runs}) == len(runs)
+    trainings = {run["tags"]["state"]: run for run in whole if run["tags"]["stage"] == "train"}
+    by_id = {run["id"]: run for run in whole}
+    for run in whole:
+        stage = run["tags"]["stage"]
+        assert run["params"]
+        assert (run["artifacts"] / "lineage.json").is_file()
+        if stage == "train":
+            weights = run["outs"]["models/final.safetensors"]
+            assert digest(project.folder / ".dvc/cache/files/md5" / weights[:2] / weights[2:]) == weights
+            assert not (run["artifacts"] / "models").exists(), "the weights are DVC's"
+        if stage in ("evaluate", "gradients"):
+            parent = by_id[run["tags"]["mlflow.parentRunId"]]
+            assert parent is trainings[run["tags"]["train_state"]]
+            assert parent["outs"]["models/final.safetensors"] == run["tags"]["weights"]
+            assert (run["artifacts"] / "results/words.txt").is_file()
+    return sorted(label(run) for run in whole)
+
+
+def label(run: dict[str, Any]) -> str:
+    first = {LR: ("lr", "0.005"), CLIP: ("clip", "1.0"), BINS: ("bins", "15"), TOP: ("top", "0.01")}
+    changed = [short for key, (short, value) in first.items() if run["params"].get(key, value) != value]
+    return " ".join([run["tags"]["stage"], *changed])
+
+
+def by_state(project: Project) -> dict[str, dict[str, float]]:
+    """Return the metrics of each whole run."""
+    return {run["tags"]["state"]: run["metrics"] for run in project.runs() if run["status"] == "FINISHED"}
 
 
 def only_some_stages_run(project: Project) -> None:
@@ -32,10 +88,7 @@ def experiments_applied_branched_and_removed(project: Project) -> None:
     project.dvc("exp", "remove", "here", "there")
 
 
-slow = pytest.mark.slow
-
-
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("history", "expected"),
     [
@@ -97,7 +150,7 @@ client.create_run(run.info.experiment_id, tags=elsewhere)
 """
 
 
-@slow
+@pytest.mark.slow
 def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
     """Two clones that share a server may each make a run of a state; the older stays. Other hosts' runs are theirs."""
     (train,) = project.runs_of("train")
@@ -110,7 +163,7 @@ def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
     assert project.sync().strip() == "5 runs present; open on other hosts: 1"
 
 
-@slow
+@pytest.mark.slow
 def test_runs_hold_the_weights_where_params_ask_for_it(project: Project) -> None:
     weights = (project.folder / "models/final.safetensors").read_bytes()
     project.set("runtime.copy_outs", True)
@@ -120,3 +173,100 @@ def test_runs_hold_the_weights_where_params_ask_for_it(project: Project) -> None
     (run,) = project.runs_of("train")
     assert [path.name for path in (run["artifacts"] / "models").iterdir()] == ["final.safetensors"]
     assert (run["artifacts"] / "models/final.safetensors").read_bytes() == weights
+
+
+@pytest.mark.slow
+def test_a_clone_with_a_cache_has_the_runs_of_all_branches(project: Project, tmp_path: Path) -> None:
+    project.git("checkout", "-qb", "other")
+    project.set(LR, 0.5)
+    project.dvc("repro")
+    project.commit("another learning rate")
+    project.git("checkout", "-q", "-")
+    before = by_state(project)
+    project.run("git", "clone", "-q", str(project.folder), str(tmp_path / "clone"))
+    clone = Project(tmp_path / "clone")
+    assert "not here" not in clone.sync()  # what a fresh clone lacks is told to who asks
+    assert "states whose files are not here: 7" in clone.gradtrail("sync", "-v")
+    shutil.copytree(project.folder / ".dvc/cache/files", clone.folder / ".dvc/cache/files")
+    assert "rebuilt: fetch, train (2), evaluate (2), gradients (2)" in clone.sync()
+    assert whole_runs(clone) == sorted(FIRST + OTHER)
+    assert by_state(clone) == before
+    commits = {run["tags"]["mlflow.source.git.commit"] for run in clone.runs() if run["params"].get(LR) == "0.5"}
+    assert commits == {clone.git("rev-parse", "origin/other").strip()}
+    assert not (clone.folder / "models/final.safetensors").exists(), "a sync leaves the working folder alone"
+
+
+def test_commits_of_another_form_are_skipped(project: Project) -> None:
+    lock = project.lock()
+    for content in (b"schema: '2.0'\nstages:\n  fetch: 3\n", b"<<<<<<< HEAD\n", b"stages:\n  other: {cmd: run}\n"):
+        (project.folder / "dvc.lock").write_bytes(content)
+        project.commit("odd")
+    (project.folder / "dvc.lock").write_bytes(lock)
+    assert project.sync().endswith("4 runs present; skipped, not readable: 2\n")
+    assert whole_runs(project) == FIRST
+
+
+@pytest.mark.slow
+def test_commit_whose_code_wrote_the_same_bytes_gets_no_second_run(project: Project) -> None:
+    """As in a fresh clone, whose history has many states that differ in code alone, after its first run."""
+    core = project.folder / "src/gradtrail/core/second.py"
+    core.write_text(core.read_text() + "# a word to the reader\n")
+    project.dvc("repro")
+    project.commit("edited")
+    (edited, _) = (run["tags"]["state"] for run in project.runs_of("train"))
+    (project.folder / "mlflow.db").unlink()
+    project.dvc("repro", "--force")
+    project.sync()
+    assert [run["tags"]["state"] for run in project.runs_of("train")] == [edited]
+
+
+@pytest.mark.slow
+def test_commit_is_compared_by_the_files_of_its_code_folders(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.folder)
+    core, yaml = "src/gradtrail/core", YAML()
+    pipeline = yaml.load(Path("dvc.yaml"))
+    for stage in pipeline["stages"].values():
+        stage["deps"] = [core if dep.startswith(core) else dep for dep in stage["deps"]]
+    yaml.dump(pipeline, Path("dvc.yaml"))
+    project.dvc("commit", "-f")
+    project.commit("folders as deps")
+    assert dirty(project) == {"false"}
+    source = Path(core, "second.py")
+    source.write_text(source.read_text() + "\n")
+    project.commit("edited, and not run")
+    assert dirty(project) == {"true"}
+
+
+def dirty(project: Project) -> set[str]:
+    """Return whether the commit that is checked out has other code or params than the states of its lock."""
+    snapshot = snapshot_of(project.git("rev-parse", "HEAD").strip())
+    assert snapshot is not None
+    return {origin_of(stage)["git.dirty"] for stage in consistent_stages(snapshot)}
+
+
+@pytest.mark.slow
+def test_unreadable_outs_of_a_commit_are_reported_in_a_line(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project.folder)
+    written = Path("results/metrics/evaluate.json")
+    write_json(written, {"data": read_json(written)})
+    project.dvc("commit", "-f")
+    project.git("commit", "-q", "--all", "--amend", "-m", "metrics that are not flat")
+    Path("mlflow.db").unlink()
+    report = sync()
+    assert (report.rebuilt, report.unreadable) == ({"fetch": 1, "train": 1, "gradients": 1}, 1)
+    message = capsys.readouterr().err
+    assert "no run can be rebuilt (results/metrics/evaluate.json: data should be a number or text, got {" in message
+
+
+@pytest.mark.slow
+def test_bug_while_a_run_is_rebuilt_is_raised(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.chdir(project.folder)
+    Path("mlflow.db").unlink()
+    monkeypatch.setattr(StoredRun, "log_outs", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        sync()

@@ -35,11 +35,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_missing_audit_is_one_line_with_the_command_to_run(
+def test_missing_audit_or_files_to_merge_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = mistake(monkeypatch, capsys, "--port", "0")
     assert line == f"gradtrail: {SUSPECTS}: no such file; run `make audit` first, which finds the labels to look at"
+    assert mistake(monkeypatch, capsys, "--merge").startswith("gradtrail: --merge: needs files to merge")
+    assert mistake(monkeypatch, capsys, "a.csv").startswith("gradtrail: --merge: needs files to merge")
 
 
 def test_corrections_of_other_labels_are_refused(
@@ -125,10 +127,3 @@ def test_files_are_relative_to_the_working_folder(folder: Path, monkeypatch: pyt
             cli.main()
         assert not ended.value.code
         assert read_corrections(target) == [ROW]
-
-
-def test_merge_needs_files_and_files_need_merge(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert mistake(monkeypatch, capsys, "--merge").startswith("gradtrail: --merge: needs files to merge")
-    assert mistake(monkeypatch, capsys, "a.csv").startswith("gradtrail: --merge: needs files to merge")

@@ -1,4 +1,4 @@
-"""Decisions are in the file at once, can be undone, and are what the next session goes on from."""
+"""Decisions are in the file at once and can be undone; the labels to look at, the most suspicious first."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Waiting for experiments: as long as a worker may run them, and no longer."""
+"""What is missing of a comparison is given to an engine; DVC's queue is waited for as long as a worker may run it."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Comparisons change params that exist to values that are allowed, and queue no more than what is missing."""
+"""Comparisons, recipes and sweeps change params that exist to values that are allowed; mistakes are one line."""
 
 import shutil
 from pathlib import Path

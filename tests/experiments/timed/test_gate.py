@@ -1,4 +1,4 @@
-"""`gradtrail gate --timed`: what is too slow, and against which commit."""
+"""`gradtrail gate --timed`, and the statistics of timed comparisons on machines that are made up."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Which changes of versions are understood, and how the lock is resolved with them; uv itself is played."""
+"""`gradtrail upgrade`: which versions it accepts, how it resolves the lock, and what it reports; uv is played."""
 
 import tomllib
 from collections.abc import Callable

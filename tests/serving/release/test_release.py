@@ -1,4 +1,4 @@
-"""Promotion and rollback on a store: moves, refusals and their history."""
+"""Promotion and rollback on a store: moves, refusals and their history; comparisons with the champion."""
 
 import contextlib
 import json
@@ -15,18 +15,58 @@ from factories import ROOT
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from postgres import postgres, why_no_postgres
-from registered import evaluation, training
-from releasing import NAME, RIGHT, champion, crown, events, judge
+from registered import LABELS, evaluation, training
 from servers import tracking_server
 
 from gradtrail.serving.candidate import find_candidate
 from gradtrail.serving.registry import resolve, version_of
 from gradtrail.serving.release.comparison import compare
-from gradtrail.serving.release.history import Event, before, champions, versions_of
+from gradtrail.serving.release.history import Event, before, champions, events_of, versions_of
 from gradtrail.serving.release.promote import promote
 from gradtrail.serving.release.rollback import rollback
+from gradtrail.serving.slo import read_slo
+from gradtrail.serving.verdict.main import verdict_tag
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.client import open_store
+
+RIGHT = LABELS.copy()
+NAME = "digits"
+
+
+def judge(client: MlflowClient, run: Run, verdict: str) -> None:
+    Path("deploy").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "deploy/slo.yaml", "deploy")
+    candidate = find_candidate(run.info.run_id, client)
+    if verdict:
+        tag = verdict_tag(verdict, candidate.digest, read_slo().limits.digest)
+        client.set_tag(run.info.run_id, "verdict", tag)
+
+
+def crown(run: Run, *, force: bool = False, reason: str = "") -> int:
+    return promote(run.info.run_id, as_champion=True, is_forced=force, reason=reason)
+
+
+def champion() -> str | None:
+    return version_of(NAME, "champion")
+
+
+def events(client: MlflowClient) -> list[Event]:
+    return events_of(versions_of(client, NAME))
+
+
+@pytest.fixture
+def model(client: MlflowClient, exported: Callable[[int], Path]) -> Callable[..., Run]:
+    """Makes an evaluated training with an export, predictions and a verdict."""
+
+    def make(seed: int, *, wrong: int = 5, verdict: str = "pass", first: int = 0) -> Run:
+        run = training(client, seed=seed, export=exported(seed % 4))
+        predicted = RIGHT.copy()
+        predicted[first : first + wrong] = (predicted[first : first + wrong] + 1) % 10
+        evaluation(client, run, predicted)
+        judge(client, run, verdict)
+        return run
+
+    return make
 
 
 def test_export_is_registered_once_and_becomes_challenger_then_champion(

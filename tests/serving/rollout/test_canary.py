@@ -1,4 +1,4 @@
-"""Challengers that must be stopped, and those that must not, by simulation with fixed seeds."""
+"""Challengers that must be stopped, and those that must not, by simulation; the split of ids; the sequential test."""
 
 import math
 import os
@@ -104,13 +104,9 @@ def test_disagreement_stops_only_after_the_minimum_of_requests_and_once() -> Non
     assert str(canary.stopped) == message
 
 
-def test_failures_of_the_primary_do_not_count_against_the_challenger() -> None:
+def test_failures_of_the_primary_and_many_images_of_one_request_prove_nothing() -> None:
     canary = Canary(thresholds())
     assert [canary.observe(outcome(1), FAILED) for _ in range(500)] == [None] * 500
-
-
-def test_request_of_many_images_counts_once() -> None:
-    """Images of a request resemble each other: 200 that differ in one request prove nothing yet."""
     canary = Canary(thresholds(min_requests=1))
     assert canary.observe(outcome(2, images=200), outcome(1, images=200)) is None
 
@@ -124,15 +120,12 @@ def test_share_of_ids_is_the_configured_share(share: float) -> None:
     assert abs(observed - share) < 4 * math.sqrt(share * (1 - share) / len(IDS))
 
 
-def test_larger_share_contains_a_smaller_one() -> None:
+def test_shares_are_nested_and_salts_split_independently() -> None:
     none, small, large, everyone = (
         {name for name in IDS if is_in_canary(name, share)} for share in (0.0, 0.1, 0.25, 1.0)
     )
     assert none < small < large < everyone
     assert (len(none), len(everyone)) == (0, len(IDS))
-
-
-def test_salts_split_independently() -> None:
     first = {name for name in IDS if is_in_canary(name, 0.5)}
     second = {name for name in IDS if is_in_canary(name, 0.5, salt="compare")}
     assert abs(len(first & second) / len(IDS) - 0.25) < 0.02

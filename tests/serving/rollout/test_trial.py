@@ -103,10 +103,6 @@ def bench(share: float = 0.1, patience_seconds: float = PATIENCE_SECONDS) -> Ite
         trial.close()
 
 
-def body(number: int) -> bytes:
-    return json.dumps({"inputs": [[number, 0], [0, 255]]}).encode()
-
-
 def beyond_one(batch: np.ndarray) -> np.ndarray:
     return sound(batch) * 3 - 1
 
@@ -186,7 +182,8 @@ async def test_hanging_challenger_is_stopped_within_the_time_of_a_client(
         create_app(made.trial, guard)
         made.trial.challenge(made.load(hanging, "2"))
         for number in range(4):
-            reply = await ask(guard, "POST", "/invocations", [body(number)], JSON)
+            body = json.dumps({"inputs": [[number, 0], [0, 255]]}).encode()
+            reply = await ask(guard, "POST", "/invocations", [body], JSON)
             assert (reply.status, reply.headers[VERSION_HEADER.lower()]) == (200, "1")
         has_ended.set()
         assert made.trial.describe_rollout()["stopped"]["because"] == "errors"

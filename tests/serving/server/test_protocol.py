@@ -38,21 +38,15 @@ def test_pixels_arrive_unchanged_flat_or_nested(count: int, random: Any, is_flat
         np.testing.assert_array_equal(invoke({"instances": images.tolist()}), images)
 
 
-def test_values_from_0_to_1_become_the_nearest_pixels() -> None:
+def test_values_from_0_to_1_and_binary_images_become_pixels_if_their_form_is_clear() -> None:
     pixels = np.arange(256, dtype=np.uint8)[:252].reshape(-1, *SHAPE)
     shares = pixels / 255
     request = protocol.read_inference(inference(shares.ravel().tolist(), shares.shape, "FP32"), SHAPE, 100)
     np.testing.assert_array_equal(request.images, pixels)
     np.testing.assert_array_equal(invoke({"inputs": shares.tolist()}), pixels)
-
-
-def test_binary_images_are_accepted_if_their_form_is_clear() -> None:
     for text, pixels in (("0", 0), ("1.0", 255), ("255", 255)):
         images = invoke(f'{{"inputs": [[0, {text}], [0, 0], [0, 0]]}}'.encode())
         assert images.tolist() == [[[0, pixels], [0, 0], [0, 0]]]
-
-
-def test_single_image_needs_no_list() -> None:
     image = [[1, 2], [3, 4], [5, 6]]
     assert invoke({"inputs": image}, "application/json; charset=UTF-8").tolist() == [image]
 

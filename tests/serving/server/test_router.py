@@ -1,4 +1,4 @@
-"""Models are replaced under load: no request is lost, none is answered by two models, and none compiles."""
+"""Models are replaced under load without a lost request; requests share batches, and each gets its own answer."""
 
 import asyncio
 import threading
@@ -93,13 +93,6 @@ async def test_no_request_compiles(folders: list[Path]) -> None:
             assert answered.shape == (count, 10)
         assert (log.compilations, log.unplanned) == (0, [])
     np.testing.assert_allclose(answered, model.predict(images), rtol=1e-5)
-
-
-def test_loaded_model_has_the_seconds_of_every_size(folders: list[Path]) -> None:
-    ticks = iter(range(100))
-    loaded = load(Source(folder=folders[0]), clock=lambda: next(ticks))
-    assert [(size.size, size.seconds) for size in loaded.sizes] == [(1, 1), (4, 1), (8, 1)]
-    assert loaded.version == loaded.model.manifest.digest[:12]
 
 
 @pytest.mark.parametrize("answers", ["NaN", "-1 to 2"])

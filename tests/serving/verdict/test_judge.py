@@ -1,4 +1,4 @@
-"""Which limits a number passes, and the outcome if it is not known."""
+"""The limits of `deploy/slo.yaml`: which are valid, which a number passes, and the outcome if it is not known."""
 
 import dataclasses
 import math
@@ -31,12 +31,9 @@ def outcomes(judgement: Judgement) -> dict[str, str]:
     return {line.name: line.outcome for line in judgement.lines}
 
 
-def test_every_limit_has_a_kind():
+def test_every_limit_has_a_kind_and_a_number_past_it_fails_only_that_limit():
     assert KINDS.keys() == {field.name for field in dataclasses.fields(Limits)}
     assert judge(LIMITS, good(), {}).outcome == "pass"
-
-
-def test_number_past_its_limit_fails_only_that_limit():
     for name, kind in KINDS.items():
         past = {"at least": 0.9, "at most": 1.1}[kind.side] * getattr(LIMITS, name)
         judgement = judge(LIMITS, good() | {name: number(past)}, {})
@@ -65,12 +62,13 @@ def test_worse_end_decides_and_interval_across_the_limit_is_inconclusive(
     assert (line.margin >= 0) == line.passes
 
 
-def test_infinite_end_fails_as_inconclusive():
+def test_infinite_end_and_nan_fail():
     judgement = judge(LIMITS, good() | {"p99_ms_1": number(1.0, -math.inf, math.inf)}, {})
     assert outcomes(judgement)["p99_ms_1"] == "fail: inconclusive"
     (row,) = (line.as_json() for line in judgement.lines if line.name == "p99_ms_1")
     assert (row["low"], row["high"], row["margin"], row["pass"]) == (None, None, None, False)
     assert [*as_texts(row).values()][2:5] == ["−∞ to ∞", "at most 10.0 ms", "unknown"]
+    assert judge(LIMITS, good() | {"accuracy_lower_bound": number(math.nan)}, {}).outcome == "fail"
 
 
 def test_missing_number_fails_unless_it_is_excused_or_its_limit_is_null():
@@ -85,19 +83,12 @@ def test_missing_number_fails_unless_it_is_excused_or_its_limit_is_null():
     assert rows["p99_ms_1"]["must be"] == "–"
 
 
-def test_nan_passes_no_limit():
-    assert judge(LIMITS, good() | {"accuracy_lower_bound": number(math.nan)}, {}).outcome == "fail"
-
-
 TEXT = (ROOT / "deploy/slo.yaml").read_text()
 
 
-def test_committed_file_is_valid_and_judges_every_limit():
+def test_committed_file_judges_every_limit_and_null_is_allowed(tmp_path: Path):
     limits = read_slo(ROOT / "deploy/slo.yaml").limits
     assert None not in vars(limits).values()
-
-
-def test_limit_may_be_null_but_not_missing(tmp_path: Path):
     null = written(tmp_path, TEXT.replace("  agreement: 0.96", "  agreement: null"))
     assert read_slo(null).limits.agreement is None
     with pytest.raises(UserError, match=r"limits.agreement is missing"):

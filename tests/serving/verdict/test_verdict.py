@@ -1,7 +1,8 @@
-"""`gradtrail verdict` on a store: planted faults fail exactly their limits, and the run holds the verdict."""
+"""`gradtrail verdict` on a store: planted faults fail exactly their limits; measuring in fresh processes."""
 
 import json
 import math
+import operator
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -64,14 +65,12 @@ def evaluate(client: MlflowClient, run: Run, predicted: np.ndarray) -> None:
     error = abs(0.99 - hits.mean())
     measured = {
         "accuracy": share_interval(int(hits.sum()), len(hits)),
-        "worst_class_recall": min((share_interval(int(hits[k == LABELS].sum()), 200) for k in range(10)), key=low_end),
+        "worst_class_recall": min(
+            (share_interval(int(hits[k == LABELS].sum()), 200) for k in range(10)), key=operator.attrgetter("low")
+        ),
         "expected_calibration_error": Interval(value=error, low=error, high=error),
     }
     log_export_metrics(client, run, measured)
-
-
-def low_end(interval: Interval) -> float:
-    return interval.low
 
 
 def log_export_metrics(client: MlflowClient, run: Run, measured: Mapping[str, Interval]) -> None:

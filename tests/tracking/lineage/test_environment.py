@@ -31,15 +31,12 @@ def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_machine_key_distinguishes_types_of_processors(cpuinfo: Path) -> None:
+def test_machine_key_distinguishes_processors_and_gpus(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_key() == "AuthenticAMD-25-1-avx2"
     cpuinfo.write_text(MILAN.replace("avx2", "avx2 avx512f"))
     assert machine_key() == "AuthenticAMD-25-1-avx512f"
-
-
-def test_a_gpu_is_part_of_the_key(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_accelerators", lambda: ["NVIDIA H100"])
-    assert machine_key() == "AuthenticAMD-25-1-avx2-NVIDIA-H100"
+    assert machine_key() == "AuthenticAMD-25-1-avx512f-NVIDIA-H100"
 
 
 def test_environment_has_versions_and_switches_as_plain_values(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,9 +79,14 @@ def test_checkpoint_omits_final_weights_and_loads_to_the_bit(
     assert jax.tree.structure(loaded) == jax.tree.structure(state)
 
 
-def test_the_weights_of_another_run_are_refused(good: Path) -> None:
+def test_weights_of_another_run_and_an_unfinished_training_are_refused(good: Path, tmp_path: Path) -> None:
     line = refusal(lambda: load_checkpoint(good, make_state(), make_weights(7)))
     assert line == f"{good}: it is damaged, or the weights are not the final ones of its run"
+    from orbax.checkpoint import v1 as ocp
+
+    ocp.save(tmp_path / "checkpoint", state_on_host(make_state()))
+    line = refusal(lambda: load_checkpoint(tmp_path / "checkpoint", make_state(), make_weights(0)))
+    assert line == f"{tmp_path / 'checkpoint'}: no checkpoint of this training: 'left_out'"
 
 
 @pytest.mark.parametrize(
@@ -103,14 +108,6 @@ def test_the_checkpoint_of_another_training_is_refused_by_leaf_and_both_shapes(
 ) -> None:
     line = refusal(lambda: load_checkpoint(good, make_state(**changed), make_weights(0)))
     assert line == f"{good}: no checkpoint of this training: {reason}"
-
-
-def test_checkpoint_of_unfinished_training_is_refused(tmp_path: Path) -> None:
-    from orbax.checkpoint import v1 as ocp
-
-    ocp.save(tmp_path / "checkpoint", state_on_host(make_state()))
-    line = refusal(lambda: load_checkpoint(tmp_path / "checkpoint", make_state(), make_weights(0)))
-    assert line == f"{tmp_path / 'checkpoint'}: no checkpoint of this training: 'left_out'"
 
 
 def flip(path: Path) -> None:

@@ -61,16 +61,12 @@ def work(run: RecordingRun, shapes: tuple[int, ...] = ()) -> None:
             planted(np.ones(length, np.float32))
 
 
-def process_of(run: RecordingRun) -> dict[str, float]:
-    return pd.read_csv(io.StringIO(run.written["compile/process.csv"]), index_col="quantity")["value"].to_dict()
-
-
 def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
     run = RecordingRun()
     work(run)
     assert set(run.logged) == {f"compile/{name}" for name in ("total_seconds", "cache_hit_rate", "unplanned")}
     assert run.logged["compile/unplanned"] == 0
-    process = process_of(run)
+    process = pd.read_csv(io.StringIO(run.written["compile/process.csv"]), index_col="quantity")["value"]
     assert process["compilations"] == 1
     assert 0 < process["share_of_time"] <= 1
     assert process["rss_after_mib"] > 0

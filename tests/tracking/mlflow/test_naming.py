@@ -1,4 +1,4 @@
-"""The name of a run, and its description: metrics, main figure, the summary of its gradients, and lineage."""
+"""The name of a run, its description, and the shared views of the UI."""
 
 import base64
 import itertools

@@ -1,4 +1,4 @@
-"""A served model gives the answers of the network for any number of images, and refuses other input in one line."""
+"""Exports as models of MLflow: tied to training and evaluation, loaded without this repository; their answers."""
 
 import contextlib
 import json

@@ -33,7 +33,6 @@ class FakeStoredRun:
         self.count = 0
         self.calls, self.statuses = list[str](), list[str]()
         self.points = dict[str, dict[int, float]]()
-        self.artifacts = dict[str, bytes]()
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -44,10 +43,6 @@ class FakeStoredRun:
         self._call("log_points")
         for name, curve in points.items():
             self.points.setdefault(name, {}).update(curve)
-
-    def log_files(self, path: Path, under: str) -> None:
-        self._call("log_files")
-        self.artifacts[under] = path.read_bytes()
 
     def log_outs(self, _: object) -> None:
         self._call("log_outs")

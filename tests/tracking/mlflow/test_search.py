@@ -1,5 +1,6 @@
-"""Which run stands for a state: its own, or one of other code that wrote the same bytes from the same params."""
+"""Which run stands for a state, which run wrote a file, and which key a member of a training has."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import train_config
 from mlflow.entities import Param, Run, RunData, RunInfo, RunTag
 
+from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
@@ -71,12 +74,9 @@ def is_found(stage: Identity, run: Run) -> bool:
     return find_equivalent_run(find, stage) is run
 
 
-def test_run_represents_its_own_state() -> None:
+def test_run_represents_its_own_state_and_another_with_the_same_result() -> None:
     assert is_found(state(), run_of(state(), PARAMS))
     assert not is_found(state(), run_of(state(), PARAMS, {"models/export": "f" * 32})), "it has another result"
-
-
-def test_run_of_other_code_represents_a_state_with_the_same_result() -> None:
     before = run_of(state(code="old"), PARAMS, OUTS | {"results/metrics/export.json": "2" * 32})
     assert is_found(state(), before), "edits of code may change which metrics there are"
     assert not is_found(state(), run_of(state(code="old"), PARAMS, OUTS | {"models/export": "f" * 32}))
@@ -129,6 +129,8 @@ def test_bytes_that_a_run_wrote_to_several_paths_were_written_to_each(weights: P
     both = [run("newer", "another", outs), run("older", LOCK, outs)]
     assert [item.info.run_id for item in lookup.writers(weights, both)] == ["older"]
     assert [item.info.run_id for item in lookup.writers(weights, both[:1])] == ["newer"]
+    with pytest.raises(UserError, match="no run wrote these bytes"):
+        lookup.writers(weights, [run("one", LOCK, {"models/final.safetensors": "0" * 32})])
 
 
 def test_runs_that_wrote_the_bytes_to_another_path_count_if_none_wrote_this_path(weights: Path, tmp_path: Path) -> None:
@@ -139,6 +141,32 @@ def test_runs_that_wrote_the_bytes_to_another_path_count_if_none_wrote_this_path
     assert [item.info.run_id for item in lookup.writers(weights, [*elsewhere, in_place])] == ["two"]
 
 
-def test_bytes_of_no_run_are_an_error_of_one_line(weights: Path) -> None:
-    with pytest.raises(UserError, match="no run wrote these bytes"):
-        lookup.writers(weights, [run("one", LOCK, {"models/final.safetensors": "0" * 32})])
+SPEC = StageSpec(cmd="train", deps=("code.py",), params={"params.yaml": ("train",)}, outs=("models",))
+
+
+def training(config: TrainConfig) -> Identity:
+    section = {name: getattr(config, name) for name in ("seed", "members", "epochs")}
+    params = {"params.yaml": {"train": section | {"vary": [*config.vary]}}}
+    lock = {"train": {"cmd": "train", "params": params, "deps": [{"path": "code.py", "md5": "c"}]}}
+    return Identity("train", from_lock=True, snapshot=Snapshot(pipeline={"train": SPEC}, lock=lock))
+
+
+def keys(config: TrainConfig) -> list[str]:
+    """Return the key of each member."""
+    seeds = [dataclasses.asdict(config.seeds_of(seed)) for seed in config.seeds]
+    identity = training(config)
+    return [
+        identity.member_state({name: seed for name, seed in member.items() if seed is not None}) for member in seeds
+    ]
+
+
+def test_member_has_the_key_of_the_training_of_its_seed_alone() -> None:
+    alone = [training(train_config(seed=seed)).state for seed in (3, 4, 5)]
+    assert keys(train_config(seed=3, members=3)) == alone
+    configs = [
+        train_config(seed=0, members=3),
+        train_config(seed=0, members=2, vary=("order",)),
+        train_config(seed=0, members=2, epochs=3),
+    ]
+    keys_of_members = {key for config in configs for key in keys(config)}
+    assert len(keys_of_members) == 3 + 1 + 2, "the first member that varies in its order alone is that of seed 0"

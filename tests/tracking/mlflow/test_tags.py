@@ -13,18 +13,12 @@ from gradtrail.tracking.mlflow import tags as run_tags
 from gradtrail.tracking.mlflow.tags import is_alive, is_of_this_host, origin_tags, process_tags, working_diff
 
 
-def test_own_process_is_alive() -> None:
+def test_process_is_alive_until_it_ends() -> None:
     assert is_of_this_host(process_tags())
     assert is_alive(process_tags())
-
-
-def test_ended_process_is_not_alive() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     assert not is_alive({"process": f"{socket.gethostname()}:{process.pid}"})
-
-
-def test_reused_process_number_is_not_alive() -> None:
     assert not is_alive(process_tags() | {"process.started": "1", "process.boot": "1"})
 
 
