@@ -40,7 +40,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_finds_labels_that_preprocess_made_wrong(project: Project) -> None:
     suspects = pd.read_parquet(project.folder / "results/audit/suspects.parquet")
     scores = pd.read_parquet(project.folder / "results/gradients/scores.parquet")
@@ -57,7 +57,7 @@ def test_it_finds_labels_that_preprocess_made_wrong(project: Project) -> None:
     assert bins.expected_calibration_error < 0.03
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_its_run_is_tracked_and_rebuilt(project: Project) -> None:
     out = "results/audit"
     for _ in range(2):

@@ -94,7 +94,7 @@ def test_xla_flag_of_params_reruns_computing_stages(project: Project) -> None:
     assert changed == {*COMPUTING, "report"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_stage_makes_the_devices_that_each_batch_is_split_over(project: Project) -> None:
     """Two give the same training but for rounding, under a state of their own; more than a GPU has are refused."""
     project.set("train.precision", "float32")

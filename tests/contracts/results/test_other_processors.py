@@ -21,7 +21,7 @@ def metrics_with(project: Project, flags: list[str]) -> dict[str, float]:
     return values
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_metrics_of_the_same_weights_agree_between_instruction_sets(tmp_path: Path) -> None:
     project = finished_project().copy(tmp_path / "project")
     project.set("runtime.tracking", False)

@@ -102,7 +102,7 @@ def test_only_what_is_missing_is_run(project: Project) -> None:
     assert "low, high: 0 of 4 runs done" in compare(project), "what other code made does not count"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_failed_run_is_named_and_other_runs_continue(project: Project) -> None:
     process = project.start(*command("faulty"), env={"PYTHONPATH": str(project.folder / "src")})
     output, _ = process.communicate(timeout=300)

@@ -112,7 +112,7 @@ def test_simultaneous_clones_have_one_run_per_state_after_a_sync(
     assert {client.sync() for client in clients} == {"7 runs present\n"}
 
 
-@pytest.fixture(params=["down", "silent", "slow"])
+@pytest.fixture(params=["down", pytest.param("silent", marks=pytest.mark.nightly), "slow"])
 def bad_address(request: pytest.FixtureRequest, server: TrackingServer) -> Iterator[str]:
     with contextlib.ExitStack() as opened:
         match request.param:
