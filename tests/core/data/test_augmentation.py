@@ -52,20 +52,6 @@ def maps(settings: AugmentationConfig) -> tuple[np.ndarray, np.ndarray]:
     return np.swapaxes(fits, 1, 2)[:, :, :2], np.array(fits)[:, 2]
 
 
-def monkeypatched(
-    monkeypatch: pytest.MonkeyPatch, image: np.ndarray, settings: AugmentationConfig, draws: list[float]
-) -> np.ndarray:
-    """Return an image changed by given draws: down, right, turn, size and slant, each from -1 to 1."""
-
-    def uniform(key: jax.Array, shape: tuple[int, ...], *, minval: float, maxval: float) -> jax.Array:
-        assert (shape, minval, maxval) == ((len(draws),), -1, 1)
-        return jnp.array(draws)
-
-    monkeypatch.setattr(jax.random, "uniform", uniform)
-    run = jax.jit(lambda images, keys: augment(images, settings, key=keys))
-    return np.asarray(run(image[None], KEYS[:1]))[0]
-
-
 def test_all_changes_together_are_a_turn_a_change_of_size_a_shear_and_a_shift() -> None:
     """A position is turned and scaled, then sheared along its row: row two of the matrix has a share of row one."""
     matrices, offsets = maps(ALL)
@@ -94,29 +80,6 @@ def test_pixels_are_interpolated_as_by_scipy_with_zeros_beyond_the_edges() -> No
         beginning = CENTRE + offset - matrix @ CENTRE
         expected = scipy.ndimage.affine_transform(IMAGE, matrix, beginning, order=1, mode="grid-constant")
         np.testing.assert_allclose(result[index], expected, atol=1e-4)
-
-
-@pytest.mark.parametrize(("down", "right"), [(2, 1), (-1, 2), (0, -2)])
-def test_a_shift_by_whole_pixels_moves_them_down_and_right(
-    monkeypatch: pytest.MonkeyPatch, down: int, right: int
-) -> None:
-    result = monkeypatched(monkeypatch, IMAGE, config(shift=2.0), [down / 2, right / 2, 0.3, 0.3, 0.3])
-    expected = np.pad(IMAGE, 2)[2 - down : 17 - down, 2 - right : 14 - right]
-    np.testing.assert_allclose(result, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("turn", [1.0, -1.0])
-def test_a_quarter_turn_moves_whole_pixels(monkeypatch: pytest.MonkeyPatch, turn: float) -> None:
-    square = IMAGE[:12]
-    result = monkeypatched(monkeypatch, square, config(rotation=90.0), [0.3, 0.3, turn, 0.3, 0.3])
-    np.testing.assert_allclose(result, np.rot90(square, -turn), atol=1e-5)
-
-
-def test_a_larger_size_enlarges(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = np.zeros(SHAPE, np.float32)
-    inner[5:10, 3:9] = 1
-    result = monkeypatched(monkeypatch, inner, config(scale=0.5), [0.3, 0.3, 0.3, 1.0, 0.3])
-    assert np.sum(result) == pytest.approx(1.5**2 * np.sum(inner), rel=0.1)
 
 
 @pytest.mark.parametrize("settings", [ALL, config(cutout=5)], ids=["moves", "cutout"])

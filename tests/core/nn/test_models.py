@@ -113,20 +113,6 @@ def test_initial_weights_are_he_normal_and_biases_zero() -> None:
         assert not np.any(layer["bias"])
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_parameters_gradients_and_logits_are_float32_in_every_precision(precision: str) -> None:
-    model = Model(dataclasses.replace(network(norm="group", convolutions=1), precision=precision))
-    images = jnp.zeros((2, *model.config.image_shape), jnp.uint8)
-    params = model.abstract_params()
-
-    def loss(params: dict) -> tuple[jax.Array, jax.Array]:
-        logits = model.apply(params, images)
-        return jnp.sum(logits), logits
-
-    grads, logits = jax.eval_shape(jax.grad(loss, has_aux=True), params)
-    assert {leaf.dtype for leaf in jax.tree.leaves((params, grads, logits))} == {np.dtype("float32")}
-
-
 @pytest.mark.parametrize(
     "config",
     [perceptron(50, dropout=0.5), network(SHAPE, channels=(8,), convolutions=1, hidden=(50,), dropout=0.5)],
@@ -179,11 +165,6 @@ def test_rematerialization_gives_the_same_gradients_for_more_work_and_less_memor
     params = drawn(config)
     for ours, expected in zip(*map(jax.tree.leaves, (again(params, images), remaining(params, images))), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
-
-
-def test_a_cnn_on_fixed_features_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match="features must be none or straightened_pixels with a cnn"):
-        dataclasses.replace(network(), features=FEATURES)
 
 
 @pytest.mark.parametrize(("image_shape", "stacks"), [((9, 3), 2), ((1, 8), 1)])

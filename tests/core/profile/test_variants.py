@@ -77,14 +77,6 @@ def test_functions_of_each_variant(differences: dict[str, Any], names: list[str]
     assert list(compiled(**differences).functions) == names
 
 
-def test_every_variant_is_in_the_account_and_only_the_configured_functions_are_the_compilers_own() -> None:
-    compiler = new_compiler()
-    other, own_result = compiled(compiler=compiler, batch_size=8), compiled(compiler=compiler)
-    assert compiler.functions == own_result.functions
-    assert [item.name for item in compiler.compiled] == ["train_step (float32, batch of 8)", *own_result.functions]
-    assert compiler.compiled[0].cost == other.functions["train_step"].cost
-
-
 @pytest.mark.parametrize("parts", [1, 2])
 def test_touched_bytes_do_not_depend_on_the_size_of_the_split(parts: int) -> None:
     small, large = (compiled(num_examples=count, accumulation_steps=parts) for count in (64, 128))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from factories import ROOT
 
-from gradtrail.core.xla.compile_events import Compilation, CompileLog, describe, differences
+from gradtrail.core.xla.compile_events import CompileLog
 from gradtrail.core.xla.compiler import Compiler
 
 HERE = Path(__file__).relative_to(Path.cwd()) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__)
@@ -51,25 +51,6 @@ def test_every_compilation_of_a_call_is_counted_with_its_name_shapes_and_line() 
         ("add", "float32[5], int32[], weak_type=True"),
         ("<lambda>", "no arguments"),
     ]
-
-
-def test_compilations_are_described_by_function_and_line() -> None:
-    def compiled(function: str, signature: str, line: str = "a.py:1") -> Compilation:
-        return Compilation(function=function, signature=signature, line=line)
-
-    repeated = [compiled("f", "float32[3]")] * 2 + [compiled("g", f"int32[{n}]") for n in (1, 2)]
-    assert describe([*repeated, compiled("f", "int32[]", "a.py:2")]) == [
-        "f was compiled 2 times by a call at a.py:1; float32[3]",
-        "g was compiled 2 times by a call at a.py:1; argument 1: int32[1], int32[2]",
-        "f was compiled once by a call at a.py:2; int32[]",
-    ]
-    *_, last = many = describe([compiled(f"f{n}", "") for n in range(30)])
-    assert (len(many), last) == (21, "10 more functions were compiled by calls")
-
-
-def test_differences_are_in_dtype_or_in_the_number_of_arguments() -> None:
-    assert differences(["float32[2,3], int32[]", "float32[2,3], float32[]"]) == "argument 2: int32[], float32[]"
-    assert differences(["float32[2]", "float32[2], int32[]"]) == "float32[2], then float32[2], int32[]"
 
 
 @pytest.mark.parametrize("switch", ["jax_disable_jit", "jax_debug_nans"])

@@ -64,11 +64,6 @@ def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise_and_delta() -> N
     assert epsilon(delta=1e-4) < epsilon() < epsilon(delta=1e-8)
 
 
-def test_rdp_is_a_looser_bound_of_the_same() -> None:
-    steps = Steps(rate=0.02, noise_multiplier=1.0, number=300)
-    assert steps.epsilon(DELTA) < steps.epsilon_by_rdp(DELTA) < 1.3 * steps.epsilon(DELTA)
-
-
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), [(0.1, 0.05, 60), (1.2, 0.01, 300), (8.0, 1.0, 10)])
 def test_noise_is_the_smallest_of_four_digits_that_is_enough(epsilon: float, rate: float, steps: int) -> None:
     noise = find_noise(epsilon, DELTA, rate=rate, steps=steps)

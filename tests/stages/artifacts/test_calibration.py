@@ -8,7 +8,6 @@ import pytest
 
 from gradtrail.core.evaluate.metrics import Evaluation, evaluate
 from gradtrail.stages.artifacts.calibration import read_temperature, write_calibration
-from gradtrail.support.errors import UserError
 
 
 def result_at(temperature: float) -> Evaluation:
@@ -47,9 +46,3 @@ def test_it_holds_the_scores_before_and_after(tmp_path: Path) -> None:
     assert result["fitted_on"] == {"split": "validation", "num_examples": 3, "lowest": 0.05, "highest": 20.0}
     assert result["uncalibrated"]["brier"]["value"] == pytest.approx(2 * 0.3**2)
     assert result["calibrated"]["brier"]["value"] == pytest.approx(2 * (0.09 / 0.58) ** 2)
-
-
-def test_truncated_calibration_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "calibration.json").write_text('{"temperature": 1')
-    with pytest.raises(UserError, match=r"calibration\.json: not readable as JSON: "):
-        read_temperature([tmp_path / "calibration.json"], tmp_path)

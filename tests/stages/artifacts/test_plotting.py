@@ -4,8 +4,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-import pytest
-from drawing import assert_same_png_twice, cells
+from drawing import assert_same_png_twice
 from matplotlib.figure import Figure
 
 from gradtrail.stages.artifacts import plotting
@@ -32,19 +31,3 @@ def test_no_setting_of_matplotlib_changes_a_figure(tmp_path: Path) -> None:
     with mpl.rc_context(settings | {"backend": "svg"}):
         plotting.save(everything(), tmp_path / "changed.png")
     assert (tmp_path / "changed.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
-
-
-@pytest.mark.parametrize("count", [0, 1, 3, 7])
-def test_every_image_of_a_gallery_lies_below_its_caption(count: int) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (count, 4, 3), dtype=np.uint8)
-    captions = [f"image {number}\nof {count}" for number in range(count)]
-    figure = plotting.gallery(images, captions, "A · title", columns=3)
-    drawn = cells(figure, (4, 3))
-    assert [caption for caption, _ in drawn] == captions
-    for (_, pixels), image in zip(drawn, images, strict=True):
-        np.testing.assert_array_equal(pixels, image)
-    places = [text.get_position() for text in figure.axes[0].texts]
-    assert len({row for _, row in places}) == -(-count // 3)
-    assert len(set(places)) == count
-    assert figure.get_suptitle() == "A\ntitle"
-    assert figure.axes[0].images[0].get_clim() == (0, 255)

@@ -58,14 +58,6 @@ def test_truncated_split_is_refused(cut: int, tmp_path: Path) -> None:
     assert "not the bytes that" in refusal(path, info)
 
 
-def test_other_file_in_place_of_split_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "train.npz"
-    dataset.write_split(path, SPLIT)
-    info = described(path)
-    dataset.write_split(path, random_split(7))
-    assert "not the bytes that" in refusal(path, info)
-
-
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     objects = np.array([Bomb()], dtype=object)
     np.savez(tmp_path / "train.npz", allow_pickle=True, **{**vars(SPLIT), "labels": objects})

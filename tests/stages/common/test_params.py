@@ -170,15 +170,6 @@ def test_wrong_value_of_any_key_is_refused_under_its_section(section: str) -> No
             assert (line or "").startswith(f"params.yaml: {section}.{keys[0]}")
 
 
-def test_number_that_nothing_can_count_is_refused_by_its_key() -> None:
-    """No value of the repository's params may become so large that the code overflows in place of a message."""
-    for section, key in (("train", "epochs"), ("preprocess", "seed"), ("evaluate", "batch_size")):
-        content = PARAMS[section] | {key: 99999999999999999999}
-        assert refusal(content, SECTIONS[section], f"params.yaml: {section}").startswith(
-            f"params.yaml: {section}.{key}"
-        )
-
-
 def test_missing_file_or_section_is_named(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     with pytest.raises(UserError, match=r"params\.yaml: no such file"):

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
-from drawing import names
 from factories import random_split
 
 from gradtrail.core.evaluate.metrics import Evaluation, evaluate
-from gradtrail.stages.evaluate import figures, tables
+from gradtrail.stages.evaluate import tables
 from gradtrail.stages.evaluate.members import MembersEvaluation, Predictions
 
 
@@ -19,19 +17,6 @@ def evaluation(num_examples: int, num_classes: int = 3, *, perfect: bool = False
     wrong = (probabilities.argmax(axis=1) + 1) % num_classes
     labels = (probabilities.argmax(axis=1) if perfect else wrong).astype(np.int32)
     return evaluate(np.log(probabilities), labels, temperature=2.0, calibration_bins=3)
-
-
-@pytest.mark.parametrize(("num_classes", "perfect"), [(10, False), (2, False), (3, True)])
-def test_confusion_matrix_has_every_count_and_colours_for_mistakes(num_classes: int, perfect: bool) -> None:
-    confusion = evaluation(20, num_classes, perfect=perfect).confusion
-    (axis,) = figures.draw_confusion(confusion, "a title").axes
-    written = {text.get_position(): text.get_text() for text in axis.texts}
-    assert len(written) == num_classes**2
-    for (label, predicted), count in np.ndenumerate(confusion):
-        assert written[predicted, label] == (str(count) if count else "·")
-    np.testing.assert_array_equal(axis.images[0].get_array(), confusion - np.diag(np.diag(confusion)))
-    assert names(axis) == ("", "predicted", "label")
-    assert axis.get_xticks().tolist() == axis.get_yticks().tolist() == list(range(num_classes))
 
 
 def test_tables_have_every_prediction_and_as_many_mistakes_as_asked_for(tmp_path: Path) -> None:

@@ -15,10 +15,8 @@ from factories import ROOT
 from mirrors import MirrorServer, whole
 
 from gradtrail.stages.artifacts.idx import RAW_FILES
-from gradtrail.stages.common.params import validate
 from gradtrail.stages.datasets.catalog import DATASETS
-from gradtrail.stages.fetch.sources import FetchConfig
-from gradtrail.support.errors import NO_SOURCE_FLAG, UserError
+from gradtrail.support.errors import NO_SOURCE_FLAG
 
 
 def serve_mirror(internet: MirrorServer, route: str, files: dict[str, bytes]) -> str:
@@ -139,21 +137,6 @@ def test_only_mnist_has_a_stand_in(acquisition: Acquisition, tmp_path: Path, mon
 
 
 # The section of `params.yaml`, and the catalog.
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"dataset": "cifar"}, f"dataset must be one of {', '.join(DATASETS)}, got 'cifar'"),
-        ({"dataset": 7}, "fetch.dataset: Input should be a valid string, got 7"),
-        ({"dataset": "idx", "folder": "here"}, "fetch.folder is not a known key"),
-    ],
-)
-def test_invalid_section_is_one_line(content: dict, words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        validate(content, FetchConfig, "params.yaml: fetch")
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", DATASETS)

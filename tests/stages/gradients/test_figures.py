@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drawing import cells
-from factories import SHAPE, gradients_config, random_split
+from factories import gradients_config, random_split
 from stage_results import gradient_analysis, learning_dynamics
 
 from gradtrail.core.common.split import Split
@@ -43,34 +42,3 @@ def test_detection_is_drawn_if_labels_are_wrong(noisy: bool, monkeypatch: pytest
     figures.draw(tmp_path, rows, analysis, splits, "a title", 128)
     always = {"histograms", "relations", "largest", "course", "classes", "influence"}
     assert set(saved) == {*always, "suspects_train", "suspects_test", *(["label_error_scores"] if noisy else [])}
-
-
-def test_galleries_have_the_images_that_their_captions_name(
-    result: tuple[dict[str, Split], GradientAnalysis, Tables],
-) -> None:
-    splits, _, rows = result
-    largest = cells(figures.draw_largest(rows.largest, splits, "a title"), SHAPE)
-    suspects = cells(figures.draw_suspects(rows.suspects["train"], splits, "a title"), SHAPE)
-    assert len(largest) == len(rows.largest)
-    assert len(suspects) == len(rows.suspects["train"])
-    for (caption, image), row in zip(largest, rows.largest.itertuples(), strict=True):
-        assert caption.startswith(
-            f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}  ‖g‖ {row.grad_norm:.1f}"
-        )
-        np.testing.assert_array_equal(image, splits[row.split].images[row.example_id])
-    for (caption, image), row in zip(suspects, rows.suspects["train"].itertuples(), strict=True):
-        true = f" (true {row.true_label})" if row.true_label != row.label else ""
-        assert caption == f"train #{row.example_id}\n{row.label} → {row.predicted}{true}  {row.probability:.0%}"
-        np.testing.assert_array_equal(image, splits["train"].images[row.example_id])
-
-
-def test_influences_have_a_row_for_each_test_example(result: tuple[dict[str, Split], GradientAnalysis, Tables]) -> None:
-    splits, _, rows = result
-    drawn = cells(figures.draw_influence(rows.influence, splits, "a title"), SHAPE)
-    for start, (name, part) in zip((0, 11), rows.influence.groupby("test_example", sort=False), strict=True):
-        first, *influences = drawn[start : start + 11]
-        assert first[0].startswith(f"test #{name}\n")
-        np.testing.assert_array_equal(first[1], splits["test"].images[int(str(name))])
-        for (caption, image), row in zip(influences, part.itertuples(), strict=True):
-            assert caption == f"{row.effect} #{row.train_example}\n{row.train_label}  {row.influence:+.2g}"
-            np.testing.assert_array_equal(image, splits["train"].images[row.train_example])

@@ -3,17 +3,14 @@
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
 from factories import dataset_info, make_engine, model_config, random_split, seed_keys, train_config
 
-from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.stages.artifacts.members import member_folder, write_seeds
-from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.gradients.inputs import read_dynamics, read_members, read_trajectory
 from gradtrail.stages.train import tables
 from gradtrail.support.errors import UserError
@@ -78,11 +75,6 @@ def test_missing_or_damaged_file_is_named(path: str, content: str | None, messag
         read_trajectory(folder / "models", folder / "results", "final", dataset_info())
 
 
-def test_weights_of_other_data_are_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"final\.safetensors: trained on other data"):
-        read_trajectory(folder / "models", folder / "results", "final", dataset_info(files={"train.npz": "0" * 64}))
-
-
 def as_members(trained: Path, folder: Path, seeds: tuple[int, ...]) -> Path:
     """Return a folder with as many members, all with the files of one training."""
     for name in ("models", "results"):
@@ -104,15 +96,3 @@ def test_members_are_read_one_after_the_other(trained: Path, folder: Path, tmp_p
     (alone,) = read_members(folder / "models", folder / "results", "final", dataset_info(), SPLIT)
     assert (alone.seed, alone.name) == (3, "")
     np.testing.assert_array_equal(alone.dynamics["mean_probability"], first.dynamics["mean_probability"])
-
-
-def test_members_of_two_models_are_refused(trained: Path, tmp_path: Path) -> None:
-    both = as_members(trained, tmp_path / "both", (3, 4))
-    other = model_config(mlp=MLPConfig(hidden=(5, 5), activation="relu", dropout=0.0))
-    models = member_folder(both / "models", 4)
-    shutil.rmtree(models / "epochs")
-    info = WeightsInfo(model=other, label_smoothing=0.1, dataset=dataset_info(), epoch=3)
-    write_weights(models / "final.safetensors", Model(other).init(key=jax.random.key(0)), info)
-    members = read_members(both / "models", both / "results", "final", dataset_info(), SPLIT)
-    with pytest.raises(UserError, match=r"seed_4: weights of mlp-5-5, but the first member is "):
-        list(members)

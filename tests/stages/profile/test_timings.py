@@ -12,7 +12,6 @@ from gradtrail.core.profile.variants import Variant
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.profile import timings
-from gradtrail.stages.profile.tables import doubling_table
 
 
 def test_nothing_is_timed_without_tracking_or_under_a_debug_switch() -> None:
@@ -30,13 +29,6 @@ def test_metrics_of_given_times() -> None:
     assert metrics["jit/steps_until_it_pays"] == 21
     assert metrics["scan/speedup"] == pytest.approx(1.25)
     assert {name.partition("/")[0] for name in metrics} == {"jit", "scan"}
-
-
-def test_doublings_follow_from_times() -> None:
-    doubling = doubling_table(timings_of().functions, CONFIGURED, timings.DOUBLED)
-    assert list(zip(doubling["batch_size"], doubling["doubled"], strict=True)) == [(16, 32), (32, 64)]
-    assert doubling["seconds"].tolist() == pytest.approx([42 / 26, 74 / 42])
-    assert doubling["examples_per_second"].tolist() == pytest.approx([2 * 26 / 42, 2 * 42 / 74])
 
 
 def time_of(variant: Variant, rounds: Sequence[float], function: str = "train_step") -> FunctionTime:

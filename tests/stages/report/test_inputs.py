@@ -1,13 +1,12 @@
 """A missing or damaged input of the report is an error of one line."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from report_folder import SHOWN, TABLES, load_params, render
+from report_folder import SHOWN, TABLES, render
 
 from gradtrail.support.errors import UserError
 
@@ -55,11 +54,3 @@ def test_damaged_file_is_one_line(file: str, change: Callable[[Path], object], m
         render(folder)
     assert Path(file).name in str(error.value)
     assert len(str(error.value).splitlines()) == 1
-
-
-def test_missing_key_of_the_params_is_named(folder: Path) -> None:
-    params = load_params(folder)
-    del params["train"]["optimizer"]
-    (folder / "params.yaml").write_text(json.dumps(params))
-    with pytest.raises(UserError, match=re.escape("params.yaml: train.optimizer is missing")):
-        render(folder)

@@ -26,7 +26,6 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.stages.report import page as report
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' & ![a](https://a.b/c.png) <b>"
 
@@ -181,9 +180,3 @@ def test_lineage_has_every_digest_param_and_version(folder: Path) -> None:
 def test_report_runs_again_where_a_param_that_it_shows_changes() -> None:
     params = {key for spec in STAGES.values() for key in spec.params["params.yaml"]}
     assert params <= set(read_pipeline(ROOT / "dvc.yaml")["report"].params["params.yaml"])
-
-
-@pytest.mark.parametrize("title", ["", "  ", "x" * 201])
-def test_title_is_neither_empty_nor_long(title: str) -> None:
-    with pytest.raises(ValueError, match="title must have 1 to 200 characters"):
-        report.ReportConfig(title=title)

@@ -17,7 +17,7 @@ from scipy import stats
 
 from gradtrail.core.nn.models import MLPConfig
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
-from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread, write_seeds
+from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.train import loop, members
 from gradtrail.stages.train.checkpointing import ResumeFolder
@@ -195,10 +195,3 @@ def test_more_members_than_the_disk_holds_are_refused_with_how_many_would_fit(
         match=rf"^train\.members: {fitting + 1} members take .* GB of disk space are free; at most {fitting} fit$",
     ):
         members.require_space(tmp_path, dataclasses.replace(CONFIG, members=fitting + 1), 1000, 10)
-
-
-def test_truncated_list_of_members_is_one_line(tmp_path: Path) -> None:
-    write_seeds(tmp_path, [0])
-    (tmp_path / "members" / "members.json").write_text('{"seeds": [')
-    with pytest.raises(UserError, match=r"members\.json: not readable as JSON: "):
-        read_seeds(tmp_path)

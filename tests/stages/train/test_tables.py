@@ -68,16 +68,6 @@ def test_loss_scales_and_skipped_steps_are_on_record(scaled: History) -> None:
     assert tables.measure(scaled, train_config(), 3)["loss_scale"] == steps["loss_scale"].iloc[-1]
 
 
-def test_equal_histories_are_equal_bytes(history: History, tmp_path: Path) -> None:
-    for name in ("left", "right"):
-        tables.write_tables(tmp_path / name, history, IDS)
-        tables.write_all_weights(tmp_path / name, history, model_config(), 0.1, dataset_info())
-    names = sorted(path.relative_to(tmp_path / "left") for path in (tmp_path / "left").rglob("*.*"))
-    assert len(names) == 8
-    for name in names:
-        assert (tmp_path / "left" / name).read_bytes() == (tmp_path / "right" / name).read_bytes()
-
-
 def test_weights_are_written_under_the_names_of_their_epochs(history: History, tmp_path: Path) -> None:
     tables.write_all_weights(tmp_path, history, model_config(), 0.1, dataset_info())
     epochs = {
