@@ -1,4 +1,8 @@
-"""Equal inputs give equal bytes in any environment; what may change them is refused, or part of the state."""
+"""Equal inputs give equal bytes in any environment; what may change them is refused, or part of the state.
+
+`dvc.yaml` lists neither `support` nor `tracking`, nor the section `runtime`. So every stage is run twice: once tracked
+and with the project's own settings, and once with all of them changed, under other variables, umask and `matplotlibrc`.
+"""
 
 import json
 import shutil
@@ -8,15 +12,39 @@ from typing import Any
 
 import pytest
 from projects import ROOT, Project, finished_project
-from strange import MATPLOTLIBRC, UMASK, VARIABLES
+from ruamel.yaml import YAML
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
+MATPLOTLIBRC = "font.size: 20\naxes.facecolor: red\nlines.linewidth: 9\nsavefig.dpi: 50\nimage.cmap: jet\n"
+
+VARIABLES = {
+    "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16",
+    "JAX_DEFAULT_PRNG_IMPL": "rbg",
+    "JAX_ENABLE_X64": "1",
+    "JAX_NUM_CPU_DEVICES": "2",
+    "JAX_THREEFRY_PARTITIONABLE": "0",
+    "LC_ALL": "C",
+    "MPLBACKEND": "svg",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_CORETYPE": "Prescott",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+UMASK = ("sh", "-c", 'umask 077; exec "$@"', "sh")
+
+
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
+
+
 COMPUTING = [
     name for name, spec in PIPELINE.items() if "jax" in spec.params["pipeline/versions.yaml"] and name != "report"
 ]
+
+
 ONE_CORE = ("taskset", "-c", "0")
+
+
 FAST_MATH = "--xla_cpu_enable_fast_math=true"
 
 
@@ -112,3 +140,39 @@ def test_stage_makes_the_devices_that_each_batch_is_split_over(project: Project)
     project.set("train.shards", 3)
     with pytest.raises(AssertionError, match=r"train\.shards must divide batch_size, 128, got 3"):
         project.python("-m", "pipeline.train")
+
+
+WRITE_NO_RESULTS = {"debug_nans", "disable_jit"}  # and say so
+
+
+OTHER = {
+    "steps_per_call": 7,
+    "stream_above_mib": 0.0,
+    "checkpoint_seconds": 0.001,
+    "join_seconds": 1.0,
+    "download_timeout_seconds": 1.0,
+    "tracking_seconds": 1.0,
+    "mirrors": ["http://127.0.0.1:9/mnist"],
+}
+
+
+@pytest.mark.slow
+def test_without_tracking_and_with_every_key_of_runtime_changed_the_bytes_are_the_same(tmp_path: Path) -> None:
+    project = finished_project().copy(tmp_path / "project")
+    runtime = YAML(typ="safe").load(project.folder / "params.yaml")["runtime"]
+    for key in runtime.keys() - WRITE_NO_RESULTS:
+        assert key in OTHER or isinstance(runtime[key], bool), f"how is runtime.{key} to be changed?"
+        project.set(f"runtime.{key}", OTHER.get(key, not runtime[key]))
+    (project.folder / "matplotlibrc").write_text(MATPLOTLIBRC)
+    runs, pipeline = len(project.runs()), read_pipeline(project.folder / "dvc.yaml")
+    for stage in pipeline:
+        for path in (project.folder / out for out in pipeline[stage].outs):
+            (shutil.rmtree if path.is_dir() else Path.unlink)(path)
+        command, env = (*UMASK, sys.executable, "-m", f"pipeline.{stage}"), {"PYTHONPATH": str(project.folder / "src")}
+        process = project.start(*command, env=VARIABLES | env)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        assert "warning" not in output
+    assert "up to date" in project.dvc("status")
+    assert len(project.runs()) == runs
+    assert all(path.suffix == ".lock" for path in (project.folder / ".outs").iterdir())

@@ -119,3 +119,23 @@ def test_impossible_budget_is_refused_in_one_line(config: TrainConfig, message: 
     with pytest.raises(ConfigError, match=message) as caught:
         account(config, 1000)
     assert "\n" not in str(caught.value)
+
+
+# mean batch size, examples, noise multiplier, steps, delta: epsilon by PRV, by RDP
+OPACUS = {
+    (512, 55_000, 2.3, 1_080, 1e-5): (0.5040075587818773, 0.5549804060347688),
+    (2_048, 55_000, 2.0, 405, 1e-5): (1.6327940236170742, 1.7920228858556813),
+    (256, 60_000, 1.1, 14_100, 1e-5): (2.3862659181490056, 2.6003429386103023),
+    (128, 55_000, 0.6, 4_300, 1e-6): (4.522327972663102, 5.416120652500742),
+    (2_048, 55_000, 0.84, 405, 1e-6): (8.122027716620522, 8.998857604200273),
+}
+
+
+@pytest.mark.parametrize(("setting", "epsilons"), OPACUS.items(), ids=str)
+def test_epsilon_is_that_of_opacus(setting: tuple[int, int, float, int, float], epsilons: tuple[float, float]) -> None:
+    batch_size, num_examples, noise_multiplier, number, delta = setting
+    steps = Steps(rate=batch_size / num_examples, noise_multiplier=noise_multiplier, number=number)
+    prv, rdp = epsilons
+    assert steps.epsilon(delta) == pytest.approx(prv, rel=0.01)
+    assert steps.epsilon_by_rdp(delta) == pytest.approx(rdp, rel=0.01)
+    assert steps.epsilon(delta) < steps.epsilon_by_rdp(delta)

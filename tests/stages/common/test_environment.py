@@ -1,9 +1,11 @@
-"""A stage sets every switch of JAX that can change a bit, and refuses what it cannot set, in one line."""
+"""A stage sets every switch of JAX that can change a bit, and refuses other switches and other versions in one line."""
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,12 @@ from gradtrail.stages.common.environment import (
     refuse_unknown_variables,
     require_jax,
 )
-from gradtrail.stages.common.params import validate
+from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.versions import require_recorded_versions, write_installed_versions
 from gradtrail.support.errors import UserError
 
 CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
+
 SCRIPT = """
 import json, os
 import jax
@@ -35,6 +39,7 @@ switches = {name: str(value) for name, value in jax.config.values.items()}
 variables = {name: os.environ[name] for name in ("XLA_FLAGS", "PJRT_NPROC", "XLA_PYTHON_CLIENT_PREALLOCATE")}
 print(json.dumps([as_started, switches, variables, len(jax.devices())]))
 """
+
 OTHER = {  # values of switches that are not logical
     "JAX_COMPILATION_CACHE_DIR": "/somewhere",
     "JAX_DEFAULT_DEVICE": "cpu",
@@ -161,3 +166,27 @@ def test_wrong_section_is_one_line(key: str, value: object, words: str) -> None:
     section = {"cpu_threads": 2, "xla_flags": []} | {key: value}
     with pytest.raises(UserError, match=rf"^environment\.{key}\b[^\n]*{words}[^\n]*$"):
         validate(section, EnvironmentConfig, "environment")
+
+
+RECORDED = read_yaml(ROOT / "pipeline/versions.yaml")
+
+
+@pytest.mark.parametrize("package", RECORDED)
+def test_recorded_versions_are_locked_and_installed(package: str) -> None:
+    pins = re.findall(rf"^{package}==([^\s;]+)", (ROOT / "locks/base.lock").read_text(), flags=re.MULTILINE)
+    assert RECORDED[package] in pins
+    assert RECORDED[package] == version(package)
+
+
+def test_installed_versions_are_recorded_and_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pipeline").mkdir()
+    Path("pipeline/versions.yaml").write_text('numpy: "1.0"\njax: "0.1"\n')
+    require_recorded_versions(())
+    with pytest.raises(UserError, match=rf"it has numpy 1\.0, but {re.escape(version('numpy'))} is installed"):
+        require_recorded_versions(("numpy",))
+    with pytest.raises(UserError, match="it has flax None"):
+        require_recorded_versions(("flax",))
+    assert write_installed_versions() == {"numpy": version("numpy"), "jax": version("jax")}
+    require_recorded_versions(("numpy", "jax"))
+    assert Path("pipeline/versions.yaml").read_text().startswith("# ")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from projects import ROOT
 from report_folder import (
     DIGEST,
@@ -26,6 +28,7 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
+from gradtrail.stages.report.charts import Chart, Series, Stop, linear_ticks
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' & ![a](https://a.b/c.png) <b>"
 
@@ -180,3 +183,31 @@ def test_lineage_has_every_digest_param_and_version(folder: Path) -> None:
 def test_report_runs_again_where_a_param_that_it_shows_changes() -> None:
     params = {key for spec in STAGES.values() for key in spec.params["params.yaml"]}
     assert params <= set(read_pipeline(ROOT / "dvc.yaml")["report"].params["params.yaml"])
+
+
+def a_chart(points: list[tuple[float, float]], *, log: bool = False, square: bool = False) -> Chart:
+    series = [Series(name="a", style="train", points=points)]
+    stops = [Stop(x=x, lines=[f"{y:g}"]) for x, y in points]
+    return Chart(id="c", title="t", alt="a", x_label="x", series=series, stops=stops, log=log, square=square)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_line_goes_through_the_values_as_the_ticks_number_them(log: bool) -> None:
+    chart = a_chart([(1, 0.5), (2, 1.0), (4, 0.1)], log=log)
+    ((_, path, dots),) = chart.lines
+    assert path == " ".join(f"{letter}{x} {y}" for letter, (x, y) in zip("MLL", dots, strict=True))
+    assert {tick.text: tick.place for tick in chart.x_ticks}["2"] == dots[1][0]
+    ticks = {tick.text: tick.place for tick in chart.y_ticks}
+    assert ticks["1"] == dots[1][1]
+    assert ("0" in ticks) == (not log)
+    left, right, top, bottom = chart.frame
+    assert all(left <= float(x) <= right and top <= float(y) <= bottom for x, y in dots)
+
+
+@given(low=st.floats(-1e6, 1e6), span=st.floats(1e-6, 1e6), most=st.integers(3, 10), whole=st.booleans())
+def test_ticks_are_few_even_round_and_inside(low: float, span: float, most: int, whole: bool) -> None:
+    ticks = linear_ticks(low, low + span, most, whole=whole)
+    assert len(ticks) <= most or whole
+    slack = 1e-6 * max(1.0, abs(low) + span)
+    assert all(low - slack <= tick <= low + span + slack for tick in ticks)
+    assert not whole or all(tick == int(tick) for tick in ticks)
