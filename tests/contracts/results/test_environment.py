@@ -17,7 +17,6 @@ from ruamel.yaml import YAML
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
 MATPLOTLIBRC = "font.size: 20\naxes.facecolor: red\nlines.linewidth: 9\nsavefig.dpi: 50\nimage.cmap: jet\n"
-
 VARIABLES = {
     "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16",
     "JAX_DEFAULT_PRNG_IMPL": "rbg",
@@ -30,21 +29,12 @@ VARIABLES = {
     "OPENBLAS_CORETYPE": "Prescott",
     "OPENBLAS_NUM_THREADS": "1",
 }
-
 UMASK = ("sh", "-c", 'umask 077; exec "$@"', "sh")
-
-
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
-
-
 COMPUTING = [
     name for name, spec in PIPELINE.items() if "jax" in spec.params["pipeline/versions.yaml"] and name != "report"
 ]
-
-
 ONE_CORE = ("taskset", "-c", "0")
-
-
 FAST_MATH = "--xla_cpu_enable_fast_math=true"
 
 
@@ -143,8 +133,6 @@ def test_stage_makes_the_devices_that_each_batch_is_split_over(project: Project)
 
 
 WRITE_NO_RESULTS = {"debug_nans", "disable_jit"}  # and say so
-
-
 OTHER = {
     "steps_per_call": 7,
     "stream_above_mib": 0.0,

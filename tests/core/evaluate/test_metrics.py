@@ -13,11 +13,8 @@ from gradtrail.core.evaluate import calibration, metrics
 from gradtrail.core.evaluate.metrics import corrected_metrics, evaluate
 
 RNG = np.random.default_rng(0)
-
 PROBABILITIES = RNG.dirichlet(np.ones(4), 50).astype(np.float32)
-
 LABELS = RNG.integers(0, 4, 50).astype(np.int32)
-
 RESULT = evaluate(np.log(PROBABILITIES, dtype=np.float64), LABELS, temperature=0.5, calibration_bins=5)
 
 
@@ -61,7 +58,6 @@ def test_calibrating_changes_no_prediction() -> None:
 
 
 PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
-
 CONFIDENCES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30)
 
 

@@ -24,7 +24,6 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.per_example.norms import summed_grad
 
 GRADIENTS = np.random.default_rng(0).normal(size=(12, 7)) + 0.5
-
 CLASSES = np.repeat([0, 1, 2], [5, 4, 3])
 
 
@@ -92,9 +91,7 @@ def test_every_step_counts_for_the_epoch_that_lies_nearest(epochs: list[int], st
 
 
 SPLIT = random_split(9)
-
 IMAGES, LABELS = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
-
 MASK = jnp.ones(9, bool)
 
 

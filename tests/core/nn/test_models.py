@@ -112,17 +112,9 @@ def with_tanh(config: ModelConfig) -> ModelConfig:
 
 
 KEY = jax.random.key(0)
-
-
 WIDE = random_split(5, shape=(9, 6)).images  # two poolings leave 2 × 1, after an odd side each
-
-
 FEATURES: FeaturesKind = "oriented_gradients"
-
-
 WIDTH = num_features(FEATURES, (28, 28))
-
-
 KEYS = jax.random.split(jax.random.key(1), 7)
 
 

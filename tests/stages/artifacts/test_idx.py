@@ -17,9 +17,7 @@ from gradtrail.stages.artifacts.idx import RAW_FILES, describe_raw, encode_idx, 
 from gradtrail.support.errors import UserError
 
 Array = npt.NDArray[np.uint8]
-
 SHAPES = st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6)))
-
 ARRAYS = hnp.arrays(np.uint8, SHAPES)
 
 

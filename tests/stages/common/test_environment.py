@@ -23,7 +23,6 @@ from gradtrail.stages.common.versions import require_recorded_versions, write_in
 from gradtrail.support.errors import UserError
 
 CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
-
 SCRIPT = """
 import json, os
 import jax
@@ -39,7 +38,6 @@ switches = {name: str(value) for name, value in jax.config.values.items()}
 variables = {name: os.environ[name] for name in ("XLA_FLAGS", "PJRT_NPROC", "XLA_PYTHON_CLIENT_PREALLOCATE")}
 print(json.dumps([as_started, switches, variables, len(jax.devices())]))
 """
-
 OTHER = {  # values of switches that are not logical
     "JAX_COMPILATION_CACHE_DIR": "/somewhere",
     "JAX_DEFAULT_DEVICE": "cpu",

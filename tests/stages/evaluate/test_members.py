@@ -14,7 +14,6 @@ from gradtrail.stages.evaluate import members, tables
 from gradtrail.stages.evaluate.members import MembersEvaluation, Predictions
 
 CONFIG = EvaluateConfig(weights="final", batch_size=4, calibration_bins=3, num_mistakes=5)
-
 SPLITS = (random_split(30), random_split(40))
 
 

@@ -28,9 +28,7 @@ from gradtrail.stages.export.package import read_network, write_export
 from gradtrail.support.errors import UserError
 
 SIZES = (1, 8, 32, 128)
-
 IMAGES = np.random.default_rng(0).integers(0, 256, (128, *SHAPE), np.uint8)
-
 DEFAULT = {  # the networks of params.yaml
     "mlp": {"mlp": MLPConfig(hidden=(256, 128), activation="relu", dropout=0.0)},
     "cnn": {
@@ -120,8 +118,6 @@ def test_evaluated_networks_are_exported(tmp_path: Path) -> None:
 
 
 SPLIT = random_split(21, shape=SHAPE)
-
-
 EVALUATED = Evaluated(
     kind="final", weights={}, temperature=0.5, calibration_error=Interval(value=0.1, low=0.0, high=0.2)
 )

@@ -110,8 +110,6 @@ def private_config() -> object:
 
 
 STEPS, EPOCHS, EXAMPLES, RATE = 100, 10, 2000, 0.1
-
-
 NONE = Products(products=np.zeros((STEPS, 1, 1), np.float32), signals=np.zeros((STEPS, 1, 1), np.float32))
 
 

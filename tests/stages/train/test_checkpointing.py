@@ -22,7 +22,6 @@ from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.stages.train.checkpointing import Progress, ResumeFolder
 
 STATE = "ab12-cpu1"  # a folder's name
-
 STEPS = 3  # in an epoch, of 4 examples each
 
 

@@ -22,7 +22,6 @@ from gradtrail.tracking.mlflow import artifacts as curve_tables
 from gradtrail.tracking.mlflow.training_log import live_curves
 
 NORMS = ("part_grad_norm", "grad_norm")
-
 IDS = np.arange(100, 110, dtype=np.int32)  # of the examples of the split
 
 
@@ -136,11 +135,7 @@ def test_noise_scale_is_measured_if_batches_have_parts(history: History) -> None
 
 
 PRIVATE = dataclasses.replace(NOT_PRIVATE, enabled=True)
-
-
 PUBLISHED = dataclasses.replace(PRIVATE, release=True, secret_sha256="0" * 64)
-
-
 WRITTEN = ("epochs.csv", "steps.parquet", "dynamics.parquet", "learning_curves.png", "steps.png", "parameters.csv")
 
 
