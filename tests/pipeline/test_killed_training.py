@@ -143,20 +143,6 @@ def test_after_a_kill_the_bytes_are_the_same(place: str, training: Training) -> 
     assert not list(resume_folder(training.project).glob("*/*"))
 
 
-def test_stopped_training_writes_a_checkpoint(training: Training) -> None:
-    """By SIGTERM; `test_faults.py` sends SIGINT."""
-    place = (f"{TRACKING}.training_log", "TrainingLog", "after_chunk", 150, "after")
-    output = training.kill(*place, number=signal.SIGTERM)
-    line = output.splitlines()[-1]
-    assert line.startswith("train: stopped after step ")
-    assert line.endswith("; `dvc repro` resumes from there")
-    (run,) = training.project.runs_of("train")
-    assert run["status"] == "KILLED"
-    step = int(line.split()[4].replace(",", ""))
-    assert f"train: resuming after step {step:,}, from a checkpoint" in training.finish()
-    assert training.outs() == training.expected
-
-
 @pytest.fixture
 def committed(training: Training, tmp_path: Path) -> Project:
     """A copy whose data are prepared, for experiments."""

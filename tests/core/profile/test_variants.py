@@ -42,39 +42,23 @@ def test_every_variant_differs_in_one_respect_and_stands_once(remat: bool) -> No
     assert len(other_values) == len(set(other_values))
 
 
-def test_configured_variant_may_differ_from_those_to_compare() -> None:
-    config = profile_config(precisions=("bfloat16",), smallest_batch_size=2, largest_batch_size=2)
-    result = variants_to_compare(config, train_config(batch_size=3, precision="float16"))
-    assert [(item.precision, item.batch_size) for item in result[:1]] == [("float16", 3)]
-    assert {item.batch_size for item in result} == {2, 3}
-
-
-def test_batch_sizes_that_do_not_come_in_parts_are_left_out() -> None:
-    config = profile_config(smallest_batch_size=1, largest_batch_size=8)
-    result = variants_to_compare(config, train_config(batch_size=12, accumulation_steps=4))
-    assert {item.batch_size for item in result} == {12, 4, 8}
-
-
 @pytest.mark.parametrize(
-    ("smallest", "largest", "sizes"), [(1, 1, (1,)), (3, 8, (4, 8)), (64, 512, (64, 128, 256, 512)), (5, 15, (8,))]
+    ("smallest", "largest", "parts", "sizes"),
+    [(1, 1, 1, {12, 1}), (3, 8, 1, {12, 4, 8}), (5, 15, 1, {12, 8}), (1, 8, 4, {12, 4, 8}), (2, 2, 1, {12, 2})],
 )
-def test_batch_sizes_are_the_powers_of_two_between_the_bounds(
-    smallest: int, largest: int, sizes: tuple[int, ...]
+def test_batch_sizes_are_the_powers_of_two_between_the_bounds_that_come_in_parts(
+    smallest: int, largest: int, parts: int, sizes: set[int]
 ) -> None:
-    assert profile_config(smallest_batch_size=smallest, largest_batch_size=largest).batch_sizes == sizes
+    config = profile_config(precisions=("bfloat16",), smallest_batch_size=smallest, largest_batch_size=largest)
+    training = train_config(batch_size=12, accumulation_steps=parts, precision="float16")
+    configured, *_ = result = variants_to_compare(config, training)
+    assert (configured.precision, configured.batch_size) == ("float16", 12)
+    assert {item.batch_size for item in result} == sizes
 
 
-@pytest.mark.parametrize(
-    ("differences", "names"),
-    [
-        ({}, ["train_step", "predict", "score"]),
-        ({"precision": "bfloat16"}, ["train_step", "predict", "score"]),
-        ({"batch_size": 8}, ["train_step"]),
-        ({"remat": True}, ["train_step"]),
-    ],
-)
-def test_functions_of_each_variant(differences: dict[str, Any], names: list[str]) -> None:
-    assert list(compiled(**differences).functions) == names
+def test_other_batch_sizes_and_remat_have_a_training_step_alone() -> None:
+    assert list(compiled().functions) == ["train_step", "predict", "score"]
+    assert list(compiled(batch_size=8).functions) == list(compiled(remat=True).functions) == ["train_step"]
 
 
 @pytest.mark.parametrize("parts", [1, 2])

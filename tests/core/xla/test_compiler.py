@@ -36,14 +36,20 @@ def matmul(
     return new_compiler(clock).compile("matmul", jnp.dot, left, right)
 
 
-def test_flops_and_bytes_of_a_matrix_product() -> None:
-    cost = matmul().cost
+def test_costs_of_a_matrix_product_are_those_of_its_shapes_and_texts() -> None:
+    function = matmul()
+    texts, cost = function.texts(), function.cost
     assert cost.flops == pytest.approx(2 * 64 * 128 * 32, rel=0.01)
     assert cost.argument_bytes == 4 * (64 * 128 + 128 * 32)
     assert cost.output_bytes == 4 * 64 * 32
     assert cost.bytes_accessed >= cost.argument_bytes + cost.output_bytes
     assert cost.total_bytes == cost.argument_bytes + cost.output_bytes + cost.temporary_bytes - cost.alias_bytes
     assert cost.hlo_instructions >= 3
+    assert set(texts) == {"jaxpr", "stablehlo", "hlo"}
+    assert cost.stablehlo_bytes == len(texts["stablehlo"])
+    assert cost.jaxpr_equations == texts["jaxpr"].count("dot_general") == 1
+    assert cost.float64_instructions == 0
+    assert function.signature == "float32[64,128], float32[128,32]"
 
 
 @pytest.mark.parametrize("wrong", [jnp.zeros((3, 3)), jnp.zeros((2, 3), jnp.int32)])
@@ -108,19 +114,15 @@ def scanned(length: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 50])
-def test_a_loop_costs_as_often_as_it_is_passed(length: int) -> None:
-    shapes = [jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 2
-    cost = new_compiler().compile("scanned", scanned(length), *shapes).cost
-    assert cost.flops == pytest.approx(length * 2 * 32**3, rel=0.02)
-    assert cost.transcendentals == length * 32 * 32
-
-
-def test_a_loop_in_a_loop_costs_as_often_as_both() -> None:
+def test_a_loop_costs_as_often_as_it_is_passed_and_a_loop_in_it_as_both(length: int) -> None:
     def nested(values: jax.Array, matrix: jax.Array) -> jax.Array:
-        return jax.lax.scan(lambda carry, _: (scanned(5)(carry, matrix), None), values, length=7)[0]
+        return jax.lax.scan(lambda carry, _: (scanned(length)(carry, matrix), None), values, length=7)[0]
 
     shapes = [jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 2
-    assert new_compiler().compile("nested", jax.jit(nested), *shapes).cost.transcendentals == 35 * 32 * 32
+    for function, count in ((scanned(length), length), (jax.jit(nested), 7 * length)):
+        cost = new_compiler().compile("loop", function, *shapes).cost
+        assert cost.flops == pytest.approx(count * 2 * 32**3, rel=0.02)
+        assert cost.transcendentals == count * 32 * 32
 
 
 def test_a_data_dependent_loop_costs_as_often_as_it_can_be_passed() -> None:
@@ -170,17 +172,6 @@ def test_flops_of_a_training_step_are_those_of_the_mathematics() -> None:
     images = jax.ShapeDtypeStruct((batch, 28, 28), jnp.uint8)
     alone = new_compiler().compile("gradient", gradient, model.abstract_params(), images).cost
     assert alone.flops == pytest.approx(3 * sum(products) - products[0], rel=0.01)
-
-
-def test_counts_of_a_program_are_those_of_its_texts() -> None:
-    function = matmul()
-    texts, cost = function.texts(), function.cost
-    assert set(texts) == {"jaxpr", "stablehlo", "hlo"}
-    assert "dot_general" in texts["jaxpr"]
-    assert cost.stablehlo_bytes == len(texts["stablehlo"])
-    assert cost.jaxpr_equations == texts["jaxpr"].count("dot_general") == 1
-    assert cost.float64_instructions == 0
-    assert function.signature == "float32[64,128], float32[128,32]"
 
 
 def test_calls_are_timed_from_ready_arguments_to_ready_results_and_no_more_than_needed() -> None:

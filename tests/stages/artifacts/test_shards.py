@@ -108,28 +108,16 @@ def test_changed_example_changes_only_the_shard_that_has_it(written: Path, tmp_p
     assert {name for name in before if before[name] != after[name]} == {"00001.images.npy", "index.json"}
 
 
-def test_missing_or_cut_shard_is_refused_before_anything_is_read(folder: Path) -> None:
-    file = folder / "00001.images.npy"
+def test_missing_cut_or_changed_shard_is_refused_in_one_line(folder: Path) -> None:
+    split, file = opened(folder), folder / "00001.images.npy"
     content = file.read_bytes()
-    file.write_bytes(content[:-1])
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "not the bytes" in refused(split.verify, file)
+    file.write_bytes(content[:1000])
     assert "expected" in refused(lambda: opened(folder), file)
+    assert "truncated while it was read" in refused(lambda: split.read(SIZE, 2 * SIZE), file)
     file.write_bytes(b"\x93NUMPX" + content[6:])
     assert "another header" in refused(lambda: opened(folder), file)
     file.unlink()
     assert "no such file" in refused(lambda: opened(folder), file)
-
-
-def test_changed_shard_is_refused_when_it_is_verified(folder: Path) -> None:
-    file = folder / "00002.labels.npy"
-    content = bytearray(file.read_bytes())
-    content[-4] ^= 1
-    file.write_bytes(content)
-    assert "not the bytes" in refused(opened(folder).verify, file)
-
-
-def test_shard_that_is_cut_while_it_is_used_is_one_line(folder: Path) -> None:
-    split, file = opened(folder), folder / "00000.images.npy"
-    file.write_bytes(file.read_bytes()[:1000])
-    assert "truncated while it was read" in refused(lambda: split.read(0, 4096), file)
-    file.unlink()
-    assert "no such file" in refused(lambda: split.read(0, 4096), file)
+    assert "no such file" in refused(lambda: split.read(SIZE, 2 * SIZE), file)

@@ -94,13 +94,6 @@ def test_what_is_not_varied_is_that_of_the_seed() -> None:
     ]
 
 
-def test_what_is_varied_must_be_random() -> None:
-    with pytest.raises(ValueError, match=r"initialization or order, got \['dropout'\]: all members would be the same"):
-        train_config(members=2, vary=("dropout",))
-    assert train_config(members=2, vary=("order", "dropout")).members == 2
-    assert dataclasses.replace(CONFIG, members=2, vary=("dropout",)).members == 2
-
-
 @pytest.mark.parametrize(("vary", "differ"), [("initialization", {0, 2}), ("order", {2}), ("dropout", {2})])
 def test_each_purpose_has_its_own_seed(vary: Any, differ: set[int], tmp_path: Path) -> None:
     """With another seed for one purpose the initial weights stay, or the order, or else only the result differs."""
