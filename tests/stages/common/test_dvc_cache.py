@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,12 +56,8 @@ def test_file_and_a_folder_come_from_the_cache(to: Path) -> None:
     assert (to / "models/final").read_bytes() == b"weights"
     assert restore("results", keep_folder({"a.txt": b"a", "b/c.txt": b"c"}), to, "")
     assert (to / "results/b/c.txt").read_bytes() == b"c"
-
-
-def test_empty_folder_is_one_too(to: Path) -> None:
-    empty = keep_folder({})
-    assert is_here("models/epochs", empty)
-    assert restore("models/epochs", empty, to, "")
+    assert is_here("models/epochs", keep_folder({}))
+    assert restore("models/epochs", keep_folder({}), to, "")
     assert (to / "models/epochs").is_dir()
 
 
@@ -99,18 +96,13 @@ def test_folder_that_was_written_since_is_digested_again(to: Path, project: Path
     assert not restore("data", md5, to, "")
 
 
-def test_damaged_cache_does_not_serve(to: Path) -> None:
-    md5 = keep(b"weights")
-    (cache_folder() / "files" / "md5" / md5[:2] / md5[2:]).write_bytes(b"wei")
-    assert not restore("out", md5, to, "")
-
-
-def test_folder_with_a_file_missing_does_not_serve(to: Path) -> None:
-    md5 = keep_folder({"a.txt": b"a", "b.txt": b"b"})
-    lost = hashlib.md5(b"b").hexdigest()  # noqa: S324
-    shutil.rmtree(cache_folder() / "files" / "md5" / lost[:2])
-    assert not restore("out", md5, to, "")
-    assert not (to / "out").exists()
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"wei"), Path.unlink])
+def test_damaged_cache_does_not_serve(damage: Callable[[Path], object], to: Path) -> None:
+    folder, md5 = keep_folder({"a.txt": b"a", "b.txt": b"weights"}), keep(b"weights")
+    damage(cache_folder() / "files" / "md5" / md5[:2] / md5[2:])
+    for digest_of_out in (md5, folder):
+        assert not restore("out", digest_of_out, to, "")
+        assert not (to / "out").exists()
 
 
 def test_digest_within_a_folder(to: Path) -> None:

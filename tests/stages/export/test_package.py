@@ -161,11 +161,3 @@ def test_predictions_are_read_as_they_were_written(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(checks.read_evaluation(tmp_path, SPLIT, 3), table)
     with pytest.raises(UserError, match="belongs to another test split"):
         checks.read_evaluation(tmp_path, dataclasses.replace(SPLIT, labels=SPLIT.labels[::-1].copy()), 3)
-    with pytest.raises(UserError, match="not a table of this project"):
-        checks.read_evaluation(tmp_path, SPLIT, 4)
-    (tmp_path / "predictions.parquet").write_bytes(b"words")
-    with pytest.raises(UserError, match="not a table of this project"):
-        checks.read_evaluation(tmp_path, SPLIT, 3)
-    (tmp_path / "predictions.parquet").unlink()
-    with pytest.raises(UserError, match="no such file"):
-        checks.read_evaluation(tmp_path, SPLIT, 3)

@@ -3,15 +3,12 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
-from report_folder import METRICS, TABLES, write_metrics
-from ruamel.yaml import YAML
+from report_folder import METRICS, TABLES, load_params, render, write_metrics
 from stage_results import a_guarantee
 
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, PrivacyGuarantee, write_guarantee
 from gradtrail.stages.report import inputs
-from gradtrail.stages.report import page as report
 from gradtrail.stages.report.sections.privacy import privacy_sections
 
 EPSILONS = (1.25, 2.96)
@@ -30,7 +27,7 @@ def private(folder: Path, guarantee: PrivacyGuarantee) -> Path:
     write_guarantee(folder / "results/train", guarantee)
     if guarantee.release:
         hide(folder)
-    params: dict[str, Any] = YAML(typ="safe", pure=True).load(folder / "params.yaml")
+    params = load_params(folder)
     params["train"]["privacy"] |= {"enabled": True, "secret_sha256": "0" * 64 if guarantee.has_secret else None}
     params["train"]["privacy"] |= {"release": guarantee.release}
     (folder / "params.yaml").write_text(json.dumps(params))
@@ -49,11 +46,6 @@ def hide(folder: Path) -> None:
         (folder / f"results/gradients/{name}.png").unlink()
     suspects = folder / "results/gradients/suspects.csv"
     suspects.write_text("\n".join(line for line in suspects.read_text().splitlines() if not line.startswith("train")))
-
-
-def render(folder: Path) -> str:
-    sources = inputs.read_sources(folder)
-    return report.render(report.ReportConfig(title="A title"), sources, report.make_content(sources))
 
 
 def test_report_of_public_training_does_not_mention_privacy(folder: Path) -> None:
