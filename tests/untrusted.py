@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from gradtrail.support.errors import UserError
 
 MAX_LINE = 1000
-MAX_BYTES = 64 << 20
-
 on_linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel does not tell of memory")
 
 

@@ -1,9 +1,5 @@
 """A training with two members through the real stages, beside trainings by themselves, on the digits."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 from projects import Project, finished_project
 
@@ -19,18 +15,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-def metrics_of(folder: Path, stage: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / "results" / "metrics" / f"{stage}.json").read_text())
-    return result
-
-
 def test_each_evaluation_belongs_to_its_own_training(both: Project) -> None:
     """Both trainings wrote the same `models/final.safetensors`, that of the first seed."""
     runs = {str(run["params"].get("train.members", "1")): run for run in both.runs_of("train")}
-    accuracy = metrics_of(finished_project().folder, "evaluate")["accuracy"]
+    accuracy = finished_project().metrics_of("evaluate")["accuracy"]
     assert runs["1"]["metrics"]["eval/accuracy"] == pytest.approx(accuracy)
     assert "eval/ensemble_accuracy" not in runs["1"]["metrics"]
-    result = metrics_of(both.folder, "evaluate")
+    result = both.metrics_of("evaluate")
     for key in ("accuracy", "accuracy_sd", "ensemble_accuracy"):
         assert runs["2"]["metrics"][f"eval/{key}"] == pytest.approx(result[key])
     assert all(len(run["metrics"]) <= 40 for run in both.runs())

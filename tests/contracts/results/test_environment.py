@@ -8,8 +8,8 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 from projects import ROOT, Project, finished_project
 from ruamel.yaml import YAML
@@ -48,11 +48,6 @@ def project(tmp_path: Path) -> Project:
 
 def outs_of(project: Project, stage: str) -> dict[str, str]:
     return project.digests(*PIPELINE[stage].outs)
-
-
-def metrics_of(project: Project) -> dict[str, Any]:
-    metrics: dict[str, Any] = json.loads((project.folder / "results" / "metrics" / "train.json").read_text())
-    return metrics
 
 
 def run_again(project: Project, stage: str, *under: str, **env: str) -> dict[str, str]:
@@ -117,10 +112,10 @@ def test_stage_makes_the_devices_that_each_batch_is_split_over(project: Project)
     """Two give the same training but for rounding, under a state of their own; more than a GPU has are refused."""
     project.set("train.precision", "float32")
     run_again(project, "train")
-    one = metrics_of(project)
+    one = project.metrics_of("train")
     project.set("train.shards", 2)
     bytes_of_two = run_again(project, "train", JAX_NUM_CPU_DEVICES="1")
-    two = metrics_of(project)
+    two = project.metrics_of("train")
     assert one != two
     assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
     assert run_again(project, "train", JAX_NUM_CPU_DEVICES="4", XLA_FLAGS="--xla_dump_disable_metadata") == bytes_of_two
@@ -164,3 +159,31 @@ def test_without_tracking_and_with_every_key_of_runtime_changed_the_bytes_are_th
     assert "up to date" in project.dvc("status")
     assert len(project.runs()) == runs
     assert all(path.suffix == ".lock" for path in (project.folder / ".outs").iterdir())
+
+
+STAGES = ("evaluate", "gradients")
+
+
+def metrics_with(project: Project, flags: list[str]) -> dict[str, float]:
+    """Return what the stages measure with flags for XLA, without costs of compiled functions."""
+    project.set("environment.xla_flags", flags)
+    values: dict[str, float] = {}
+    for stage in STAGES:
+        project.run_stage(stage)
+        metrics = json.loads((project.folder / "results" / "metrics" / f"{stage}.json").read_text())
+        values |= {f"{stage}/{key}": value for key, value in metrics.items() if not isinstance(value, str)}
+    return values
+
+
+@pytest.mark.slow
+def test_metrics_of_the_same_weights_agree_between_instruction_sets(tmp_path: Path) -> None:
+    project = finished_project().copy(tmp_path / "project")
+    project.set("runtime.tracking", False)
+    project.set("train.precision", "float32")
+    project.run_stage("train")
+    widest, narrower = metrics_with(project, []), metrics_with(project, ["--xla_cpu_max_isa=AVX2"])
+    assert len(widest) > 30
+    differing = {
+        key: (value, narrower[key]) for key, value in widest.items() if not np.isclose(value, narrower[key], rtol=1e-6)
+    }
+    assert not differing

@@ -1,4 +1,4 @@
-"""Weights round-trip to the bit; equal weights are equal bytes; a foreign or damaged file is refused."""
+"""Weights round-trip to the bit, damaged files are refused; a calibration applies to the weights it was fitted for."""
 
 import dataclasses
 import json
@@ -14,7 +14,9 @@ from factories import dataset_info, model_config
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from gradtrail.core.evaluate.metrics import Evaluation, evaluate
 from gradtrail.core.nn.models import Model
+from gradtrail.stages.artifacts.calibration import read_temperature, write_calibration
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data, write_weights
 from gradtrail.stages.common.digests import digest
 from gradtrail.support.errors import UserError
@@ -109,3 +111,41 @@ def test_weights_of_other_data_are_refused(path: Path) -> None:
     require_same_data(path, INFO, dataset_info())
     with pytest.raises(UserError, match="trained on other data"):
         require_same_data(path, INFO, dataset_info(digest="cd" * 32))
+
+
+def result_at(temperature: float) -> Evaluation:
+    return evaluate(np.log([[0.7, 0.3]]), np.array([0]), temperature=temperature, calibration_bins=2)
+
+
+RESULT = result_at(0.5)
+
+
+def test_temperature_is_that_of_the_same_bytes(tmp_path: Path) -> None:
+    weights = tmp_path / "final.safetensors"
+    weights.write_bytes(b"weights")
+    assert read_temperature([weights], tmp_path) is None
+    write_calibration(tmp_path, {weights: RESULT}, RESULT, num_examples=3)
+    assert read_temperature([weights], tmp_path) == 0.5
+    weights.write_bytes(b"others")
+    assert read_temperature([weights], tmp_path) is None
+
+
+def test_ensemble_has_a_temperature_of_its_own(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("first", "second", "third")]
+    for path in paths:
+        path.write_text(path.name)
+    members = dict(zip(paths, map(result_at, (0.5, 0.7, 0.9)), strict=True))
+    write_calibration(tmp_path, members, result_at(1.5), num_examples=3)
+    assert read_temperature(paths, tmp_path) == read_temperature(paths[::-1], tmp_path) == 1.5
+    assert [read_temperature([path], tmp_path) for path in paths] == [0.5, 0.7, 0.9]
+    assert read_temperature(paths[:2], tmp_path) is None
+
+
+def test_it_holds_the_scores_before_and_after(tmp_path: Path) -> None:
+    weights = tmp_path / "final.safetensors"
+    weights.write_bytes(b"weights")
+    write_calibration(tmp_path, {weights: RESULT}, RESULT, num_examples=3)
+    result = json.loads((tmp_path / "calibration.json").read_text())
+    assert result["fitted_on"] == {"split": "validation", "num_examples": 3, "lowest": 0.05, "highest": 20.0}
+    assert result["uncalibrated"]["brier"]["value"] == pytest.approx(2 * 0.3**2)
+    assert result["calibrated"]["brier"]["value"] == pytest.approx(2 * (0.09 / 0.58) ** 2)

@@ -1,4 +1,7 @@
-"""A dozen random images in place of MNIST, their sources, and a call of the stage `fetch`."""
+"""Each source of a data set delivers the same four verified files; the order of the sources, and their absence.
+
+Most tests let a dozen random images stand for MNIST, under its name.
+"""
 
 import dataclasses
 import gzip

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from projects import ROOT
 from report_folder import (
     DIGEST,
     METRICS,
+    SHOWN,
     STAGES,
     SUMMARY,
+    TABLES,
     Reader,
     load_params,
     render,
@@ -29,6 +32,7 @@ from ruamel.yaml import YAML
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.stages.report.charts import Chart, Series, Stop, linear_ticks
+from gradtrail.support.errors import UserError
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' & ![a](https://a.b/c.png) <b>"
 
@@ -211,3 +215,48 @@ def test_ticks_are_few_even_round_and_inside(low: float, span: float, most: int,
     slack = 1e-6 * max(1.0, abs(low) + span)
     assert all(low - slack <= tick <= low + span + slack for tick in ticks)
     assert not whole or all(tick == int(tick) for tick in ticks)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *(
+            "params.yaml",
+            "pipeline/versions.yaml",
+            "data/raw",
+            "data/processed/dataset.json",
+            "data/processed/train.npz",
+        ),
+        *("models/final.safetensors", "results/metrics/train.json", "results/gradients/summary.md"),
+        *(f"results/{name}.csv" for name in TABLES),
+        *(f"results/{name}.png" for name in SHOWN),
+        *("results/evaluate/predictions.parquet", "results/gradients/scores.parquet", "data/processed/test.npz"),
+    ],
+)
+def test_missing_file_is_one_line(file: str, folder: Path) -> None:
+    path = folder / file
+    (shutil.rmtree if path.is_dir() else Path.unlink)(path)
+    with pytest.raises(UserError, match=f"{re.escape(file)}: no such file") as error:
+        render(folder)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def write(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("results/metrics/train.json", write("{"), "not readable as JSON"),
+        ("results/metrics/train.json", write('{"dataset_digest": "other"}'), "of another data set"),
+        ("results/evaluate/predictions.parquet", write("PAR1"), "not a table of this project"),
+        ("params.yaml", write("train: 1\n"), "train.model is missing"),
+    ],
+)
+def test_damaged_file_is_one_line(file: str, change: Callable[[Path], object], message: str, folder: Path) -> None:
+    change(folder / file)
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        render(folder)
+    assert Path(file).name in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
