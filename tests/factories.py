@@ -2,12 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jaxtyping import Array
 
 from gradtrail.core.audit.config import AuditConfig
@@ -261,3 +265,22 @@ def copied(chunk: Chunk) -> Chunk:
     """Return a chunk whose arrays the next one does not overwrite."""
     copies = jax.tree.map(lambda leaf: leaf.copy(), (chunk.state, chunk.records))
     return dataclasses.replace(chunk, state=copies[0], records=copies[1])
+
+
+def cases(every: Iterable[Any], *, fast: Collection[Any]) -> list[Any]:
+    """Return every case, in its order; those that are not in `fast` are slow. A tuple is a value for each argument."""
+    every = list(every)
+    assert all(case in every for case in fast)
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[] if case in fast else pytest.mark.slow)
+        for case in every
+    ]
+
+
+def run_on_devices(script: str, count: int) -> str:
+    """Run Python code in a process with so many CPU devices, compiled fast; return what it prints."""
+    flags = f"--xla_force_host_platform_device_count={count} --xla_backend_optimization_level=0"
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -12,6 +12,7 @@ from gradtrail.core.common.validation import check
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.export.forward import ExportConfig
 from gradtrail.core.train.optimizers import OptimizerKind
+from gradtrail.stages.common.environment import EnvironmentConfig
 from gradtrail.stages.report.page import ReportConfig
 
 TRAIN = train_config()
@@ -65,6 +66,13 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
     (preprocess_config(), {"validation_fraction": (0.0, 1.0), "subset_fraction": (0.0,), "label_noise": (1.0,)}),
     (EVALUATE, {"batch_size": (0,), "calibration_bins": (0,), "num_mistakes": (0,)}),
     (ReportConfig(title="A title"), {"title": ("", "  ", "x" * 201)}),
+    (
+        EnvironmentConfig(cpu_threads=2, xla_flags=()),
+        {
+            "cpu_threads": (0,),
+            "xla_flags": (("xla_x=1",), ("--xla_x=1 --xla_y=2",), ("--xla_gpu_deterministic_ops=false",)),
+        },
+    ),
     (EXPORT, {"batch_sizes": ((), (8, 1), (0, 8), (65537,)), "name": ("", "a/b", "@a", "a b", "a" * 101)}),
     (
         gradients_config(),

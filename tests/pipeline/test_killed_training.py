@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +21,6 @@ from projects import Project, copy_project
 from untrusted import status_bytes
 
 pytestmark = pytest.mark.slow
-
 OUTS = ("models", "results/train", "results/metrics/train.json")
 QUICK = {
     "fetch.dataset": "digits",
@@ -155,12 +153,6 @@ def committed(training: Training, tmp_path: Path) -> Project:
     return project
 
 
-def written(run: dict[str, Any]) -> dict[str, str]:
-    """Return the digests of what a run's process wrote, by path."""
-    result: dict[str, str] = run["outs"]
-    return result
-
-
 def kill_one(project: Project) -> None:
     """Kill a training as soon as it has a whole checkpoint of its own: its state stands in the lock that it holds."""
     deadline = time.monotonic() + 120
@@ -189,7 +181,7 @@ def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(
     assert committed.wait_for_queue().count("Success") == 1
     assert len(list(resume_folder(committed).iterdir())) == 1, "the complete one left nothing behind"
     (failed,) = (run for run in committed.runs_of("train") if run["status"] in ("RUNNING", "KILLED"))
-    assert written(failed) == {}
+    assert failed["outs"] == {}
     seed = failed["params"]["train.seed"]
     again = committed.dvc("exp", "run", "--temp", "-S", f"train.seed={seed}", "train")
     assert "train: resuming after step " in again
@@ -199,7 +191,7 @@ def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(
     committed.set("train.seed", int(seed))
     committed.run_stage("train")
     (resumed,) = (run for run in runs if run["params"]["train.seed"] == seed)
-    assert written(resumed) == committed.digests(*written(resumed))
+    assert resumed["outs"] == committed.digests(*resumed["outs"])
 
 
 @pytest.mark.nightly
@@ -221,7 +213,7 @@ def test_sync_and_gc_do_not_disturb_a_running_training(committed: Project, train
     assert committed.digests(*OUTS) == training.expected
     (run,) = committed.runs_of("train")
     assert run["status"] == "FINISHED"
-    assert written(run) == committed.digests(*written(run))
+    assert run["outs"] == committed.digests(*run["outs"])
 
 
 @pytest.mark.nightly

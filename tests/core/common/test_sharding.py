@@ -5,8 +5,7 @@ from typing import Any
 
 import jax
 import pytest
-from devices import run_on_devices
-from factories import NUM_CLASSES, SHAPE, train_config
+from factories import NUM_CLASSES, SHAPE, run_on_devices, train_config
 
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.nn.models import Model

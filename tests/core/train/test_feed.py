@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from devices import run_on_devices
 from factories import (
     NUM_CLASSES,
     make_engine,
     new_compiler,
     random_split,
+    run_on_devices,
     seed_keys,
     train_config,
 )

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import cases
-from factories import CNN, NUM_CLASSES, random_split, seed_keys, train_config
+from factories import CNN, NUM_CLASSES, cases, random_split, seed_keys, train_config
 
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.sharding import make_mesh, replicated

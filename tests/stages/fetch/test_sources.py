@@ -240,13 +240,31 @@ def test_unreachable_network_is_one_line_per_host_and_advice(
     assert (tmp_path / "flag").exists()
 
 
-def test_only_mnist_has_a_stand_in(acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dataset", "title", "variable", "openml"),
+    [
+        ("fashion_mnist", "Fashion-MNIST", "FASHION_MNIST_DIR", True),
+        ("idx", "IDX files", "IDX_DIR", True),
+        ("mnist", "MNIST", "MNIST_DIR", False),
+    ],
+)
+def test_without_a_source_to_ask_only_mnist_has_a_stand_in(
+    acquisition: Acquisition,
+    internet: MirrorServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dataset: str,
+    title: str,
+    variable: str,
+    *,
+    openml: bool,
+) -> None:
     monkeypatch.setenv(NO_SOURCE_FLAG, str(tmp_path / "flag"))
-    assert acquisition.refusal("fashion_mnist", openml=True) == (
-        "no source of Fashion-MNIST to ask, as FASHION_MNIST_DIR is not set: "
-        "set FASHION_MNIST_DIR to a folder with the four IDX files"
+    assert acquisition.refusal(dataset, openml=openml).startswith(
+        f"no source of {title} to ask, as {variable} is not set: set {variable} to a folder with the four IDX files"
     )
-    assert not (tmp_path / "flag").exists()
+    assert internet.requests == []
+    assert (tmp_path / "flag").exists() == (dataset == "mnist")
 
 
 # The section of `params.yaml`, and the catalog.
@@ -286,11 +304,6 @@ OWN_FAULTS: dict[str, tuple[str, bytes | None, str]] = {
     "missing": (LAST, None, f"there is neither {LAST} nor {LAST}.gz"),
     "no IDX": (LAST, b"label,pixel\n" * 10, f"{LAST}: magic number is 0x6c616265"),
     "truncated": (RAW_FILES[0], SMALL[RAW_FILES[0]][:-1], "needs exactly"),
-    "a single class": (
-        RAW_FILES[1],
-        encode_idx(np.zeros(20, np.uint8)),
-        f"{RAW_FILES[1]}: every label is 0; at least 2 classes are needed",
-    ),
     "a label too few": (RAW_FILES[1], encode_idx(np.zeros(19, np.uint8)), f"{RAW_FILES[0]}: 20 images, but 19 labels"),
     "test images of another size": (
         RAW_FILES[2],
@@ -316,18 +329,17 @@ def test_faulty_own_file_is_named_in_one_line(
     assert acquisition.reports() == []
 
 
+def test_single_class_is_refused(acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", as_files(random_arrays(num_classes=1)))))
+    assert f"{RAW_FILES[1]}: every label is 0; at least 2 classes are needed" in acquisition.refusal("idx")
+
+
 def test_gzip_bomb_in_own_folder_ends_at_a_limit(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "_MAX_OWN_BYTES", 1 << 20)
     monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", {**SMALL, LAST: bytes(1 << 24)}, gzipped=True)))
     assert f"{LAST}.gz: more than 1048576 bytes" in acquisition.refusal("idx")
-
-
-def test_variable_of_own_folder_must_be_set(acquisition: Acquisition, internet: MirrorServer) -> None:
-    expected = "no source of IDX files to ask, as IDX_DIR is not set: set IDX_DIR to a folder with the four IDX files"
-    assert acquisition.refusal("idx", mirrors=(internet.base(),), openml=True) == expected
-    assert internet.requests == []
 
 
 def test_openml_comes_last_and_ends_in_the_same_files(
@@ -370,8 +382,3 @@ def test_faulty_answer_of_openml_is_one_line(
     assert report.startswith("OpenML: ")
     assert acquisition.written() == {}
     assert socket.getdefaulttimeout() is None
-
-
-def test_openml_is_used_only_if_enabled(acquisition: Acquisition, internet: MirrorServer) -> None:
-    assert "to ask, as MNIST_DIR is not set: set MNIST_DIR" in acquisition.refusal()
-    assert internet.requests == []

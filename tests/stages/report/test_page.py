@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -241,22 +240,10 @@ def test_missing_file_is_one_line(file: str, folder: Path) -> None:
     assert len(str(error.value).splitlines()) == 1
 
 
-def write(text: str) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(text.encode("latin-1"))
-
-
 @pytest.mark.parametrize(
-    ("file", "change", "message"),
-    [
-        ("results/metrics/train.json", write("{"), "not readable as JSON"),
-        ("results/metrics/train.json", write('{"dataset_digest": "other"}'), "of another data set"),
-        ("results/evaluate/predictions.parquet", write("PAR1"), "not a table of this project"),
-        ("params.yaml", write("train: 1\n"), "train.model is missing"),
-    ],
+    ("content", "message"), [("{", "not readable as JSON"), ('{"dataset_digest": "other"}', "of another data set")]
 )
-def test_damaged_file_is_one_line(file: str, change: Callable[[Path], object], message: str, folder: Path) -> None:
-    change(folder / file)
-    with pytest.raises(UserError, match=re.escape(message)) as error:
+def test_damaged_or_foreign_metrics_are_one_line(content: str, message: str, folder: Path) -> None:
+    (folder / "results/metrics/train.json").write_text(content)
+    with pytest.raises(UserError, match=rf"train\.json[^\n]*{message}[^\n]*$"):
         render(folder)
-    assert Path(file).name in str(error.value)
-    assert len(str(error.value).splitlines()) == 1

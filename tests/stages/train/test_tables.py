@@ -12,6 +12,7 @@ import pytest
 from factories import dataset_info, make_engine, model_config, random_split, seed_keys, train_config
 
 from gradtrail.core.per_example import noise_scale
+from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.core.train.privacy import NOT_PRIVATE
@@ -25,11 +26,10 @@ NORMS = ("part_grad_norm", "grad_norm")
 IDS = np.arange(100, 110, dtype=np.int32)  # of the examples of the split
 
 
-@pytest.fixture(scope="module")
-def history() -> History:
-    engine, examples = make_engine(train_config(), random_split(10))
+def trained(config: TrainConfig, kept: tuple[int, ...] = ()) -> History:
+    engine, examples = make_engine(config, random_split(10))
     state = engine.init(seed_keys(0))
-    history = History((0, 1), on_host(state.params))
+    history = History(kept, on_host(state.params))
     for chunk in train(engine, state, examples, steps_per_call=1):
         if chunk.ends_epoch:
             history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
@@ -37,19 +37,8 @@ def history() -> History:
 
 
 @pytest.fixture(scope="module")
-def scaled() -> History:
-    """One epoch in float16: the first step overflows."""
-    config = train_config(precision="float16", epochs=1)
-    config = dataclasses.replace(config, loss_scaling=dataclasses.replace(config.loss_scaling, initial=1e38))
-    engine, examples = make_engine(config, random_split(10))
-    state = engine.init(seed_keys(0))
-    history = History((), on_host(state.params))
-    for chunk in train(engine, state, examples, steps_per_call=3):
-        skipped = np.array([True, False, False])
-        records = dataclasses.replace(chunk.records, skipped=skipped, grad_norm=np.array([np.inf, 1, 1], np.float32))
-        done = dataclasses.replace(chunk, records=records)
-        history.add(done, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
-    return history
+def history() -> History:
+    return trained(train_config(), kept=(0, 1))
 
 
 def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: Path) -> None:
@@ -64,12 +53,16 @@ def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: 
     assert epochs["cross_entropy"].tolist() == pytest.approx(steps["cross_entropy"].to_numpy().reshape(2, 3).mean(1))
 
 
-def test_loss_scales_and_skipped_steps_are_on_record(scaled: History) -> None:
-    steps = tables.step_table(scaled.steps)
-    assert steps["skipped"].tolist() == [True, False, False]
+def test_loss_scales_and_skipped_steps_are_on_record() -> None:
+    """The first step overflows."""
+    config = train_config(precision="float16", epochs=1)
+    scaling = dataclasses.replace(config.loss_scaling, initial=1e38, backoff_factor=2.0**-40)
+    history = trained(dataclasses.replace(config, loss_scaling=scaling))
+    steps = tables.step_table(history.steps)
+    assert steps["skipped"].tolist() == [True, *[False] * 2]
     assert (steps["loss_scale"] > 0).all()
-    assert tables.measure(scaled, train_config(), 3)["skipped_steps"] == 1
-    assert tables.measure(scaled, train_config(), 3)["loss_scale"] == steps["loss_scale"].iloc[-1]
+    assert tables.measure(history, train_config(), 3)["skipped_steps"] == 1
+    assert tables.measure(history, train_config(), 3)["loss_scale"] == steps["loss_scale"].iloc[-1]
 
 
 def test_weights_are_written_under_the_names_of_their_epochs(history: History, tmp_path: Path) -> None:
@@ -119,13 +112,7 @@ def test_metrics_of_a_training(history: History) -> None:
 
 def test_noise_scale_is_measured_if_batches_have_parts(history: History) -> None:
     assert tables.measure_noise_scale(history, 4, 1) == {}
-    config = train_config(epochs=3, accumulation_steps=2)
-    engine, examples = make_engine(config, random_split(10))
-    state = engine.init(seed_keys(0))
-    in_parts = History((), on_host(state.params))
-    for chunk in train(engine, state, examples, steps_per_call=1):
-        if chunk.ends_epoch:
-            in_parts.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
+    in_parts = trained(train_config(epochs=3, accumulation_steps=2))
     assert all(len(part.part_grad_norm) == 3 for part in in_parts.steps)
     metrics = tables.measure_noise_scale(in_parts, 4, 2)
     columns = [np.concatenate([getattr(part, name)[:2] for part in in_parts.steps]) for name in NORMS]  # full batches
