@@ -6,7 +6,7 @@ It needs Opacus alone, in an environment of its own (`benchmarks.private_trainin
 line for each setting: the setting, epsilon by privacy loss random variables (PRV: Gopi et al., arXiv 2106.02848) with
 its error bound, and epsilon by Rényi differential privacy. Both take Poisson sampling and add-or-remove-one neighbours.
 
-The values stand as constants in `tests/stages/train/test_opacus_accountant.py`.
+The values stand as constants in `tests/stages/artifacts/test_accounting.py`.
 """
 
 import json

@@ -69,18 +69,7 @@ def write_small_export(
     batch_sizes: tuple[int, ...] = (1, 8, 32, 128),
     **overrides: Any,
 ) -> Path:
-    """Write an exported network of random weights to a new folder, and return it.
-
-    Args:
-        folder: to make.
-        seed: of the weights.
-        name: of the model.
-        always: the class that it answers whatever it sees, with high confidence; None for random answers.
-        model: kind of the network.
-        members: networks; of several the export is the ensemble.
-        batch_sizes: that a server compiles.
-        overrides: of `Network`, such as `temperature`.
-    """
+    """Write an exported network of random weights to a new folder, and return it; `overrides` are of `Network`."""
     network = dataclasses.replace(small_network(seed=seed, always=always, model=model, members=members), **overrides)
     write_export(folder, network, ExportConfig(name=name, batch_sizes=batch_sizes))
     return folder

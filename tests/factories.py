@@ -2,12 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jaxtyping import Array
 
 from gradtrail.core.audit.config import AuditConfig
@@ -52,14 +56,9 @@ NUM_CLASSES = 3
 
 
 def new_compiler(clock: Callable[[], float] | None = None) -> Compiler:
-    return Compiler(clock or no_clock)
+    return Compiler(clock or (lambda: 0.0))
 
 
-def no_clock() -> float:
-    return 0.0
-
-
-NO_AUGMENTATION = AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0)
 CNN = CNNConfig(
     channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(5,), activation="relu", dropout=0.0
 )
@@ -104,7 +103,7 @@ def train_config(**overrides: Any) -> TrainConfig:
         clip_norm=1.0,
         average_decay=None,
         label_smoothing=0.1,
-        augmentation=NO_AUGMENTATION,
+        augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
         privacy=NOT_PRIVATE,
         keep_epochs=(0, 1),
         patience=None,
@@ -217,13 +216,9 @@ def make_engine(
     *,
     num_classes: int = NUM_CLASSES,
     noise_multiplier: float | None = None,
-    every: int | None = None,
 ) -> tuple[Engine, Examples]:
-    """Compile the training of `config` on a split, once; return it with the split on the device.
-
-    Where `every` is given, of so many examples one is sampled.
-    """
-    engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier, every)
+    """Compile the training of `config` on a split, once; return it with the split on the device."""
+    engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier)
     return engine, on_device(split.images, split.labels, engine.mesh)
 
 
@@ -234,12 +229,10 @@ def _compiled(
     shape: tuple[int, int],
     num_classes: int,
     noise_multiplier: float | None,
-    every: int | None,
 ) -> Engine:
     model = Model(config.model_config(shape, num_classes), remat=config.remat)
     noise = placeholder_noise(config.privacy) if noise_multiplier is None else noise_multiplier
-    sampled = None if every is None else np.arange(0, num_examples, every)
-    program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise, sampled=sampled)
+    program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise)
     return compile_engine(program, compiler=new_compiler())
 
 
@@ -272,3 +265,22 @@ def copied(chunk: Chunk) -> Chunk:
     """Return a chunk whose arrays the next one does not overwrite."""
     copies = jax.tree.map(lambda leaf: leaf.copy(), (chunk.state, chunk.records))
     return dataclasses.replace(chunk, state=copies[0], records=copies[1])
+
+
+def cases(every: Iterable[Any], *, fast: Collection[Any]) -> list[Any]:
+    """Return every case, in its order; those that are not in `fast` are slow. A tuple is a value for each argument."""
+    every = list(every)
+    assert all(case in every for case in fast)
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[] if case in fast else pytest.mark.slow)
+        for case in every
+    ]
+
+
+def run_on_devices(script: str, count: int) -> str:
+    """Run Python code in a process with so many CPU devices, compiled fast; return what it prints."""
+    flags = f"--xla_force_host_platform_device_count={count} --xla_backend_optimization_level=0"
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -2,15 +2,18 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-from factories import CNN, gradients_config, preprocess_config, profile_config, train_config
+from factories import CNN, gradients_config, model_config, preprocess_config, profile_config, train_config
 
 from gradtrail.core.common.validation import check
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.export.forward import ExportConfig
 from gradtrail.core.train.optimizers import OptimizerKind
+from gradtrail.stages.common.environment import EnvironmentConfig
+from gradtrail.stages.report.page import ReportConfig
 
 TRAIN = train_config()
 EXPORT = ExportConfig(name="digits", batch_sizes=(1, 8))
@@ -62,6 +65,14 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
     ),
     (preprocess_config(), {"validation_fraction": (0.0, 1.0), "subset_fraction": (0.0,), "label_noise": (1.0,)}),
     (EVALUATE, {"batch_size": (0,), "calibration_bins": (0,), "num_mistakes": (0,)}),
+    (ReportConfig(title="A title"), {"title": ("", "  ", "x" * 201)}),
+    (
+        EnvironmentConfig(cpu_threads=2, xla_flags=()),
+        {
+            "cpu_threads": (0,),
+            "xla_flags": (("xla_x=1",), ("--xla_x=1 --xla_y=2",), ("--xla_gpu_deterministic_ops=false",)),
+        },
+    ),
     (EXPORT, {"batch_sizes": ((), (8, 1), (0, 8), (65537,)), "name": ("", "a/b", "@a", "a b", "a" * 101)}),
     (
         gradients_config(),
@@ -94,10 +105,28 @@ def test_values_out_of_range_are_refused_by_name(config: Any, key: str, value: A
         dataclasses.replace(config, **{key: value})
 
 
-def test_groups_divide_channels_if_groups_are_normalized() -> None:
-    cnn = dataclasses.replace(CNN, channels=(4, 6), groups=4, norm="layer")
-    with pytest.raises(ValueError, match=r"^groups must divide every one of channels \[4, 6\], got 4"):
-        dataclasses.replace(cnn, norm="group")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: dataclasses.replace(CNN, channels=(4, 6), groups=4, norm="group"),
+            r"groups must divide every one of channels \[4, 6\], got 4$",
+        ),
+        (lambda: model_config(kind="cnn", features="oriented_gradients"), "features must be none or straightened_"),
+        (lambda: train_config(accumulation_steps=3), "accumulation_steps must divide batch_size 4, got 3$"),
+        (
+            lambda: train_config(optimizer="schedule_free", average_decay=0.9),
+            r"average_decay must be null .*, got 0\.9$",
+        ),
+        (
+            lambda: train_config(members=2, vary=("dropout",)),
+            r"vary must .*initialization or order, got \['dropout'\]: all members would be the same",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_together_are_refused_by_name(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from projects import ROOT, STAGES, Project, besides_progress, finished_project, 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
 pytestmark = pytest.mark.slow
-
 OUTS = {name: spec.outs for name, spec in read_pipeline(ROOT / "dvc.yaml").items()}
 
 
@@ -64,21 +63,6 @@ def test_stopped_stage_starts_over(project: Project) -> None:
     project.run_stage(stage)
     assert all_outs(project) == expected
     assert statuses(project, stage) == ["FINISHED"]
-
-
-def test_after_a_kill_the_outs_are_the_old_ones_or_none(project: Project) -> None:
-    expected, started = all_outs(project), time.monotonic()
-    project.run_stage("evaluate")
-    seconds = time.monotonic() - started
-    for share in (0.6, 0.9):
-        deadline = time.monotonic() + share * seconds
-        stop(
-            project.start_stage("evaluate"), signal.SIGKILL, when=lambda deadline=deadline: time.monotonic() >= deadline
-        )  # type: ignore[misc]
-        assert all(result in (expected[out], "") for out, result in all_outs(project).items())
-    project.run_stage("evaluate")
-    assert all_outs(project) == expected
-    assert statuses(project, "evaluate") == ["FINISHED"]
 
 
 @pytest.mark.parametrize("stage", ["train", "report"])
@@ -167,35 +151,6 @@ def read_only(project: Project) -> Iterator[Project]:
 def test_a_read_only_folder_is_one_line(read_only: Project) -> None:
     line = refusal(read_only, "train", *AS_ANYBODY)
     assert "Permission denied" in line
-
-
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-9] ^= 1
-    path.unlink()  # a link into DVC's cache stays whole
-    path.write_bytes(data)
-
-
-def cut(path: Path) -> None:
-    data = path.read_bytes()
-    path.unlink()
-    path.write_bytes(data[: len(data) // 2])
-
-
-@pytest.mark.parametrize(
-    ("stage", "file", "change"),
-    [
-        ("preprocess", "data/raw/train-labels-idx1-ubyte", damage),
-        ("train", "data/processed/train.npz/00000.images.npy", cut),
-        ("gradients", "models/epochs/002.safetensors", damage),
-    ],
-)
-def test_a_file_that_was_changed_is_named(
-    stage: str, file: str, change: Callable[[Path], None], project: Project
-) -> None:
-    change(project.folder / file)
-    assert file in refusal(project, stage)
-    assert "FINISHED" in statuses(project, stage), "its state is another one, and no run of it was begun"
 
 
 def test_too_large_model_is_one_line_with_its_memory(project: Project) -> None:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +21,6 @@ from projects import Project, copy_project
 from untrusted import status_bytes
 
 pytestmark = pytest.mark.slow
-
 OUTS = ("models", "results/train", "results/metrics/train.json")
 QUICK = {
     "fetch.dataset": "digits",
@@ -143,20 +141,6 @@ def test_after_a_kill_the_bytes_are_the_same(place: str, training: Training) -> 
     assert not list(resume_folder(training.project).glob("*/*"))
 
 
-def test_stopped_training_writes_a_checkpoint(training: Training) -> None:
-    """By SIGTERM; `test_faults.py` sends SIGINT."""
-    place = (f"{TRACKING}.training_log", "TrainingLog", "after_chunk", 150, "after")
-    output = training.kill(*place, number=signal.SIGTERM)
-    line = output.splitlines()[-1]
-    assert line.startswith("train: stopped after step ")
-    assert line.endswith("; `dvc repro` resumes from there")
-    (run,) = training.project.runs_of("train")
-    assert run["status"] == "KILLED"
-    step = int(line.split()[4].replace(",", ""))
-    assert f"train: resuming after step {step:,}, from a checkpoint" in training.finish()
-    assert training.outs() == training.expected
-
-
 @pytest.fixture
 def committed(training: Training, tmp_path: Path) -> Project:
     """A copy whose data are prepared, for experiments."""
@@ -167,12 +151,6 @@ def committed(training: Training, tmp_path: Path) -> Project:
     project.dvc("repro", "preprocess")
     project.commit("prepared")
     return project
-
-
-def written(run: dict[str, Any]) -> dict[str, str]:
-    """Return the digests of what a run's process wrote, by path."""
-    result: dict[str, str] = run["outs"]
-    return result
 
 
 def kill_one(project: Project) -> None:
@@ -203,7 +181,7 @@ def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(
     assert committed.wait_for_queue().count("Success") == 1
     assert len(list(resume_folder(committed).iterdir())) == 1, "the complete one left nothing behind"
     (failed,) = (run for run in committed.runs_of("train") if run["status"] in ("RUNNING", "KILLED"))
-    assert written(failed) == {}
+    assert failed["outs"] == {}
     seed = failed["params"]["train.seed"]
     again = committed.dvc("exp", "run", "--temp", "-S", f"train.seed={seed}", "train")
     assert "train: resuming after step " in again
@@ -213,7 +191,7 @@ def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(
     committed.set("train.seed", int(seed))
     committed.run_stage("train")
     (resumed,) = (run for run in runs if run["params"]["train.seed"] == seed)
-    assert written(resumed) == committed.digests(*written(resumed))
+    assert resumed["outs"] == committed.digests(*resumed["outs"])
 
 
 @pytest.mark.nightly
@@ -235,7 +213,7 @@ def test_sync_and_gc_do_not_disturb_a_running_training(committed: Project, train
     assert committed.digests(*OUTS) == training.expected
     (run,) = committed.runs_of("train")
     assert run["status"] == "FINISHED"
-    assert written(run) == committed.digests(*written(run))
+    assert run["outs"] == committed.digests(*run["outs"])
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from cases import cases
+from factories import cases
 
 from gradtrail.support import tracing
 from gradtrail.support.tracing import Recorder

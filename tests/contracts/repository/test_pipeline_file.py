@@ -23,7 +23,7 @@ PARAMS = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
 VERSIONS = set(YAML(typ="safe", pure=True).load(ROOT / "pipeline/versions.yaml"))
 DISTRIBUTIONS = packages_distributions()
 WRITTEN_BY_PEOPLE = ("pipeline/corrections.csv",)
-CANNOT_CHANGE_AN_OUT = ("gradtrail.support", "gradtrail.tracking")  # contracts/results/test_same_bytes.py shows it
+CANNOT_CHANGE_AN_OUT = ("gradtrail.support", "gradtrail.tracking")  # contracts/results/test_environment.py shows it
 HARMLESS = {  # packages that lock, check, or carry bytes whose digest is compared; every other one can change an out
     *("filelock", "jaxtyping", "orbax-checkpoint", "platformdirs", "pydantic", "pydantic-core", "requests"),
     *("ruamel-yaml", "urllib3"),

@@ -1,17 +1,35 @@
-"""Equal inputs give equal bytes in any environment; what may change them is refused, or part of the state."""
+"""Equal inputs give equal bytes in any environment; what may change them is refused, or part of the state.
+
+`dvc.yaml` lists neither `support` nor `tracking`, nor the section `runtime`. So every stage is run twice: once tracked
+and with the project's own settings, and once with all of them changed, under other variables, umask and `matplotlibrc`.
+"""
 
 import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 from projects import ROOT, Project, finished_project
-from strange import MATPLOTLIBRC, UMASK, VARIABLES
+from ruamel.yaml import YAML
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
+MATPLOTLIBRC = "font.size: 20\naxes.facecolor: red\nlines.linewidth: 9\nsavefig.dpi: 50\nimage.cmap: jet\n"
+VARIABLES = {
+    "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16",
+    "JAX_DEFAULT_PRNG_IMPL": "rbg",
+    "JAX_ENABLE_X64": "1",
+    "JAX_NUM_CPU_DEVICES": "2",
+    "JAX_THREEFRY_PARTITIONABLE": "0",
+    "LC_ALL": "C",
+    "MPLBACKEND": "svg",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_CORETYPE": "Prescott",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+UMASK = ("sh", "-c", 'umask 077; exec "$@"', "sh")
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
 COMPUTING = [
     name for name, spec in PIPELINE.items() if "jax" in spec.params["pipeline/versions.yaml"] and name != "report"
@@ -30,11 +48,6 @@ def project(tmp_path: Path) -> Project:
 
 def outs_of(project: Project, stage: str) -> dict[str, str]:
     return project.digests(*PIPELINE[stage].outs)
-
-
-def metrics_of(project: Project) -> dict[str, Any]:
-    metrics: dict[str, Any] = json.loads((project.folder / "results" / "metrics" / "train.json").read_text())
-    return metrics
 
 
 def run_again(project: Project, stage: str, *under: str, **env: str) -> dict[str, str]:
@@ -99,10 +112,10 @@ def test_stage_makes_the_devices_that_each_batch_is_split_over(project: Project)
     """Two give the same training but for rounding, under a state of their own; more than a GPU has are refused."""
     project.set("train.precision", "float32")
     run_again(project, "train")
-    one = metrics_of(project)
+    one = project.metrics_of("train")
     project.set("train.shards", 2)
     bytes_of_two = run_again(project, "train", JAX_NUM_CPU_DEVICES="1")
-    two = metrics_of(project)
+    two = project.metrics_of("train")
     assert one != two
     assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
     assert run_again(project, "train", JAX_NUM_CPU_DEVICES="4", XLA_FLAGS="--xla_dump_disable_metadata") == bytes_of_two
@@ -112,3 +125,65 @@ def test_stage_makes_the_devices_that_each_batch_is_split_over(project: Project)
     project.set("train.shards", 3)
     with pytest.raises(AssertionError, match=r"train\.shards must divide batch_size, 128, got 3"):
         project.python("-m", "pipeline.train")
+
+
+WRITE_NO_RESULTS = {"debug_nans", "disable_jit"}  # and say so
+OTHER = {
+    "steps_per_call": 7,
+    "stream_above_mib": 0.0,
+    "checkpoint_seconds": 0.001,
+    "join_seconds": 1.0,
+    "download_timeout_seconds": 1.0,
+    "tracking_seconds": 1.0,
+    "mirrors": ["http://127.0.0.1:9/mnist"],
+}
+
+
+@pytest.mark.slow
+def test_without_tracking_and_with_every_key_of_runtime_changed_the_bytes_are_the_same(tmp_path: Path) -> None:
+    project = finished_project().copy(tmp_path / "project")
+    runtime = YAML(typ="safe").load(project.folder / "params.yaml")["runtime"]
+    for key in runtime.keys() - WRITE_NO_RESULTS:
+        assert key in OTHER or isinstance(runtime[key], bool), f"how is runtime.{key} to be changed?"
+        project.set(f"runtime.{key}", OTHER.get(key, not runtime[key]))
+    (project.folder / "matplotlibrc").write_text(MATPLOTLIBRC)
+    runs, pipeline = len(project.runs()), read_pipeline(project.folder / "dvc.yaml")
+    for stage in pipeline:
+        for path in (project.folder / out for out in pipeline[stage].outs):
+            (shutil.rmtree if path.is_dir() else Path.unlink)(path)
+        command, env = (*UMASK, sys.executable, "-m", f"pipeline.{stage}"), {"PYTHONPATH": str(project.folder / "src")}
+        process = project.start(*command, env=VARIABLES | env)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        assert "warning" not in output
+    assert "up to date" in project.dvc("status")
+    assert len(project.runs()) == runs
+    assert all(path.suffix == ".lock" for path in (project.folder / ".outs").iterdir())
+
+
+STAGES = ("evaluate", "gradients")
+
+
+def metrics_with(project: Project, flags: list[str]) -> dict[str, float]:
+    """Return what the stages measure with flags for XLA, without costs of compiled functions."""
+    project.set("environment.xla_flags", flags)
+    values: dict[str, float] = {}
+    for stage in STAGES:
+        project.run_stage(stage)
+        metrics = json.loads((project.folder / "results" / "metrics" / f"{stage}.json").read_text())
+        values |= {f"{stage}/{key}": value for key, value in metrics.items() if not isinstance(value, str)}
+    return values
+
+
+@pytest.mark.nightly
+def test_metrics_of_the_same_weights_agree_between_instruction_sets(tmp_path: Path) -> None:
+    project = finished_project().copy(tmp_path / "project")
+    project.set("runtime.tracking", False)
+    project.set("train.precision", "float32")
+    project.run_stage("train")
+    widest, narrower = metrics_with(project, []), metrics_with(project, ["--xla_cpu_max_isa=AVX2"])
+    assert len(widest) > 30
+    differing = {
+        key: (value, narrower[key]) for key, value in widest.items() if not np.isclose(value, narrower[key], rtol=1e-6)
+    }
+    assert not differing

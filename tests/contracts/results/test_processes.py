@@ -152,19 +152,6 @@ def test_process_with_other_data_is_refused_in_a_line(project: Project, tmp_path
     assert re.fullmatch(r"train: process 1: train of params\.yaml differs from that of process 0, on \S+\n", outputs[1])
 
 
-def test_process_that_is_killed_before_the_first_step_is_named(project: Project) -> None:
-    launcher = start(project, 2)
-    processes = processes_of(launcher, 2)
-    while not (project.folder / ".gradtrail/processes/1.log").is_file():
-        assert launcher.poll() is None
-        time.sleep(0.005)
-    processes[1].kill()
-    output, _ = launcher.communicate(timeout=60)
-    assert launcher.returncode == 2
-    assert output == f"train: process 1 was killed by SIGKILL{AGAIN}\n"
-    assert not any(item.is_running() for item in processes)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("to", ["launcher", "process 1"])

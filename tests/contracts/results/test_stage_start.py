@@ -81,13 +81,3 @@ def test_other_versions_than_recorded_are_refused(project: Project) -> None:
     assert status == 2
     assert "numpy 1.0.0" in output
     assert len(output.splitlines()) == 1
-
-
-@pytest.mark.parametrize("size", [3000, 0])
-def test_damaged_data_file_is_one_line(project: Project, size: int) -> None:
-    images = project.folder / "data/raw/train-images-idx3-ubyte"
-    images.write_bytes(images.read_bytes()[:size])
-    status, output = start(project, "preprocess")
-    assert status == 2
-    assert "train-images-idx3-ubyte" in output
-    assert len(output.splitlines()) == 1

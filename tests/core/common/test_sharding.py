@@ -4,12 +4,9 @@ import json
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
-from devices import run_on_devices
-from factories import NUM_CLASSES, SHAPE, train_config
+from factories import NUM_CLASSES, SHAPE, run_on_devices, train_config
 
-from gradtrail.core.common.sharding import data_parallel, make_mesh
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.loop import make_program
@@ -152,15 +149,3 @@ def test_more_shards_than_devices_are_refused_in_one_line() -> None:
     config = train_config(batch_size=8, shards=8)
     with pytest.raises(ConfigError, match=r"^train\.shards must be at most the number of devices, 1, got 8$"):
         make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 10, jax.devices()[:1])
-
-
-def test_one_device_takes_any_batch_size() -> None:
-    def double(whole: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return whole * jnp.sum(batch), batch
-
-    alone = make_mesh(jax.devices()[:1])
-    assert data_parallel(double, alone) is double
-    for batch_size in (1, 7):
-        config = train_config(batch_size=batch_size)
-        program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 10, jax.devices())
-        assert program.steps_per_epoch == -(-10 // batch_size)

@@ -1,9 +1,10 @@
-"""Images move as an affine map says, linearly interpolated.
+"""Images move as an affine map says, linearly interpolated; deformed versions are a function of seed and example.
 
 The map is read off two images that hold each pixel's row and column: they come out with the position that each pixel
 was taken from.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,16 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
+from factories import random_split
 
+from gradtrail.core.common.split import Split
+from gradtrail.core.data import deformation
 from gradtrail.core.data.augmentation import augment
 from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.data.deformation import versions_of
 
 SHAPE = (15, 12)
 CENTRE = np.array([7.0, 5.5])
 NUM_IMAGES = 200
 KEYS = jax.random.split(jax.random.key(0), NUM_IMAGES)
 IMAGE = np.random.default_rng(0).uniform(size=SHAPE).astype(np.float32)
-
 changed = jax.jit(augment, static_argnums=1)
 
 
@@ -50,20 +54,6 @@ def maps(settings: AugmentationConfig) -> tuple[np.ndarray, np.ndarray]:
         fits.append(np.linalg.lstsq(to, positions)[0])
         np.testing.assert_allclose(to @ fits[-1], positions, atol=1e-3, err_msg="no affine map")
     return np.swapaxes(fits, 1, 2)[:, :, :2], np.array(fits)[:, 2]
-
-
-def monkeypatched(
-    monkeypatch: pytest.MonkeyPatch, image: np.ndarray, settings: AugmentationConfig, draws: list[float]
-) -> np.ndarray:
-    """Return an image changed by given draws: down, right, turn, size and slant, each from -1 to 1."""
-
-    def uniform(key: jax.Array, shape: tuple[int, ...], *, minval: float, maxval: float) -> jax.Array:
-        assert (shape, minval, maxval) == ((len(draws),), -1, 1)
-        return jnp.array(draws)
-
-    monkeypatch.setattr(jax.random, "uniform", uniform)
-    run = jax.jit(lambda images, keys: augment(images, settings, key=keys))
-    return np.asarray(run(image[None], KEYS[:1]))[0]
 
 
 def test_all_changes_together_are_a_turn_a_change_of_size_a_shear_and_a_shift() -> None:
@@ -96,29 +86,6 @@ def test_pixels_are_interpolated_as_by_scipy_with_zeros_beyond_the_edges() -> No
         np.testing.assert_allclose(result[index], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(("down", "right"), [(2, 1), (-1, 2), (0, -2)])
-def test_a_shift_by_whole_pixels_moves_them_down_and_right(
-    monkeypatch: pytest.MonkeyPatch, down: int, right: int
-) -> None:
-    result = monkeypatched(monkeypatch, IMAGE, config(shift=2.0), [down / 2, right / 2, 0.3, 0.3, 0.3])
-    expected = np.pad(IMAGE, 2)[2 - down : 17 - down, 2 - right : 14 - right]
-    np.testing.assert_allclose(result, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("turn", [1.0, -1.0])
-def test_a_quarter_turn_moves_whole_pixels(monkeypatch: pytest.MonkeyPatch, turn: float) -> None:
-    square = IMAGE[:12]
-    result = monkeypatched(monkeypatch, square, config(rotation=90.0), [0.3, 0.3, turn, 0.3, 0.3])
-    np.testing.assert_allclose(result, np.rot90(square, -turn), atol=1e-5)
-
-
-def test_a_larger_size_enlarges(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = np.zeros(SHAPE, np.float32)
-    inner[5:10, 3:9] = 1
-    result = monkeypatched(monkeypatch, inner, config(scale=0.5), [0.3, 0.3, 0.3, 1.0, 0.3])
-    assert np.sum(result) == pytest.approx(1.5**2 * np.sum(inner), rel=0.1)
-
-
 @pytest.mark.parametrize("settings", [ALL, config(cutout=5)], ids=["moves", "cutout"])
 def test_augmentation_is_a_function_of_the_key(settings: AugmentationConfig) -> None:
     result = augmented(IMAGE, settings)
@@ -141,3 +108,39 @@ def test_cutout_blanks_one_square(side: int) -> None:
             assert last - first + 1 == lines.sum()
             assert side // 2 <= lines.sum() <= side if at_edge else lines.sum() == side
         assert blank.sum() == np.any(blank, axis=1).sum() * np.any(blank, axis=0).sum()
+
+
+CONFIG = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=0)
+DIGITS = dataclasses.replace(random_split(6, shape=(8, 8)), example_id=np.array([2, 3, 5, 7, 11, 13], np.int32))
+
+
+def versions(split: Split = DIGITS, count: int = 3, seed: int = 0, config: AugmentationConfig = CONFIG) -> list[Split]:
+    return list(versions_of(split, count, config, seed=seed, num_ids=20))
+
+
+def test_versions_have_unique_ids_and_the_labels_of_their_source() -> None:
+    result = versions()
+    assert [part.example_id.tolist() for part in result] == [
+        (DIGITS.example_id + 20 * version).tolist() for version in range(3)
+    ]
+    np.testing.assert_array_equal(result[0].images, DIGITS.images)
+    for part in result:
+        for name in ("labels", "true_labels", "given_labels", "corrected_labels"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(DIGITS, name))
+    assert result[1].images.dtype == np.uint8
+    assert np.any(result[1].images != DIGITS.images)
+    assert np.any(result[1].images != result[2].images)
+
+
+def test_version_is_a_function_of_its_source_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = versions()
+    some = Split(**{field.name: getattr(DIGITS, field.name)[[1, 4]] for field in dataclasses.fields(Split)})
+    for version, part in enumerate(versions(some)):
+        np.testing.assert_array_equal(part.images, whole[version].images[[1, 4]])
+    assert np.any(versions(seed=1)[1].images != whole[1].images)
+    monkeypatch.setattr(deformation, "_PART", 4)  # else they are of one part
+    cut = versions()
+    assert [len(part) for part in cut] == [4, 2] * 3
+    np.testing.assert_array_equal(
+        np.concatenate([part.images for part in cut]), np.concatenate([p.images for p in whole])
+    )

@@ -1,11 +1,15 @@
-"""Splits, subsets and label noise: complete, stratified, and a function of the seed."""
+"""Splits, subsets, label noise and canaries: complete, stratified, and a function of the seed."""
+
+import dataclasses
 
 import numpy as np
-from factories import preprocess_config
+import pytest
+from factories import preprocess_config, random_split
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradtrail.core.common.split import Split
+from gradtrail.core.data.canaries import draw_membership, make_canaries
 from gradtrail.core.data.preprocessing import prepare, stratified_split, stratified_subset, symmetric_noise
 
 RNG = np.random.default_rng(0)
@@ -94,3 +98,33 @@ def test_each_other_class_is_equally_likely() -> None:
     counts = np.bincount(symmetric_noise(labels, 0.5, 4, seed=0), minlength=4)
     assert counts[2] == 15_000
     assert np.all(np.abs(counts[[0, 1, 3]] - 5_000) < 5 * np.sqrt(5_000))
+
+
+TRAIN = random_split(50, shape=(20, 10))
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_dots_are_in_dark_places_and_differ_between_canaries() -> None:
+    dark = dataclasses.replace(TRAIN, images=np.where(np.arange(20)[:, None] < 8, 0, TRAIN.images).astype(np.uint8))
+    canaries = make_canaries(dark, "dots", 40, 3, rng=rng())
+    assert canaries.images.shape == (40, 20, 10)
+    assert set(np.unique(canaries.images)) == {0, 255}
+    lit = canaries.images == 255
+    assert (lit.sum(axis=(1, 2)) == 10).all()
+    assert not lit[:, 8:].any()
+    assert len(np.unique(lit.reshape(40, -1), axis=0)) == 40
+    assert set(canaries.labels) == {0, 1, 2}
+
+
+def test_mislabelled_canaries_have_wrong_labels() -> None:
+    canaries = make_canaries(TRAIN, "mislabelled", 50, 3, rng=rng())
+    assert np.array_equal(canaries.images, TRAIN.images), "all of them, in the split's order"
+    assert (canaries.labels != TRAIN.labels).all()
+    assert set(canaries.labels) == {0, 1, 2}
+
+
+def test_coins_are_fair() -> None:
+    assert draw_membership(10_000, rng=rng()).mean() == pytest.approx(0.5, abs=4 * 0.005)

@@ -85,9 +85,3 @@ def test_tensors_are_named_by_their_paths_and_those_of_members_are_stacked() -> 
     assert one["layers/0/kernel"].shape == (SHAPE[0] * SHAPE[1], 5)
     assert three["layers/0/kernel"].shape == (3, *one["layers/0/kernel"].shape)
     assert one[TEMPERATURE] == three[TEMPERATURE] == np.float32(2)
-
-
-def test_a_program_for_a_gpu_is_lowered_here() -> None:
-    model = Model(NETWORKS["cnn"])
-    exported = export_forward(model, tensors(params_of(model, 1), 1.0), 1, "cuda")
-    assert exported.platforms == ("cuda",)

@@ -1,4 +1,4 @@
-"""Class structure, curvature and weights of checkpoints against their definitions."""
+"""Class structure, curvature, weights of checkpoints and summaries of scores against their definitions."""
 
 import itertools
 
@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from factories import initial_params, model_config, random_split
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
+from gradtrail.core.gradients import scores
 from gradtrail.core.gradients.diagnostics import (
     ClassStructure,
     checkpoint_weights,
@@ -51,14 +53,6 @@ def test_class_structure_equals_its_definition() -> None:
     assert result.share.sum() == pytest.approx(1)
 
 
-def test_a_class_without_examples_or_with_one_is_no_fault() -> None:
-    result = structure(GRADIENTS[:6], CLASSES[:6], 3)
-    assert np.isnan(result.cosine[2]).all()
-    assert np.isnan(result.coherence[1, 1]), "of one example there is no pair"
-    assert np.isfinite(result.within)
-    assert np.isfinite(result.across)
-
-
 @pytest.mark.parametrize("rounding", [1e-9, 0.0, -1e-9])
 def test_classes_of_one_example_have_no_coherence_with_themselves(rounding: float) -> None:
     """The squares of sums and of norms are rounded differently, so that their difference is not exactly 0."""
@@ -69,6 +63,10 @@ def test_classes_of_one_example_have_no_coherence_with_themselves(rounding: floa
     assert result.within == result.coherence[2, 2] == pytest.approx((16 - 9) / 2 / 4.5)
     alone = class_structure(products, squares, np.array([1, 1, 0]))
     assert np.isnan(alone.within)
+    empty = structure(GRADIENTS[:6], CLASSES[:6], 3)
+    assert np.isnan(empty.cosine[2]).all()
+    assert np.isfinite(empty.within)
+    assert np.isfinite(empty.across)
     assert np.isnan(ClassStructure.unknown(3).across)
 
 
@@ -111,3 +109,62 @@ def test_products_and_the_largest_eigenvalue_are_those_of_the_hessian(kind: str)
     largest = eigenvalues[np.argmax(np.abs(eigenvalues))]
     result = largest_eigenvalue(product, params, 60, seed=2)
     assert result == pytest.approx(largest, rel=0.02)
+
+
+def test_summary_of_data_made_by_hand() -> None:
+    norm = np.array([4.0, 1.0, 3.0, 2.0], np.float32)
+    summary = scores.summarize(
+        {
+            "grad_norm": norm,
+            "loss": norm**2,
+            "margin": -norm,
+            "input_norm": np.ones(4, np.float32),
+            "el2n": np.array([4.0, 2.0, 3.0, 1.0], np.float32),
+            "correct": np.array([False, True, True, True]),
+        },
+        top_fraction=0.5,
+    )
+    assert summary == pytest.approx(
+        {
+            "grad_norm_median": 2.5,
+            "grad_norm_mean": 2.5,
+            "grad_norm_max": 4.0,
+            "rank_correlation_loss": 1.0,
+            "rank_correlation_margin": -1.0,
+            "rank_correlation_input_norm": 0.0,
+            "rank_correlation_el2n": 0.8,
+            "misclassified_among_largest": 0.5,
+            "misclassified_overall": 0.25,
+            "norm_held_by_largest": 0.7,
+        }
+    )
+
+
+def test_the_largest_are_one_at_least_and_no_norm_at_all_is_no_fault() -> None:
+    names = ("grad_norm", "loss", "margin", "input_norm", "el2n")
+    nothing = {name: np.zeros(3, np.float32) for name in names} | {"correct": np.array([False, True, True])}
+    summary = scores.summarize(nothing, top_fraction=0.01)
+    assert summary["misclassified_among_largest"] == 1
+    assert summary["norm_held_by_largest"] == 0
+
+
+TIED = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=30)
+
+
+@given(TIED)
+def test_ranks_equal_scipy_under_ties(values: list[float]) -> None:
+    np.testing.assert_array_equal(scores.ranks(np.array(values)), scipy.stats.rankdata(values))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5).map(float), st.integers(0, 5).map(float)), min_size=3, max_size=30))
+def test_rank_correlation_equals_scipy_and_is_0_where_a_side_is_constant(rows: list[tuple[float, float]]) -> None:
+    left, right = np.array(rows).T
+    constant = len(set(left)) == 1 or len(set(right)) == 1
+    expected = 0.0 if constant else scipy.stats.spearmanr(left, right).statistic
+    assert scores.rank_correlation(left, right) == pytest.approx(expected, abs=1e-9)
+
+
+@given(TIED, st.integers(1, 40))
+def test_largest_equals_a_sort_that_keeps_the_order_of_equals(values: list[float], count: int) -> None:
+    expected = sorted(range(len(values)), key=lambda index: (-values[index], index))[:count]
+    assert scores.largest(np.array(values), count).tolist() == expected

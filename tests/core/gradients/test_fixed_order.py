@@ -46,13 +46,6 @@ def test_figures_do_not_depend_on_the_blas() -> None:
     assert result == in_bits(blas=False)
 
 
-def test_chunk_products_equal_numpy() -> None:
-    sums = np.random.default_rng(0).normal(size=(7, 3000)).astype(np.float32)
-    chunks = ChunkGradients(sums=sums, classes=np.zeros(7, int), sizes=np.ones(7, int), chunk_of=np.zeros(1, int))
-    expected = sums.astype(np.float64) @ sums.astype(np.float64).T
-    np.testing.assert_allclose(chunks.products(), expected, rtol=1e-12, atol=1e-9)
-
-
 @pytest.mark.parametrize("threads", [1, 3, None])
 def test_no_number_of_threads_changes_a_bit(threads: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = in_bits(blas=False)

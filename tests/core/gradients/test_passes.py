@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from devices import run_on_devices
+from factories import run_on_devices
 
 pytestmark = pytest.mark.slow
 

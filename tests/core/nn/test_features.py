@@ -69,11 +69,15 @@ def test_oriented_gradients_equal_the_definition(shape: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_features_have_one_norm_and_empty_images_have_none(shape: tuple[int, int]) -> None:
-    images = draw(shape)
-    result = FEATURES(images * np.array([1, 1, 0], np.float32)[:, None, None])
+def test_features_have_one_norm_none_of_empty_images_and_do_not_depend_on_the_batch(shape: tuple[int, int]) -> None:
+    images = draw(shape) * np.array([1, 1, 0], np.float32)[:, None, None]
+    result = FEATURES(images)
     assert result.shape == (3, num_features("oriented_gradients", shape))
     np.testing.assert_allclose(np.linalg.norm(result, axis=1), [NORM, NORM, 0] if shape != (1, 1) else 0, rtol=1e-4)
+    np.testing.assert_allclose(STRAIGHTENED(images)[2], 0)
+    whole = jax.jit(oriented_gradients)
+    assert np.all(np.isfinite(whole(images)))
+    np.testing.assert_allclose(whole(images)[1:2], whole(images[1:2]), atol=1e-5)
 
 
 def defined_straight(image: np.ndarray) -> np.ndarray:
@@ -102,12 +106,3 @@ def test_straightened_images_equal_the_definition(shape: tuple[int, int]) -> Non
     result = STRAIGHTENED(images)
     assert result.dtype == jnp.float32
     np.testing.assert_allclose(result, [defined_straight(image) for image in images], atol=1e-4)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_features_are_finite_and_independent_of_the_batch(shape: tuple[int, int]) -> None:
-    images = draw(shape) * np.array([1, 1, 0], np.float32)[:, None, None]
-    np.testing.assert_allclose(STRAIGHTENED(images)[2], 0)
-    whole = jax.jit(oriented_gradients)
-    assert np.all(np.isfinite(whole(images)))
-    np.testing.assert_allclose(whole(images)[1:2], whole(images[1:2]), atol=1e-5)

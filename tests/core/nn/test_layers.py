@@ -1,4 +1,4 @@
-"""Layers against those of Flax, which have the channels last, and dropout by what it drops."""
+"""Layers keep to their precision and dropout to its rate; losses against SciPy, closed forms and finite differences."""
 
 import functools
 from collections.abc import Callable
@@ -7,17 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from flax import nnx
 
-from gradtrail.core.nn.layers import EPSILON, Convolution, Dense, GroupNorm, LayerNorm, dropout
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, LayerNorm, dropout
 
 RNG = np.random.default_rng(0)
 ACTIVATIONS = RNG.normal(1.0, 2.0, (6, 4, 3, 5)).astype(np.float32)  # channels, height, width, batch
-CHANNELS_LAST = np.ascontiguousarray(np.moveaxis(ACTIVATIONS, (3, 0), (0, 3)))
 FEATURES = RNG.normal(size=(5, 7)).astype(np.float32)
-SCALE, BIAS = RNG.uniform(0.5, 1.5, 6).astype(np.float32), RNG.normal(size=6).astype(np.float32)
 KEYS = jax.random.split(jax.random.key(0), 200)
-
 drop = jax.jit(dropout, static_argnums=1)
 
 
@@ -29,27 +28,6 @@ def filled(make: Callable[[], nnx.Module]) -> nnx.Module:
     """Return a layer with parameters of which none is 0; its own initial ones would take long to compile."""
     graphdef, state = nnx.split(nnx.eval_shape(make))
     return nnx.merge(graphdef, jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), jnp.float32), state))
-
-
-def channels_first(outputs: np.ndarray) -> np.ndarray:
-    return np.moveaxis(outputs, (0, 3), (3, 0))
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (GroupNorm(6, 1), nnx.GroupNorm(6, num_groups=1, epsilon=EPSILON, rngs=nnx.Rngs(0))),
-        (GroupNorm(6, 3), nnx.GroupNorm(6, num_groups=3, epsilon=EPSILON, rngs=nnx.Rngs(0))),
-        (GroupNorm(6, 6), nnx.GroupNorm(6, num_groups=6, epsilon=EPSILON, rngs=nnx.Rngs(0))),
-        (LayerNorm(6), nnx.LayerNorm(6, epsilon=EPSILON, rngs=nnx.Rngs(0))),
-    ],
-    ids=["one_group", "three_groups", "six_groups", "layer"],
-)
-def test_norms_equal_those_of_flax(ours: nnx.Module, theirs: nnx.Module) -> None:
-    for norm in (ours, theirs):
-        norm.scale[...], norm.bias[...] = jnp.asarray(SCALE), jnp.asarray(BIAS)
-    expected = channels_first(compiled(theirs, CHANNELS_LAST))
-    np.testing.assert_allclose(compiled(ours, ACTIVATIONS), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", [GroupNorm(6, 2), LayerNorm(6)], ids=["group", "layer"])
@@ -86,3 +64,48 @@ def test_dropout_drops_its_share_and_keeps_the_mean(rate: float) -> None:
     of_each = np.mean(result == 0, axis=1)
     assert np.all(np.abs(of_each - rate) < 5 * deviation / np.sqrt(300)), "each example loses its share"
     assert len(np.unique(result, axis=0)) == 200, "each loses units of its own"
+
+
+LOGITS = RNG.normal(0, 3, (8, 5)).astype(np.float32)
+LABELS = RNG.integers(0, 5, 8).astype(np.int32)
+ONEHOT = np.eye(5)[LABELS]
+SMOOTHINGS = [0.0, 0.1, 0.9]
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_cross_entropy_equals_its_formula_in_float64(smoothing: float) -> None:
+    targets = (1 - smoothing) * ONEHOT + smoothing / 5
+    expected = -np.sum(targets * scipy.special.log_softmax(LOGITS.astype(np.float64), axis=1), axis=1)
+    ours = losses.cross_entropy(jnp.asarray(LOGITS), jnp.asarray(LABELS), label_smoothing=smoothing)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_the_gradient_is_softmax_less_target_and_agrees_with_finite_differences(smoothing: float) -> None:
+    with jax.enable_x64(True):
+        logits, labels = jnp.asarray(LOGITS, jnp.float64), jnp.asarray(LABELS)
+
+        def total(logits: jax.Array) -> jax.Array:
+            return jnp.sum(losses.cross_entropy(logits, labels, label_smoothing=smoothing))
+
+        gradient = np.asarray(jax.grad(total)(logits))
+        direction = jnp.asarray(RNG.normal(size=LOGITS.shape))
+        difference = (total(logits + 1e-5 * direction) - total(logits - 1e-5 * direction)) / 2e-5
+    np.testing.assert_allclose(np.sum(gradient * np.asarray(direction)), difference, rtol=1e-6)
+    targets = (1 - smoothing) * ONEHOT + smoothing / 5
+    np.testing.assert_allclose(gradient, scipy.special.softmax(LOGITS, axis=1) - targets, atol=1e-6)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    logits = jnp.array([[1000.0, 0.0], [-1000.0, 0.0]])
+    np.testing.assert_allclose(losses.cross_entropy(logits, jnp.array([1, 0])), [1000.0, 1000.0])
+
+
+def test_el2n_equals_its_formula() -> None:
+    expected = np.linalg.norm(scipy.special.softmax(LOGITS, axis=1) - ONEHOT, axis=1)
+    np.testing.assert_allclose(losses.el2n(jnp.asarray(LOGITS), jnp.asarray(LABELS)), expected, rtol=1e-5)
+
+
+def test_margin_is_the_label_over_the_best_other() -> None:
+    expected = [row[label] - max(np.delete(row, label)) for row, label in zip(LOGITS, LABELS, strict=True)]
+    np.testing.assert_allclose(losses.margin(jnp.asarray(LOGITS), jnp.asarray(LABELS)), expected, rtol=1e-6)

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import cases
 from definitions import per_example_norm
-from factories import CNN, NUM_CLASSES, initial_params, model_config
+from factories import CNN, NUM_CLASSES, cases, initial_params, model_config
 
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import MLPConfig, Model, Params

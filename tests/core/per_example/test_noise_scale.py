@@ -49,16 +49,6 @@ def estimate(count: int, *, seed: int = 0, **overrides: np.ndarray) -> noise_sca
     return noise_scale.from_chunks(**parts, samples=400, seed=0)
 
 
-def test_estimates_from_chunks_are_means_over_pairs_of_examples() -> None:
-    gradients = draw(40)
-    result = estimate(40)
-    pairs = gradients @ gradients.T
-    squared_norm = (pairs.sum() - np.trace(pairs)) / (40 * 39)
-    assert result.squared_norm == pytest.approx(squared_norm)
-    assert result.trace == pytest.approx(np.trace(pairs) / 40 - squared_norm)
-    assert result.value == pytest.approx(result.trace / result.squared_norm)
-
-
 def test_estimate_is_unbiased_and_interval_has_its_coverage() -> None:
     runs = [estimate(400, seed=seed) for seed in range(200)]
     assert np.mean([run.squared_norm for run in runs]) == pytest.approx(SQUARED_NORM, rel=0.02)

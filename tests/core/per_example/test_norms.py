@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from cases import cases
 from definitions import per_example_norm
-from factories import CNN, NUM_CLASSES, initial_params, model_config, new_compiler, random_split
+from factories import CNN, NUM_CLASSES, cases, initial_params, model_config, new_compiler, random_split
 from flax import nnx
 
 from gradtrail.core.common import batching

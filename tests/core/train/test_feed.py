@@ -8,18 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from devices import run_on_devices
 from factories import (
     NUM_CLASSES,
     make_engine,
     new_compiler,
     random_split,
+    run_on_devices,
     seed_keys,
     train_config,
 )
 
-from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW, Order, shuffled_batches, shuffled_window
-from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.common.batching import BLOCK, WINDOW
 from gradtrail.core.common.split import Split
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
@@ -107,28 +106,6 @@ def test_training_resumes_within_a_block_with_the_same_bits() -> None:
     rest = train(engine, chunk.state, Read(LARGE), steps_per_call=1000, records=chunk.records)
     *_, end = rest
     assert bits(end) == bits(last(engine, Read(LARGE)))
-
-
-def rows_of(order: Order, split: Split, steps_per_block: int) -> list[np.ndarray]:
-    """The images of every step in the order of its rows."""
-    mesh = make_mesh(jax.devices()[:1])
-    result = []
-    for block in feed.blocks(Read(split), order, mesh, steps_per_block=steps_per_block, first=0):
-        for step in range(block.first, block.stop):
-            places = feed.positions(jax.numpy.int32(step), order.batch_size, steps_per_block, 1)
-            result.append(np.asarray(block.examples.images[places]))
-    return result
-
-
-@pytest.mark.parametrize("steps_per_block", [1, 3])
-def test_every_step_finds_its_rows_and_padding_is_example_0(steps_per_block: int) -> None:
-    key = jax.random.key(1)
-    order = Order(len(LARGE), 30_000, lambda index: shuffled_window(len(LARGE), jax.numpy.int32(index), key=key))
-    result = rows_of(order, LARGE, steps_per_block)
-    batches = np.asarray(shuffled_batches(len(LARGE), 30_000, key=key))
-    assert batches[-1, -1] == PADDING
-    for step, images in zip(batches, result, strict=True):
-        np.testing.assert_array_equal(images, LARGE.images[np.where(step == PADDING, 0, step)])
 
 
 def test_blocks_are_read_about_once_per_epoch() -> None:

@@ -13,7 +13,6 @@ import pytest
 from factories import (
     NUM_CLASSES,
     SHAPE,
-    copied,
     make_engine,
     new_compiler,
     random_split,
@@ -139,21 +138,6 @@ def test_steps_per_call_change_no_bit(steps_per_call: int, name: str) -> None:
 
 
 @every_config
-def test_training_resumes_from_every_step_with_the_same_bits(name: str) -> None:
-    engine, examples = compiled(name)
-    uninterrupted = whole(name)[-1]
-    for chunk in run_training(engine, examples, steps_per_call=1):
-        rest = run_training(engine, examples, state=copied(chunk).state)
-        if chunk.step == engine.num_steps:
-            assert not rest
-            continue
-        assert rest[-1].step == engine.num_steps
-        assert state_bits(rest[-1].state) == state_bits(uninterrupted.state)
-        done = max(chunk.step - 3, 0)  # the records of the steps before are the earlier process's
-        assert record_bits(rest[-1].records, after=done) == record_bits(uninterrupted.records, after=done)
-
-
-@every_config
 def test_same_seed_same_bits_other_seed_other_bits(name: str) -> None:
     assert [bits(chunk) for chunk in run_training(*compiled(name))] == [bits(chunk) for chunk in whole(name)]
     other = run_training(*compiled(name), seed=1)[-1]
@@ -183,18 +167,17 @@ def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
     np.testing.assert_array_equal(chunks[1].records.loss[:2], chunks[0].records.loss[:2])
 
 
-def test_a_batch_of_more_examples_than_there_are_is_refused() -> None:
-    model = Model(train_config().model_config(SHAPE, NUM_CLASSES))
-    assert make_program(train_config(batch_size=10), model, 10, jax.devices()).steps_per_epoch == 1
-    output = r"^train\.batch_size must be at most the number of training examples, 9, got 10$"
-    with pytest.raises(ConfigError, match=output):
-        make_program(train_config(batch_size=10), model, 9, jax.devices())
-
-
-def test_too_many_steps_are_refused() -> None:
-    config = train_config(epochs=100_000, batch_size=1)
-    with pytest.raises(ConfigError, match=r"^train\.epochs 100,000 times 60,000 steps, of batch_size 1, are 6,0"):
-        make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 60_000, jax.devices())
+@pytest.mark.parametrize(
+    ("sizes", "num_examples", "message"),
+    [
+        ({"batch_size": 10}, 9, r"batch_size must be at most the number of training examples, 9, got 10$"),
+        ({"epochs": 100_000, "batch_size": 1}, 60_000, "epochs 100,000 times 60,000 steps, of batch_size 1, are 6,0"),
+    ],
+)
+def test_too_large_batches_and_too_many_steps_are_refused(sizes: dict, num_examples: int, message: str) -> None:
+    config = train_config(**sizes)
+    with pytest.raises(ConfigError, match=rf"^train\.{message}"):
+        make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), num_examples, jax.devices())
 
 
 def test_the_parameters_to_evaluate_are_the_trained_ones_or_their_average() -> None:

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import cases
 from definitions import per_example_grads
-from factories import NUM_CLASSES, SHAPE, make_engine, private_config, random_split, run_training
+from factories import NUM_CLASSES, SHAPE, cases, make_engine, private_config, random_split, run_training
 from scipy import stats
 
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train import loop, private, threefry
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
@@ -26,7 +24,6 @@ from gradtrail.core.train.privacy import OVERFLOW_SHARE, batch_capacity
 from gradtrail.core.train.private import Mechanism, noised_mean, poisson_batches
 
 SPLIT = random_split(30)
-UNCLIPPED = {"example_clip_norm": 1e6}
 MECHANISM = Mechanism(noise_multiplier=1.5, num_examples=30, capacity=30, tile=5)
 
 
@@ -37,50 +34,6 @@ def keys(config: TrainConfig, secret: str | None = None) -> jax.Array:
 def trained(config: TrainConfig, noise_multiplier: float, steps_per_call: int = 1000) -> list[loop.Chunk]:
     engine, examples = make_engine(config, SPLIT, noise_multiplier=noise_multiplier)
     return run_training(engine, examples, state=engine.init(keys(config)), steps_per_call=steps_per_call)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {},
-        pytest.param({"optimizer": "muon", "average_decay": 0.5, "label_smoothing": 0.1}, marks=pytest.mark.slow),
-        pytest.param({"batch_size": 8, "accumulation_steps": 2, "model": "cnn"}, marks=pytest.mark.slow),
-        {"mlp": MLPConfig(hidden=(5,), activation="relu", dropout=0.5), "optimizer": "sgd"},
-    ],
-    ids=["sgd", "muon", "cnn in parts", "dropout"],
-)
-def test_without_clipping_and_noise_it_is_ordinary_training_on_the_same_batches(overrides: dict) -> None:
-    config = private_config(privacy=UNCLIPPED, **overrides)
-    engine, _ = make_engine(config, SPLIT, noise_multiplier=0.0)
-    model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    optimizer = make_optimizer(config.optimizer_config(), engine.num_steps)
-    state = engine.init(keys(config))
-    params, opt_state = state.params, state.opt_state
-
-    images, labels = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
-
-    @jax.jit
-    def step(params, opt_state, indices, row_keys):  # type: ignore[no-untyped-def]
-        def loss(params):  # type: ignore[no-untyped-def]
-            logits = model.apply(params, images[indices], key=row_keys)
-            item = losses.cross_entropy(logits, labels[indices], label_smoothing=config.label_smoothing)
-            return jnp.sum(jnp.where(indices == PADDING, 0.0, item)) / config.batch_size
-
-        updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    for number in range(engine.num_steps):
-        epoch, index = divmod(number, engine.steps_per_epoch)
-        indices = engine.order(state.keys, np.int32(epoch))[index]
-        folded = jax.random.fold_in(jax.random.fold_in(state.keys.dropout, 2**32 - 1), number)
-        of_examples = jax.vmap(jax.random.fold_in, (None, 0))(folded, indices)
-        of_rows = jax.vmap(lambda key: jax.random.fold_in(key, 1))(of_examples)
-        params, opt_state = step(params, opt_state, indices, of_rows if model.config.dropout else None)
-    result = trained(config, 0.0)[-1].state
-    muon = config.optimizer == "muon"  # makes all singular values of an update alike: small ones' rounding grows
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5 if muon else 2e-6)
-    jax.tree.map(close, result.params, params)
-    assert (result.average is None) == (config.average_decay is None)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,20 @@
-"""Schedules equal their formulas at every step, and even the shortest training has one."""
+"""Schedules equal their formulas at every step, and only the chosen network and optimizer decide."""
 
+import dataclasses
 from collections.abc import Callable
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from factories import NUM_CLASSES, SHAPE, train_config
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradtrail.core.nn.models import ModelKind
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.optimizers import OptimizerKind
 from gradtrail.core.train.schedules import (
     ConstantConfig,
     CosineConfig,
@@ -94,3 +100,29 @@ def test_drops_in_the_same_step_of_a_short_training_all_count() -> None:
     config = PiecewiseConfig(boundaries=(0.5, 0.75), factor=0.1)
     np.testing.assert_allclose(rates(config, 2), [PEAK, PEAK * 0.01], rtol=1e-5)
     np.testing.assert_allclose(rates(config, 1), [PEAK], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", get_args(ModelKind))
+def test_only_the_chosen_network_decides(kind: ModelKind) -> None:
+    config = train_config(model=kind)
+    network = config.model_config(SHAPE, NUM_CLASSES)
+    blocks = {"mlp": network.mlp, "cnn": network.cnn}
+    assert blocks == {name: getattr(config, name) if name == kind else None for name in blocks}
+    assert (network.kind, network.precision) == (kind, config.precision)
+    assert (network.image_shape, network.num_classes) == (SHAPE, NUM_CLASSES)
+    other_values = {name: dataclasses.replace(getattr(config, name), hidden=(7, 7)) for name in blocks if name != kind}
+    assert dataclasses.replace(config, **other_values).model_config(SHAPE, NUM_CLASSES) == network
+
+
+@pytest.mark.parametrize("kind", get_args(OptimizerKind))
+def test_only_the_chosen_optimizer_decides(kind: OptimizerKind) -> None:
+    config = train_config(optimizer=kind)
+    assert config.optimizer_config().rule is getattr(config, kind)
+    other_values = {name: faster(config, name) for name in get_args(OptimizerKind) if name != kind}
+    assert dataclasses.replace(config, **other_values).optimizer_config() == config.optimizer_config()
+    assert dataclasses.replace(config, **{kind: faster(config, kind)}).optimizer_config() != config.optimizer_config()
+
+
+def faster(config: TrainConfig, optimizer: str) -> object:
+    rule = getattr(config, optimizer)
+    return dataclasses.replace(rule, learning_rate=2 * rule.learning_rate)

@@ -1,27 +1,36 @@
-"""Costs are those of the mathematics, times those of the clock, and a compiled function has one shape."""
+"""Costs are those of the mathematics, times those of the clock, and each compilation is recorded with its shapes."""
 
 import dataclasses
 import functools
 import itertools
+import logging
+import operator
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import new_compiler, train_config
+from factories import ROOT, new_compiler, train_config
 
 from gradtrail.core.common.sharding import make_mesh, replicated
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.loop import compile_run_steps, make_program
 from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.core.xla.compile_events import CompileLog
 from gradtrail.core.xla.compiler import (
     NO_COST,
     NO_TIMES,
     TIMED_CALLS,
     CallTimes,
     CompiledFunction,
+    Compiler,
     CompileTimes,
     compile_within,
 )
@@ -36,14 +45,20 @@ def matmul(
     return new_compiler(clock).compile("matmul", jnp.dot, left, right)
 
 
-def test_flops_and_bytes_of_a_matrix_product() -> None:
-    cost = matmul().cost
+def test_costs_of_a_matrix_product_are_those_of_its_shapes_and_texts() -> None:
+    function = matmul()
+    texts, cost = function.texts(), function.cost
     assert cost.flops == pytest.approx(2 * 64 * 128 * 32, rel=0.01)
     assert cost.argument_bytes == 4 * (64 * 128 + 128 * 32)
     assert cost.output_bytes == 4 * 64 * 32
     assert cost.bytes_accessed >= cost.argument_bytes + cost.output_bytes
     assert cost.total_bytes == cost.argument_bytes + cost.output_bytes + cost.temporary_bytes - cost.alias_bytes
     assert cost.hlo_instructions >= 3
+    assert set(texts) == {"jaxpr", "stablehlo", "hlo"}
+    assert cost.stablehlo_bytes == len(texts["stablehlo"])
+    assert cost.jaxpr_equations == texts["jaxpr"].count("dot_general") == 1
+    assert cost.float64_instructions == 0
+    assert function.signature == "float32[64,128], float32[128,32]"
 
 
 @pytest.mark.parametrize("wrong", [jnp.zeros((3, 3)), jnp.zeros((2, 3), jnp.int32)])
@@ -108,19 +123,15 @@ def scanned(length: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 50])
-def test_a_loop_costs_as_often_as_it_is_passed(length: int) -> None:
-    shapes = [jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 2
-    cost = new_compiler().compile("scanned", scanned(length), *shapes).cost
-    assert cost.flops == pytest.approx(length * 2 * 32**3, rel=0.02)
-    assert cost.transcendentals == length * 32 * 32
-
-
-def test_a_loop_in_a_loop_costs_as_often_as_both() -> None:
+def test_a_loop_costs_as_often_as_it_is_passed_and_a_loop_in_it_as_both(length: int) -> None:
     def nested(values: jax.Array, matrix: jax.Array) -> jax.Array:
-        return jax.lax.scan(lambda carry, _: (scanned(5)(carry, matrix), None), values, length=7)[0]
+        return jax.lax.scan(lambda carry, _: (scanned(length)(carry, matrix), None), values, length=7)[0]
 
     shapes = [jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 2
-    assert new_compiler().compile("nested", jax.jit(nested), *shapes).cost.transcendentals == 35 * 32 * 32
+    for function, count in ((scanned(length), length), (jax.jit(nested), 7 * length)):
+        cost = new_compiler().compile("loop", function, *shapes).cost
+        assert cost.flops == pytest.approx(count * 2 * 32**3, rel=0.02)
+        assert cost.transcendentals == count * 32 * 32
 
 
 def test_a_data_dependent_loop_costs_as_often_as_it_can_be_passed() -> None:
@@ -170,17 +181,6 @@ def test_flops_of_a_training_step_are_those_of_the_mathematics() -> None:
     images = jax.ShapeDtypeStruct((batch, 28, 28), jnp.uint8)
     alone = new_compiler().compile("gradient", gradient, model.abstract_params(), images).cost
     assert alone.flops == pytest.approx(3 * sum(products) - products[0], rel=0.01)
-
-
-def test_counts_of_a_program_are_those_of_its_texts() -> None:
-    function = matmul()
-    texts, cost = function.texts(), function.cost
-    assert set(texts) == {"jaxpr", "stablehlo", "hlo"}
-    assert "dot_general" in texts["jaxpr"]
-    assert cost.stablehlo_bytes == len(texts["stablehlo"])
-    assert cost.jaxpr_equations == texts["jaxpr"].count("dot_general") == 1
-    assert cost.float64_instructions == 0
-    assert function.signature == "float32[64,128], float32[128,32]"
 
 
 def test_calls_are_timed_from_ready_arguments_to_ready_results_and_no_more_than_needed() -> None:
@@ -240,3 +240,127 @@ def test_a_call_is_not_timed_while_its_arguments_are_under_way() -> None:
     )
     function(UnderWay())
     assert order == ["arguments ready", "clock", "called", "clock"]
+
+
+HERE = Path(__file__).relative_to(Path.cwd()) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__)
+
+
+def call(function: Callable[..., object], *values: Any) -> int:
+    """Call a function and return the number of the line that does so."""
+    function(*values)
+    return call.__code__.co_firstlineno + 2
+
+
+def test_every_compilation_of_a_call_is_counted_with_its_name_shapes_and_line() -> None:
+    """Whatever the name: of the project's own, of JAX's, and of a function that is made anew each time."""
+
+    def _scaled(values: jax.Array, scale: jax.Array) -> jax.Array:
+        return scale * values.sum()
+
+    jitted = jax.jit(_scaled)
+    with CompileLog() as log:
+        for length in (3, 4, 3):
+            line = call(jitted, np.ones(length, np.float32), np.float32(1))
+        for _ in range(2):
+            call(jax.jit(lambda values: values * 2), np.ones(3, np.float32))
+        call(operator.add, jax.device_put(np.ones(5, np.float32)), 1)  # outside of any jitted function
+        call(jax.jit(lambda: 1.0))
+    assert {item.line for item in log.unplanned} == {f"{HERE}:{line}"}
+    assert [(item.function, item.signature) for item in log.unplanned] == [
+        ("_scaled", "float32[3], float32[]"),
+        ("_scaled", "float32[4], float32[]"),
+        ("<lambda>", "float32[3]"),
+        ("<lambda>", "float32[3]"),
+        ("add", "float32[5], int32[], weak_type=True"),
+        ("<lambda>", "no arguments"),
+    ]
+
+
+@pytest.mark.parametrize("switch", ["jax_disable_jit", "jax_debug_nans"])
+def test_under_a_debug_switch_every_call_compiles_and_none_is_unplanned(switch: str) -> None:
+    jax.config.update(switch, True)
+    try:
+        with CompileLog() as log:
+            jnp.cumsum(jax.device_put(np.ones(13, np.float32)))
+    finally:
+        jax.config.update(switch, False)
+    assert log.compilations >= 1
+    assert log.unplanned == []
+
+
+def test_ahead_of_time_compilations_are_planned() -> None:
+    def double(values: jax.Array) -> jax.Array:
+        return 2 * values
+
+    with CompileLog() as log:
+        compiler = Compiler(lambda: 0.0, log=log)
+        for length in (5, 6):
+            compiler.compile("double", double, jax.ShapeDtypeStruct((length,), jnp.float32))
+        with compiler.planned():
+            jax.jit(double)(np.ones(7, np.float32))
+    assert log.compilations == compiler.compilations["double"] + 1 == 3
+    assert log.seconds > 0
+    assert log.unplanned == []
+
+
+def test_error_in_the_block_closes_the_log() -> None:
+    logger = logging.getLogger("jax._src.interpreters.pxla")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    with pytest.raises(ZeroDivisionError), CompileLog() as log:
+        _ = 1 / 0
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+
+    @jax.jit
+    def later(values: jax.Array) -> jax.Array:
+        return values + 1
+
+    later(jnp.ones(7))
+    assert (log.compilations, log.seconds, log.unplanned) == (0, 0.0, [])
+
+
+CACHED = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from gradtrail.core.xla.compiler import Compiler
+from gradtrail.core.xla.compile_events import CompileLog
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+with CompileLog() as log:
+    square = np.ones((8, 8), np.float32)
+    made = Compiler(lambda: 0.0, log=log).compile("f", lambda x: jnp.sin(x) @ x, square)
+    jax.jit(lambda x: jnp.cos(x) @ x)(square)
+print(made.times.cached, log.requests, log.hits, log.misses, len(log.unplanned))
+"""
+
+
+def test_a_cache_hit_is_not_a_miss_and_counts_as_a_compilation(tmp_path: Path) -> None:
+    """Another process has compiled the programs before."""
+    command = [sys.executable, "-c", CACHED, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    outputs = [subprocess.run(command, env=environment, check=True, stdout=-1, text=True).stdout for _ in range(2)]
+    assert outputs == ["False 2 0 2 1\n", "True 2 2 0 1\n"]
+
+
+def test_planned_applies_to_its_thread_only() -> None:
+    @jax.jit
+    def beside(values: jax.Array) -> jax.Array:
+        return values * 3
+
+    asking, done = threading.Event(), threading.Event()
+
+    with CompileLog() as log:
+
+        def ask() -> None:
+            with log.planned():
+                asking.set()
+                done.wait()
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        asking.wait()
+        for length in (3, 4):
+            beside(np.ones(length, np.float32))
+        done.set()
+        thread.join()
+    assert [item.function for item in log.unplanned] == ["beside", "beside"]

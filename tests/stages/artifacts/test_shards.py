@@ -1,15 +1,18 @@
-"""A split in shards round-trips, in any parts; a truncated, changed or missing shard is one line."""
+"""A split in shards round-trips, in any parts; a damaged or missing shard or table is one line."""
 
 import dataclasses
+import io
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from factories import SHAPE, dataset_info, random_split
 from untrusted import refusal
 
 from gradtrail.core.common.split import Split
+from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.shards import COLUMNS, ShardedSplit, take_rows, write_shards
 from gradtrail.stages.common.dataset import DatasetInfo, read_json, sha256
 
@@ -108,28 +111,51 @@ def test_changed_example_changes_only_the_shard_that_has_it(written: Path, tmp_p
     assert {name for name in before if before[name] != after[name]} == {"00001.images.npy", "index.json"}
 
 
-def test_missing_or_cut_shard_is_refused_before_anything_is_read(folder: Path) -> None:
-    file = folder / "00001.images.npy"
+def test_missing_cut_or_changed_shard_is_refused_in_one_line(folder: Path) -> None:
+    split, file = opened(folder), folder / "00001.images.npy"
     content = file.read_bytes()
-    file.write_bytes(content[:-1])
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "not the bytes" in refused(split.verify, file)
+    file.write_bytes(content[:1000])
     assert "expected" in refused(lambda: opened(folder), file)
+    assert "truncated while it was read" in refused(lambda: split.read(SIZE, 2 * SIZE), file)
     file.write_bytes(b"\x93NUMPX" + content[6:])
     assert "another header" in refused(lambda: opened(folder), file)
     file.unlink()
     assert "no such file" in refused(lambda: opened(folder), file)
+    assert "no such file" in refused(lambda: split.read(SIZE, 2 * SIZE), file)
 
 
-def test_changed_shard_is_refused_when_it_is_verified(folder: Path) -> None:
-    file = folder / "00002.labels.npy"
-    content = bytearray(file.read_bytes())
-    content[-4] ^= 1
-    file.write_bytes(content)
-    assert "not the bytes" in refused(opened(folder).verify, file)
+TABLE = pd.DataFrame({"number": [1, 2, 3], "word": ["a", "b", "c"], "share": [0.5, 0.25, 1.0]})
 
 
-def test_shard_that_is_cut_while_it_is_used_is_one_line(folder: Path) -> None:
-    split, file = opened(folder), folder / "00000.images.npy"
-    file.write_bytes(file.read_bytes()[:1000])
-    assert "truncated while it was read" in refused(lambda: split.read(0, 4096), file)
-    file.unlink()
-    assert "no such file" in refused(lambda: split.read(0, 4096), file)
+def encoded() -> bytes:
+    stream = io.BytesIO()
+    TABLE.to_parquet(stream, index=False)
+    return stream.getvalue()
+
+
+def test_columns_are_read_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(encoded())
+    pd.testing.assert_frame_equal(read_parquet(tmp_path / "a.parquet", ["share", "word"]), TABLE[["share", "word"]])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (encoded(), "not a table of this project: No match"),
+        (encoded()[:-1], "not a table of this project: "),
+        (b"", "not a table of this project: "),
+        (None, "no such file"),
+    ],
+)
+def test_missing_or_truncated_table_or_a_missing_column_is_one_line(
+    content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.parquet"
+    if content is not None:
+        path.write_bytes(content)
+    line = refusal(lambda: read_parquet(path, ["number", "none"], made_by="it"))
+    assert line is not None
+    assert line.startswith(f"{path}: {message}")
+    assert "`it` makes it" in line

@@ -1,8 +1,9 @@
-"""Weights round-trip to the bit; equal weights are equal bytes; a foreign or damaged file is refused."""
+"""Weights round-trip to the bit, damaged files are refused; a calibration applies to the weights it was fitted for."""
 
 import dataclasses
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from factories import dataset_info, model_config
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from gradtrail.core.evaluate.metrics import Evaluation, evaluate
 from gradtrail.core.nn.models import Model
+from gradtrail.stages.artifacts.calibration import read_temperature, write_calibration
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data, write_weights
 from gradtrail.stages.common.digests import digest
 from gradtrail.support.errors import UserError
@@ -35,14 +38,6 @@ def rewrite(path: Path, tensors: dict[str, Any] | None = None, **metadata: str) 
         described = file.metadata()
     remaining = {name: tensor for name, tensor in {**read, **(tensors or {})}.items() if tensor is not None}
     save_file(remaining, path, metadata=metadata or described)
-
-
-def refusal(path: Path) -> str:
-    with pytest.raises(UserError) as caught:
-        read_weights(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_weights_come_back_to_the_bit_with_their_model(path: Path) -> None:
@@ -75,21 +70,41 @@ def test_tensors_are_readable_by_safetensors(path: Path) -> None:
         np.testing.assert_array_equal(file.get_tensor("layers/0/kernel"), PARAMS["layers"][0]["kernel"])
 
 
-def test_tensors_that_the_model_lacks_are_refused(path: Path) -> None:
-    rewrite(path, {"layers/0/bias": None})
-    assert "not those that were written" in refusal(path)
+class Bomb:
+    def __reduce__(self) -> tuple:
+        return pytest.fail, ("a pickle was read",)
 
 
-@pytest.mark.parametrize("cut", [0, 100, -1])
-def test_truncated_file_is_refused(cut: int, path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:cut])
-    refusal(path)
+BIAS = np.asarray(PARAMS["layers"][0]["bias"])
+FLIPPED = (BIAS.view(np.uint32) ^ np.uint32(1)).view(np.float32)
+MODEL_WITHOUT_FEATURES = {key: value for key, value in dataclasses.asdict(INFO.model).items() if key != "features"}
 
 
-def test_changed_tensors_are_refused(path: Path) -> None:
-    bias = np.asarray(PARAMS["layers"][0]["bias"])
-    rewrite(path, {"layers/0/bias": (bias.view(np.uint32) ^ np.uint32(1)).view(np.float32)})
-    assert "not those that were written" in refusal(path)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: rewrite(path, {"layers/0/bias": None}), "not those that were written"),
+        (lambda path: rewrite(path, {"layers/0/bias": FLIPPED}), "not those that were written"),
+        (lambda path: path.write_bytes(b""), ""),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), ""),
+        (lambda path: path.write_bytes(pickle.dumps(Bomb())), ""),
+        (lambda path: rewrite(path, other="1"), "no weights file of this project"),
+        (
+            lambda path: rewrite(
+                path, gradtrail=json.dumps(dataclasses.asdict(INFO) | {"model": MODEL_WITHOUT_FEATURES})
+            ),
+            "model.features",
+        ),
+        (Path.unlink, "dvc repro"),
+    ],
+)
+def test_changed_foreign_or_missing_file_is_refused(damage: Callable[[Path], object], message: str, path: Path) -> None:
+    damage(path)
+    with pytest.raises(UserError) as caught:
+        read_weights(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_weights_of_other_data_are_refused(path: Path) -> None:
@@ -98,27 +113,39 @@ def test_weights_of_other_data_are_refused(path: Path) -> None:
         require_same_data(path, INFO, dataset_info(digest="cd" * 32))
 
 
-def test_foreign_safetensors_file_is_refused(path: Path) -> None:
-    rewrite(path, other="1")
-    assert "no weights file of this project" in refusal(path)
+def result_at(temperature: float) -> Evaluation:
+    return evaluate(np.log([[0.7, 0.3]]), np.array([0]), temperature=temperature, calibration_bins=2)
 
 
-def test_missing_key_of_model_is_named(path: Path) -> None:
-    about = dataclasses.asdict(INFO)
-    del about["model"]["features"]
-    rewrite(path, gradtrail=json.dumps(about))
-    assert "model.features" in refusal(path)
+RESULT = result_at(0.5)
 
 
-def test_pickle_is_never_loaded(tmp_path: Path) -> None:
-    (tmp_path / "w").write_bytes(pickle.dumps(Bomb()))
-    refusal(tmp_path / "w")
+def test_temperature_is_that_of_the_same_bytes(tmp_path: Path) -> None:
+    weights = tmp_path / "final.safetensors"
+    weights.write_bytes(b"weights")
+    assert read_temperature([weights], tmp_path) is None
+    write_calibration(tmp_path, {weights: RESULT}, RESULT, num_examples=3)
+    assert read_temperature([weights], tmp_path) == 0.5
+    weights.write_bytes(b"others")
+    assert read_temperature([weights], tmp_path) is None
 
 
-class Bomb:
-    def __reduce__(self) -> tuple:
-        return pytest.fail, ("a pickle was read",)
+def test_ensemble_has_a_temperature_of_its_own(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("first", "second", "third")]
+    for path in paths:
+        path.write_text(path.name)
+    members = dict(zip(paths, map(result_at, (0.5, 0.7, 0.9)), strict=True))
+    write_calibration(tmp_path, members, result_at(1.5), num_examples=3)
+    assert read_temperature(paths, tmp_path) == read_temperature(paths[::-1], tmp_path) == 1.5
+    assert [read_temperature([path], tmp_path) for path in paths] == [0.5, 0.7, 0.9]
+    assert read_temperature(paths[:2], tmp_path) is None
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    assert "dvc repro" in refusal(tmp_path / "w")
+def test_it_holds_the_scores_before_and_after(tmp_path: Path) -> None:
+    weights = tmp_path / "final.safetensors"
+    weights.write_bytes(b"weights")
+    write_calibration(tmp_path, {weights: RESULT}, RESULT, num_examples=3)
+    result = json.loads((tmp_path / "calibration.json").read_text())
+    assert result["fitted_on"] == {"split": "validation", "num_examples": 3, "lowest": 0.05, "highest": 20.0}
+    assert result["uncalibrated"]["brier"]["value"] == pytest.approx(2 * 0.3**2)
+    assert result["calibrated"]["brier"]["value"] == pytest.approx(2 * (0.09 / 0.58) ** 2)

@@ -1,5 +1,6 @@
 """Params of types that are not chosen are inactive."""
 
+import pytest
 from factories import ROOT
 
 from gradtrail.stages.common.active_params import active_params
@@ -17,26 +18,18 @@ def blocks(**changes: str | bool) -> set[str]:
 def test_blocks_of_chosen_types_are_active() -> None:
     assert blocks(model="mlp", optimizer="adamw", schedule="cosine") == {"mlp", "adamw", "cosine", "augmentation"}
     assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear", "augmentation"}
+    assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine", "augmentation"}
     assert blocks(precision="float16") == blocks() | {"loss_scaling"}
     for enabled in (True, "True", "true"):
         assert blocks(**{"privacy.enabled": enabled}) == blocks() | {"privacy"}
 
 
-def test_vary_is_active_with_several_members() -> None:
-    assert "train.vary" not in active_params(TRAIN)
-    assert "train.vary" not in active_params({key: str(value) for key, value in TRAIN.items()})
-    for members in (2, "2"):
-        assert "train.vary" in active_params(TRAIN | {"train.members": members})
-
-
-def test_reduction_is_active_with_several_shards() -> None:
-    assert "train.reduction" not in active_params(TRAIN)
-    for shards in (2, "2"):
-        assert "train.reduction" in active_params(TRAIN | {"train.shards": shards})
-
-
-def test_linear_model_has_no_block_though_a_schedule_has_that_name() -> None:
-    assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine", "augmentation"}
+@pytest.mark.parametrize(("key", "number"), [("vary", "members"), ("reduction", "shards")])
+def test_params_of_several_members_or_shards_are_active_with_two(key: str, number: str) -> None:
+    assert f"train.{key}" not in active_params(TRAIN)
+    assert f"train.{key}" not in active_params({name: str(value) for name, value in TRAIN.items()})
+    for value in (2, "2"):
+        assert f"train.{key}" in active_params(TRAIN | {f"train.{number}": value})
 
 
 def test_params_outside_of_blocks_are_active() -> None:

@@ -1,14 +1,20 @@
-"""Files come from DVC's cache by their digests, and only with the right bytes."""
+"""Files come from the cache of DVC by the digests that DVC writes, and only with the right bytes."""
 
 import hashlib
 import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from dvc.config import Config
+from dvc_data.hashfile.build import build
+from dvc_data.hashfile.db import HashFileDB
+from dvc_objects.fs.local import LocalFileSystem
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gradtrail.stages.common import dvc_cache
 from gradtrail.stages.common.digests import digest
@@ -50,12 +56,8 @@ def test_file_and_a_folder_come_from_the_cache(to: Path) -> None:
     assert (to / "models/final").read_bytes() == b"weights"
     assert restore("results", keep_folder({"a.txt": b"a", "b/c.txt": b"c"}), to, "")
     assert (to / "results/b/c.txt").read_bytes() == b"c"
-
-
-def test_empty_folder_is_one_too(to: Path) -> None:
-    empty = keep_folder({})
-    assert is_here("models/epochs", empty)
-    assert restore("models/epochs", empty, to, "")
+    assert is_here("models/epochs", keep_folder({}))
+    assert restore("models/epochs", keep_folder({}), to, "")
     assert (to / "models/epochs").is_dir()
 
 
@@ -94,18 +96,13 @@ def test_folder_that_was_written_since_is_digested_again(to: Path, project: Path
     assert not restore("data", md5, to, "")
 
 
-def test_damaged_cache_does_not_serve(to: Path) -> None:
-    md5 = keep(b"weights")
-    (cache_folder() / "files" / "md5" / md5[:2] / md5[2:]).write_bytes(b"wei")
-    assert not restore("out", md5, to, "")
-
-
-def test_folder_with_a_file_missing_does_not_serve(to: Path) -> None:
-    md5 = keep_folder({"a.txt": b"a", "b.txt": b"b"})
-    lost = hashlib.md5(b"b").hexdigest()  # noqa: S324
-    shutil.rmtree(cache_folder() / "files" / "md5" / lost[:2])
-    assert not restore("out", md5, to, "")
-    assert not (to / "out").exists()
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"wei"), Path.unlink])
+def test_damaged_cache_does_not_serve(damage: Callable[[Path], object], to: Path) -> None:
+    folder, md5 = keep_folder({"a.txt": b"a", "b.txt": b"weights"}), keep(b"weights")
+    damage(cache_folder() / "files" / "md5" / md5[:2] / md5[2:])
+    for digest_of_out in (md5, folder):
+        assert not restore("out", digest_of_out, to, "")
+        assert not (to / "out").exists()
 
 
 def test_digest_within_a_folder(to: Path) -> None:
@@ -147,3 +144,37 @@ def test_configuration_files_are_those_of_dvc(
     of_dvc = Config(str(project / ".dvc"), validate=False).files
     read = [str(file) for file, _ in dvc_cache._configurations(project / ".dvc")]
     assert read == [of_dvc[name] for name in ("system", "global", "repo", "local")]
+
+
+NAMES = ["a", "a.txt", "a-b", "B", "ü", "日本", "a b", "é"]
+
+
+def dvc_digest(path: Path, odb: Path) -> str:
+    database = HashFileDB(LocalFileSystem(), str(odb))
+    _, _, built = build(database, str(path), LocalFileSystem(), "md5", dry_run=True)
+    return str(built.hash_info.value)
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("content", [b"", b"text\n", b"windows\r\nlines\r\n", bytes(range(256)) * 5000])
+def test_of_a_file(content: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path, {"file": content}) / "file"
+    assert digest(path) == dvc_digest(path, tmp_path / "odb")
+
+
+PATHS = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(PATHS, min_size=1, max_size=8), st.data())
+def test_of_any_folder(tmp_path: Path, paths: set[str], data: st.DataObject) -> None:
+    files = {path for path in paths if not any(other.startswith(f"{path}/") for other in paths)}
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    write(folder, {path: path.encode() for path in files})
+    assert digest(folder) == dvc_digest(folder, tmp_path / "odb")

@@ -1,9 +1,11 @@
-"""A stage sets every switch of JAX that can change a bit, and refuses what it cannot set, in one line."""
+"""A stage sets every switch of JAX that can change a bit, and refuses other switches and other versions in one line."""
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from gradtrail.stages.common.environment import (
     refuse_unknown_variables,
     require_jax,
 )
-from gradtrail.stages.common.params import validate
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.versions import require_recorded_versions, write_installed_versions
 from gradtrail.support.errors import UserError
 
 CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
@@ -147,17 +150,25 @@ def test_flags_in_the_params_are_tried_once(monkeypatch: pytest.MonkeyPatch, tmp
     require_jax(CONFIG.xla_flags)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("cpu_threads", 0, "at least 1"),
-        ("xla_flags", "--xla_x", "valid array"),
-        ("xla_flags", ["xla_x=1"], "--xla_name=value"),
-        ("xla_flags", ["--xla_x=1 --xla_y=2"], "--xla_name=value"),
-        ("xla_flags", ["--xla_gpu_deterministic_ops=false"], "leave --xla_gpu_deterministic_ops to the stage"),
-    ],
-)
-def test_wrong_section_is_one_line(key: str, value: object, words: str) -> None:
-    section = {"cpu_threads": 2, "xla_flags": []} | {key: value}
-    with pytest.raises(UserError, match=rf"^environment\.{key}\b[^\n]*{words}[^\n]*$"):
-        validate(section, EnvironmentConfig, "environment")
+RECORDED = read_yaml(ROOT / "pipeline/versions.yaml")
+
+
+@pytest.mark.parametrize("package", RECORDED)
+def test_recorded_versions_are_locked_and_installed(package: str) -> None:
+    pins = re.findall(rf"^{package}==([^\s;]+)", (ROOT / "locks/base.lock").read_text(), flags=re.MULTILINE)
+    assert RECORDED[package] in pins
+    assert RECORDED[package] == version(package)
+
+
+def test_installed_versions_are_recorded_and_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pipeline").mkdir()
+    Path("pipeline/versions.yaml").write_text('numpy: "1.0"\njax: "0.1"\n')
+    require_recorded_versions(())
+    with pytest.raises(UserError, match=rf"it has numpy 1\.0, but {re.escape(version('numpy'))} is installed"):
+        require_recorded_versions(("numpy",))
+    with pytest.raises(UserError, match="it has flax None"):
+        require_recorded_versions(("flax",))
+    assert write_installed_versions() == {"numpy": version("numpy"), "jax": version("jax")}
+    require_recorded_versions(("numpy", "jax"))
+    assert Path("pipeline/versions.yaml").read_text().startswith("# ")

@@ -67,34 +67,24 @@ def test_symlink_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "new"
 
 
-def test_equal_content_is_equal_bytes_with_sorted_keys(tmp_path: Path) -> None:
+def test_equal_content_is_equal_bytes_with_sorted_keys_and_nan_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "left", {"b": 1, "a": {"d": 2, "c": 3}})
     write_json(tmp_path / "right", {"a": {"c": 3, "d": 2}, "b": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "left", {"loss": float("nan")})
     assert (tmp_path / "left").read_bytes() == (tmp_path / "right").read_bytes()
     assert json.loads((tmp_path / "left").read_text()) == {"a": {"c": 3, "d": 2}, "b": 1}
 
 
-def test_nan_is_refused_and_old_file_stays(tmp_path: Path) -> None:
-    write_json(tmp_path / "file", {"loss": 1.0})
-    with pytest.raises(ValueError, match="JSON"):
-        write_json(tmp_path / "file", {"loss": float("nan")})
-    assert json.loads(files_under(tmp_path)["file"]) == {"loss": 1.0}
-
-
-def test_new_outs_replace_previous_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_new_outs_replace_previous_ones_which_stay_after_an_error(fault: type[BaseException], tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "left_over").write_text("old")
     write_outs(tmp_path, "first")
     write_outs(tmp_path, "second")
-    assert outs_under(tmp_path) == both("second")
-
-
-@pytest.mark.parametrize("fault", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
-def test_previous_outs_stay_after_an_error(fault: type[BaseException], tmp_path: Path) -> None:
-    write_outs(tmp_path, "old")
     with pytest.raises(fault), writing_outs(OUTS, tmp_path, "train") as new:
         fail_after_writing(new / "results" / "metrics" / "train.json", fault)
-    assert outs_under(tmp_path) == both("old")
+    assert outs_under(tmp_path) == both("second")
 
 
 @pytest.mark.parametrize(

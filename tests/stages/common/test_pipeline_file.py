@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from untrusted import refusal
 
-from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.pipeline_file import (
     Entry,
     StageSpec,
@@ -78,15 +77,6 @@ def test_pipeline_file_is_read_with_all_its_forms(folder: Path) -> None:
     }
 
 
-def test_live_entry_has_the_values_and_digests_of_the_files(folder: Path) -> None:
-    entry = live_entry(read_pipeline(folder / "dvc.yaml")["use"], folder)
-    assert entry == Entry(
-        cmd="use it",
-        params={"params.yaml": {"use.rate": 1e-3}},
-        deps={"data/part.txt": digest(folder / "data/part.txt"), "code.py": digest(folder / "code.py")},
-    )
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "changed"),
     [
@@ -133,12 +123,6 @@ def test_upstream_stages_match_files_and_folders_but_no_prefix() -> None:
     }
     assert upstream_stages("use", specs) == ["folder", "file"]
     assert upstream_stages("folder", specs) == []
-
-
-def test_missing_dep_is_an_error(folder: Path) -> None:
-    (folder / "code.py").unlink()
-    with pytest.raises(FileNotFoundError):
-        key_of("make", folder)
 
 
 @pytest.mark.parametrize(

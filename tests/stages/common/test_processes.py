@@ -59,13 +59,6 @@ def test_signal_of_another_process_reaches_process_0() -> None:
     assert ALONE.asked_to_stop() is None
 
 
-def test_another_value_than_that_of_process_0_is_one_line() -> None:
-    first, second = pair()
-    first.require_same({"data/processed": "a"})
-    with pytest.raises(UserError, match=r"^data/processed differs from that of process 0, on \S+$"):
-        second.require_same({"data/processed": "b"})
-
-
 def test_process_without_variables_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert join(1.0) is ALONE
     monkeypatch.setenv("SLURM_NTASKS", "4")

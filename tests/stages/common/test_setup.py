@@ -1,5 +1,8 @@
-"""A process uses the functions that another one compiled, and two processes do not compile the same one."""
+"""Two processes do not compile the same function, and a stage ends with its metrics and its time."""
 
+import json
+import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -8,10 +11,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from factories import ROOT
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common import setup
+from gradtrail.stages.common.stage import Stage, run_stage
 
 
 @pytest.fixture
@@ -58,3 +63,24 @@ def test_program_is_compiled_by_one_at_a_time(tmp_path: Path) -> None:
         inside.append("first")
     second.join()
     assert inside == ["first", "second"]
+
+
+def test_stage_ends_with_its_metrics_and_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pipeline").mkdir()
+    for name in ("dvc.yaml", "pipeline/versions.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    monkeypatch.chdir(tmp_path)
+
+    def main(stage: Stage) -> None:
+        (stage.folder / "results" / "metrics").mkdir(parents=True)
+        metrics = {"dataset": "digits", "num_examples": 12_345, "test_loss": 0.123456}
+        (stage.folder / "results" / "metrics" / "fetch.json").write_text(json.dumps(metrics))
+
+    run_stage(main, "fetch", shows=("num_examples", "test_loss"))
+    run_stage(lambda _: None, "fetch")
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"fetch: examples 12,345, test loss 0\.1235, [\d.]+ s", first)
+    assert re.fullmatch(r"fetch: [\d.]+ s", second)

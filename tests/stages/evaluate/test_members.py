@@ -1,16 +1,17 @@
-"""Members are evaluated alone, and as an ensemble by their mean probabilities; compared with NumPy and SciPy."""
+"""Members are evaluated alone and as an ensemble, as by NumPy and SciPy; tables have every prediction."""
 
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from factories import random_split
 from scipy.special import softmax
 
 from gradtrail.core.evaluate.calibration import fit_temperature
-from gradtrail.core.evaluate.metrics import EvaluateConfig
-from gradtrail.stages.evaluate import members
-from gradtrail.stages.evaluate.members import Predictions
+from gradtrail.core.evaluate.metrics import EvaluateConfig, Evaluation, evaluate
+from gradtrail.stages.evaluate import members, tables
+from gradtrail.stages.evaluate.members import MembersEvaluation, Predictions
 
 CONFIG = EvaluateConfig(weights="final", batch_size=4, calibration_bins=3, num_mistakes=5)
 SPLITS = (random_split(30), random_split(40))
@@ -52,3 +53,25 @@ def test_metrics_of_several_members_are_means_and_ensemble() -> None:
     assert both.table(SPLITS[1])[["seed", "accuracy"]].to_numpy() == pytest.approx(
         np.array([[0, accuracies[0]], [1, accuracies[1]]])
     )
+
+
+def evaluation(num_examples: int, num_classes: int = 3, *, perfect: bool = False) -> Evaluation:
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.ones(num_classes), num_examples).astype(np.float32)
+    wrong = (probabilities.argmax(axis=1) + 1) % num_classes
+    labels = (probabilities.argmax(axis=1) if perfect else wrong).astype(np.int32)
+    return evaluate(np.log(probabilities), labels, temperature=2.0, calibration_bins=3)
+
+
+def test_tables_have_every_prediction_and_as_many_mistakes_as_asked_for(tmp_path: Path) -> None:
+    split, result = random_split(20), evaluation(20)
+    predictions = Predictions(
+        seed=0, weights=Path("final"), epoch=1, validation=result.probabilities, test=result.probabilities
+    )
+    alone = MembersEvaluation(predictions=[predictions], members=[result], ensemble=result)
+    tables.write_tables(tmp_path / "evaluate", split, alone, 5)
+    assert len(pd.read_csv(tmp_path / "evaluate" / "mistakes.csv")) == 5
+    everyone = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")
+    np.testing.assert_array_equal(everyone["example_id"], split.example_id)
+    probabilities = everyone[[f"probability_{label}" for label in range(3)]].to_numpy()
+    np.testing.assert_array_equal(probabilities, result.probabilities)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from mirrors import Handler, MirrorServer, Route, endless, status, whole
+from mirrors import Handler, MirrorServer, Route, endless, mirror_server, status, whole
 from untrusted import damaged, fuzz
 
 from gradtrail.stages.fetch import download
@@ -244,3 +244,13 @@ def test_old_file_stays_until_new_one_is_verified(tmp_path: Path) -> None:
         write_verified(FILE, [CONTENT[:-1], b"?"], to)
     assert to.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [to]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MirrorServer]:
+    """A server that is reached without a proxy."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with mirror_server() as server:
+        yield server

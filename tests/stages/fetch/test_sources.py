@@ -1,24 +1,135 @@
 """Each source of a data set delivers the same four verified files; the order of the sources, and their absence.
 
-Most tests let a dozen random images stand for MNIST, under its name. OpenML and files of one's own have modules of
-their own.
+Most tests let a dozen random images stand for MNIST, under its name.
 """
 
+import dataclasses
 import gzip
+import hashlib
+import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]
-from acquiring import LAST, SMALL, Acquisition, as_files, random_arrays, write_folder
 from factories import ROOT
-from mirrors import MirrorServer, whole
+from mirrors import MirrorServer, mirror_server, whole
 
-from gradtrail.stages.artifacts.idx import RAW_FILES
-from gradtrail.stages.common.params import validate
-from gradtrail.stages.datasets.catalog import DATASETS
-from gradtrail.stages.fetch.sources import FetchConfig
+from gradtrail.stages.artifacts.idx import RAW_FILES, encode_idx
+from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.datasets.catalog import DATASETS, Contents, FourArrays
+from gradtrail.stages.fetch import sources
+from gradtrail.stages.fetch.sources import FetchConfig, acquire
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError
+
+RUNTIME = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
+
+
+def random_arrays(shape: tuple[int, int] = (28, 28), num_classes: int = 10) -> FourArrays:
+    generator = np.random.default_rng(0)
+    images, test_images = (generator.integers(0, 256, (count, *shape), dtype=np.uint8) for count in (20, 10))
+    labels, test_labels = (np.arange(count, dtype=np.uint8) % num_classes for count in (20, 10))
+    return images, labels, test_images, test_labels
+
+
+def as_files(arrays: FourArrays) -> dict[str, bytes]:
+    return {name: encode_idx(array) for name, array in zip(RAW_FILES, arrays, strict=True)}
+
+
+SMALL = as_files(random_arrays())
+CONTENTS = Contents(
+    image_shape=(28, 28),
+    num_train=20,
+    num_test=10,
+    num_classes=10,
+    sha256=tuple(hashlib.sha256(data).hexdigest() for data in SMALL.values()),  # type: ignore[arg-type]
+)
+LAST = RAW_FILES[3]
+
+
+def serve_openml(server: MirrorServer, arrays: FourArrays) -> None:
+    """Serve what OpenML's API answers for mnist_784: pixels are numeric columns, labels a nominal one."""
+    images, labels = np.concatenate(arrays[::2]), np.concatenate(arrays[1::2])
+    pixels = [f"pixel{place + 1}" for place in range(784)]
+    lines = ["@RELATION mnist_784", *(f"@ATTRIBUTE {pixel} real" for pixel in pixels)]
+    lines += ["@ATTRIBUTE class {0,1,2,3,4,5,6,7,8,9}", "@DATA"]
+    rows = zip(images.reshape(-1, 784).tolist(), labels.tolist(), strict=True)
+    arff = "\n".join([*lines, *(",".join(map(str, [*row, label])) for row, label in rows), ""]).encode()
+    flags = {"is_ignore": "false", "is_row_identifier": "false", "number_of_missing_values": "0"}
+    features = [{"name": pixel, "data_type": "numeric", "is_target": "false", **flags} for pixel in pixels]
+    features.append({"name": "class", "data_type": "nominal", "is_target": "true", **flags})
+    description = {"name": "mnist_784", "version": "1", "status": "active", "format": "ARFF", "description": ""}
+    description |= {"url": f"{server.base()}/download", "md5_checksum": hashlib.md5(arff).hexdigest()}  # noqa: S324
+    answers = {
+        "/_SEARCH_NAME/mnist_784/data_version/1": {"data": {"dataset": [{"did": 554, "version": 1}]}},
+        "/_DATA_INFO/554": {"data_set_description": description},
+        "/_DATA_FEATURES/554": {"data_features": {"feature": features}},
+        "/_DATA_QUALITIES/554": {"data_qualities": {"quality": [{"name": "NumberOfInstances", "value": "30"}]}},
+    }
+    server.routes |= {path: whole(json.dumps(content).encode()) for path, content in answers.items()}
+    server.routes |= {"/download": whole(arff), "": whole(b"OpenML")}
+
+
+def write_folder(folder: Path, files: dict[str, bytes] = SMALL, *, gzipped: bool = False) -> Path:
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / (name + ".gz" * gzipped)).write_bytes(gzip.compress(data) if gzipped else data)
+    return folder
+
+
+class Acquisition:
+    """Calls `acquire`, by default with no mirror and without OpenML; stderr is what was reported."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.to, self._capsys = folder / "to", capsys
+        self.to.mkdir()
+
+    def acquire(
+        self, dataset: str = "mnist", *, mirrors: tuple[str, ...] | None = (), openml: bool = False
+    ) -> DatasetInfo:
+        runtime = dataclasses.replace(RUNTIME, mirrors=mirrors, openml=openml)
+        return acquire(FetchConfig(dataset=dataset), self.to, runtime)
+
+    def refusal(self, dataset: str = "mnist", **sources: object) -> str:
+        with pytest.raises(UserError) as error:
+            self.acquire(dataset, **sources)  # type: ignore[arg-type]
+        return str(error.value)
+
+    def reports(self) -> list[str]:
+        lines = self._capsys.readouterr().err.splitlines()
+        assert all(line.startswith("fetch: ") for line in lines)
+        return [line.removeprefix("fetch: ") for line in lines]
+
+    def written(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.to.iterdir()}
+
+
+@pytest.fixture
+def internet(monkeypatch: pytest.MonkeyPatch) -> Iterator[MirrorServer]:
+    """A server at which scikit-learn finds OpenML, which holds the small files."""
+    from sklearn.datasets import _openml  # type: ignore[import-untyped] # late: it takes seconds
+
+    with mirror_server() as server:
+        monkeypatch.setattr(sources, "OPENML_URL", server.base())
+        for constant in ("_SEARCH_NAME", "_DATA_INFO", "_DATA_FEATURES", "_DATA_QUALITIES"):
+            monkeypatch.setattr(_openml, constant, f"{server.base()}/{constant}/{{}}")
+        serve_openml(server, random_arrays())
+        yield server
+
+
+@pytest.fixture
+def acquisition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Acquisition:
+    """Let nothing of the environment say where data are, and the small files be what MNIST and Fashion-MNIST are."""
+    for name in ("MNIST_DIR", "FASHION_MNIST_DIR", "IDX_DIR", "http_proxy", "https_proxy", "all_proxy", NO_SOURCE_FLAG):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name in ("mnist", "fashion_mnist"):
+        monkeypatch.setitem(DATASETS, name, dataclasses.replace(DATASETS[name], contents=CONTENTS))
+    return Acquisition(tmp_path, capsys)
 
 
 def serve_mirror(internet: MirrorServer, route: str, files: dict[str, bytes]) -> str:
@@ -129,31 +240,34 @@ def test_unreachable_network_is_one_line_per_host_and_advice(
     assert (tmp_path / "flag").exists()
 
 
-def test_only_mnist_has_a_stand_in(acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dataset", "title", "variable", "openml"),
+    [
+        ("fashion_mnist", "Fashion-MNIST", "FASHION_MNIST_DIR", True),
+        ("idx", "IDX files", "IDX_DIR", True),
+        ("mnist", "MNIST", "MNIST_DIR", False),
+    ],
+)
+def test_without_a_source_to_ask_only_mnist_has_a_stand_in(
+    acquisition: Acquisition,
+    internet: MirrorServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dataset: str,
+    title: str,
+    variable: str,
+    *,
+    openml: bool,
+) -> None:
     monkeypatch.setenv(NO_SOURCE_FLAG, str(tmp_path / "flag"))
-    assert acquisition.refusal("fashion_mnist", openml=True) == (
-        "no source of Fashion-MNIST to ask, as FASHION_MNIST_DIR is not set: "
-        "set FASHION_MNIST_DIR to a folder with the four IDX files"
+    assert acquisition.refusal(dataset, openml=openml).startswith(
+        f"no source of {title} to ask, as {variable} is not set: set {variable} to a folder with the four IDX files"
     )
-    assert not (tmp_path / "flag").exists()
+    assert internet.requests == []
+    assert (tmp_path / "flag").exists() == (dataset == "mnist")
 
 
 # The section of `params.yaml`, and the catalog.
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"dataset": "cifar"}, f"dataset must be one of {', '.join(DATASETS)}, got 'cifar'"),
-        ({"dataset": 7}, "fetch.dataset: Input should be a valid string, got 7"),
-        ({"dataset": "idx", "folder": "here"}, "fetch.folder is not a known key"),
-    ],
-)
-def test_invalid_section_is_one_line(content: dict, words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        validate(content, FetchConfig, "params.yaml: fetch")
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -163,3 +277,108 @@ def test_every_data_set_is_documented_and_can_be_cited(name: str) -> None:
     assert entry.folder_variable in page
     assert entry.contents is None or entry.citation in page
     assert f" {name} " in (ROOT / "params.yaml").read_text().split("dataset:")[0]
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+@pytest.mark.parametrize(("shape", "num_classes"), [((12, 10), 4), ((1, 1), 2), ((3, 100), 10)])
+def test_own_folder_may_hold_any_images_and_classes(
+    acquisition: Acquisition,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int],
+    num_classes: int,
+    *,
+    gzipped: bool,
+) -> None:
+    files = as_files(random_arrays(shape, num_classes))
+    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", files, gzipped=gzipped)))
+    info = acquisition.acquire("idx")
+    assert acquisition.written() == files
+    assert (info.name, info.image_shape, info.num_classes) == ("idx", shape, num_classes)
+    assert info.examples == {"train": 20, "test": 10}
+    assert info.files == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    assert acquisition.reports() == [f"IDX files from {tmp_path / 'own'}"]
+
+
+OWN_FAULTS: dict[str, tuple[str, bytes | None, str]] = {
+    "missing": (LAST, None, f"there is neither {LAST} nor {LAST}.gz"),
+    "no IDX": (LAST, b"label,pixel\n" * 10, f"{LAST}: magic number is 0x6c616265"),
+    "truncated": (RAW_FILES[0], SMALL[RAW_FILES[0]][:-1], "needs exactly"),
+    "a label too few": (RAW_FILES[1], encode_idx(np.zeros(19, np.uint8)), f"{RAW_FILES[0]}: 20 images, but 19 labels"),
+    "test images of another size": (
+        RAW_FILES[2],
+        encode_idx(np.zeros((10, 28, 27), np.uint8)),
+        f"{RAW_FILES[2]}: images of (28, 27) pixels, but (28, 28) in {RAW_FILES[0]}",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", OWN_FAULTS)
+def test_faulty_own_file_is_named_in_one_line(
+    acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    name, data, reason = OWN_FAULTS[fault]
+    folder = write_folder(tmp_path / "own", {**SMALL, name: data or b""})
+    if data is None:
+        (folder / name).unlink()
+    monkeypatch.setenv("IDX_DIR", str(folder))
+    line = acquisition.refusal("idx", mirrors=None, openml=True)
+    assert line.startswith(f"IDX_DIR: {folder}")
+    assert reason in line
+    assert str(acquisition.to) not in line
+    assert acquisition.reports() == []
+
+
+def test_single_class_is_refused(acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", as_files(random_arrays(num_classes=1)))))
+    assert f"{RAW_FILES[1]}: every label is 0; at least 2 classes are needed" in acquisition.refusal("idx")
+
+
+def test_gzip_bomb_in_own_folder_ends_at_a_limit(
+    acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_MAX_OWN_BYTES", 1 << 20)
+    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", {**SMALL, LAST: bytes(1 << 24)}, gzipped=True)))
+    assert f"{LAST}.gz: more than 1048576 bytes" in acquisition.refusal("idx")
+
+
+def test_openml_comes_last_and_ends_in_the_same_files(
+    acquisition: Acquisition, internet: MirrorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a pickle was loaded")
+
+    for loader in ("pickle.load", "pickle.loads", "pickle.Unpickler", "joblib.load"):
+        monkeypatch.setattr(loader, refuse)
+    acquisition.acquire(mirrors=(internet.base("gone"),), openml=True)
+    assert acquisition.written() == SMALL
+    assert acquisition.reports()[-1].startswith("MNIST from OpenML mnist_784, version 1; cite ")
+    assert internet.requests.count("/download") == 1
+    assert socket.getdefaulttimeout() is None
+
+
+def test_other_rows_of_openml_are_refused(acquisition: Acquisition, internet: MirrorServer) -> None:
+    serve_openml(internet, tuple(array[::-1] for array in random_arrays()))  # type: ignore[arg-type]
+    acquisition.refusal(openml=True)
+    assert acquisition.reports()[0].startswith("OpenML: SHA-256 of its 15696 bytes is ")
+    assert acquisition.written() == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/_SEARCH_NAME/mnist_784/data_version/1", b"<html>"),
+        ("/_DATA_INFO/554", b"{}"),
+        ("/_DATA_FEATURES/554", b'{"data_features": {"feature": []}}'),
+        ("/download", b"@RELATION\n\n?"),
+    ],
+)
+def test_faulty_answer_of_openml_is_one_line(
+    acquisition: Acquisition, internet: MirrorServer, path: str, body: bytes
+) -> None:
+    internet.routes[path] = whole(body)
+    acquisition.refusal(openml=True)
+    [report] = acquisition.reports()
+    assert report.startswith("OpenML: ")
+    assert acquisition.written() == {}
+    assert socket.getdefaulttimeout() is None

@@ -13,7 +13,8 @@ from stage_results import gradient_analysis, learning_dynamics
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.exact import LIMITS
 from gradtrail.core.nn.precision import Precision
-from gradtrail.stages.gradients import summary
+from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.gradients import figures, summary
 from gradtrail.stages.gradients import tables as score_tables
 from gradtrail.stages.gradients.tables import SUSPICION, Tables, detection_table, rank_suspects
 
@@ -115,6 +116,15 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
     assert set(splits.index) == set(SIZES)
     assert metrics["test_grad_norm_median"] == pytest.approx(splits.at["test", "grad_norm_median"], rel=1e-5)
     assert {"label_errors_auroc", "never_correct", "test_grad_norm_median"} <= set(metrics)
+
+
+@pytest.mark.parametrize("wrong", [0, 6])
+def test_detection_is_drawn_if_labels_are_wrong(wrong: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    saved: list[str] = []
+    monkeypatch.setattr(plotting, "save", lambda figure, path: saved.append(path.relative_to(tmp_path).stem))
+    figures.draw(tmp_path, tables(wrong=wrong), ANALYSIS, splits(wrong=wrong), "a title", 128)
+    always = {"histograms", "relations", "largest", "course", "classes", "influence"}
+    assert set(saved) == {*always, "suspects_train", "suspects_test", *(["label_error_scores"] if wrong else [])}
 
 
 @pytest.mark.parametrize("wrong", [0, 6])

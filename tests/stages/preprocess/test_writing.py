@@ -1,4 +1,4 @@
-"""The training split with its versions is the same whether it is written in whole arrays or in shards."""
+"""The training split with its versions is the same in whole arrays and in shards; small classes are named."""
 
 import dataclasses
 from pathlib import Path
@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from factories import dataset_info, preprocess_config, random_split
+from matplotlib.figure import Figure
 
 from gradtrail.core.common.split import Split
+from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts import splits as reading
 from gradtrail.stages.artifacts.shards import ShardedSplit
 from gradtrail.stages.artifacts.splits import (
@@ -19,6 +21,7 @@ from gradtrail.stages.artifacts.splits import (
     require_undeformed,
 )
 from gradtrail.stages.common.dataset import DatasetInfo, read_info
+from gradtrail.stages.preprocess import figures, small_classes
 from gradtrail.stages.preprocess.writing import write
 from gradtrail.support.errors import UserError
 
@@ -98,3 +101,27 @@ def test_of_a_large_split_a_sample_is_taken_evenly(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(reading, "SAMPLE", 18)
     sample, rows = read_sample(tmp_path / "sharded/train.npz", info)
     assert rows.tolist() == list(range(18))
+
+
+def test_classes_of_one_training_example_or_none_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    small_classes.warn(np.array([0, 0, 2, 3, 3]), 5, versions=1)
+    assert capsys.readouterr().err == (
+        "preprocess: classes with fewer than two training examples: 1 (0), 2 (1), 4 (0); `gradients` leaves them out "
+        "of coherence_within_classes, and classes.csv has no coherence of such a class with itself\n"
+    )
+
+
+def test_two_versions_of_an_example_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    small_classes.warn(np.array([0, 1]), 2, versions=2)
+    small_classes.warn(np.array([0, 0, 1, 1]), 2, versions=1)
+    assert not capsys.readouterr().err
+
+
+def test_of_many_classes_the_first_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: dict[str, Figure] = {}
+    monkeypatch.setattr(plotting, "save", lambda figure, path: saved.update({path.name: figure}))
+    splits = {name: random_split(60, num_classes=256) for name in ("train", "test")}
+    figures.draw(tmp_path, splits, "idx", 256)
+    rows, height = plotting.MAX_CLASSES, splits["train"].images.shape[1]
+    assert len(np.asarray(saved["samples.png"].axes[0].images[0].get_array())) == rows * height
+    assert saved["samples.png"].get_suptitle() == "Training examples by label, the first 20 of 256 (idx)"

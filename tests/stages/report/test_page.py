@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from projects import ROOT
 from report_folder import (
     DIGEST,
     METRICS,
+    SHOWN,
     STAGES,
     SUMMARY,
+    TABLES,
     Reader,
     load_params,
     render,
@@ -26,7 +30,8 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.stages.report import page as report
+from gradtrail.stages.report.charts import Chart, Series, Stop, linear_ticks
+from gradtrail.support.errors import UserError
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' & ![a](https://a.b/c.png) <b>"
 
@@ -183,7 +188,62 @@ def test_report_runs_again_where_a_param_that_it_shows_changes() -> None:
     assert params <= set(read_pipeline(ROOT / "dvc.yaml")["report"].params["params.yaml"])
 
 
-@pytest.mark.parametrize("title", ["", "  ", "x" * 201])
-def test_title_is_neither_empty_nor_long(title: str) -> None:
-    with pytest.raises(ValueError, match="title must have 1 to 200 characters"):
-        report.ReportConfig(title=title)
+def a_chart(points: list[tuple[float, float]], *, log: bool = False, square: bool = False) -> Chart:
+    series = [Series(name="a", style="train", points=points)]
+    stops = [Stop(x=x, lines=[f"{y:g}"]) for x, y in points]
+    return Chart(id="c", title="t", alt="a", x_label="x", series=series, stops=stops, log=log, square=square)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_line_goes_through_the_values_as_the_ticks_number_them(log: bool) -> None:
+    chart = a_chart([(1, 0.5), (2, 1.0), (4, 0.1)], log=log)
+    ((_, path, dots),) = chart.lines
+    assert path == " ".join(f"{letter}{x} {y}" for letter, (x, y) in zip("MLL", dots, strict=True))
+    assert {tick.text: tick.place for tick in chart.x_ticks}["2"] == dots[1][0]
+    ticks = {tick.text: tick.place for tick in chart.y_ticks}
+    assert ticks["1"] == dots[1][1]
+    assert ("0" in ticks) == (not log)
+    left, right, top, bottom = chart.frame
+    assert all(left <= float(x) <= right and top <= float(y) <= bottom for x, y in dots)
+
+
+@given(low=st.floats(-1e6, 1e6), span=st.floats(1e-6, 1e6), most=st.integers(3, 10), whole=st.booleans())
+def test_ticks_are_few_even_round_and_inside(low: float, span: float, most: int, whole: bool) -> None:
+    ticks = linear_ticks(low, low + span, most, whole=whole)
+    assert len(ticks) <= most or whole
+    slack = 1e-6 * max(1.0, abs(low) + span)
+    assert all(low - slack <= tick <= low + span + slack for tick in ticks)
+    assert not whole or all(tick == int(tick) for tick in ticks)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *(
+            "params.yaml",
+            "pipeline/versions.yaml",
+            "data/raw",
+            "data/processed/dataset.json",
+            "data/processed/train.npz",
+        ),
+        *("models/final.safetensors", "results/metrics/train.json", "results/gradients/summary.md"),
+        *(f"results/{name}.csv" for name in TABLES),
+        *(f"results/{name}.png" for name in SHOWN),
+        *("results/evaluate/predictions.parquet", "results/gradients/scores.parquet", "data/processed/test.npz"),
+    ],
+)
+def test_missing_file_is_one_line(file: str, folder: Path) -> None:
+    path = folder / file
+    (shutil.rmtree if path.is_dir() else Path.unlink)(path)
+    with pytest.raises(UserError, match=f"{re.escape(file)}: no such file") as error:
+        render(folder)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "not readable as JSON"), ('{"dataset_digest": "other"}', "of another data set")]
+)
+def test_damaged_or_foreign_metrics_are_one_line(content: str, message: str, folder: Path) -> None:
+    (folder / "results/metrics/train.json").write_text(content)
+    with pytest.raises(UserError, match=rf"train\.json[^\n]*{message}[^\n]*$"):
+        render(folder)

@@ -1,4 +1,4 @@
-"""Checkpoints of an unfinished training: content, timing, full disks and damage."""
+"""Checkpoints of an unfinished training, made up here: content, timing, full disks and damage."""
 
 import gc
 import logging
@@ -10,10 +10,78 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
+import optax
 import pytest
-from checkpoints import STATE, bits, load, make_chunk, make_history, names, save
+from factories import run_keys
 
-from gradtrail.stages.train.checkpointing import ResumeFolder
+from gradtrail.core.train.batch_gradient import RowRecord
+from gradtrail.core.train.history import History
+from gradtrail.core.train.loop import Chunk
+from gradtrail.core.train.step import StepRecord, TrainState
+from gradtrail.stages.train.checkpointing import Progress, ResumeFolder
+
+STATE = "ab12-cpu1"  # a folder's name
+STEPS = 3  # in an epoch, of 4 examples each
+
+
+def weights(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {"layers": {0: {"kernel": rng.normal(size=(4, 3)).astype(np.float32), "bias": np.zeros(3, np.float32)}}}
+
+
+def make_chunk(step: int) -> Chunk:
+    """Chunk after a step of a training that never was."""
+    rng = np.random.default_rng(step)
+    names = ("loss", "cross_entropy", "accuracy", "grad_norm")
+    numbers = {name: rng.normal(size=STEPS).astype(np.float32) for name in names}
+    probability = rng.uniform(size=(STEPS, 4)).astype(np.float32)
+    rows = RowRecord(
+        indices=np.arange(4 * STEPS, dtype=np.int32).reshape(STEPS, 4),
+        probability=probability,
+        correct=probability > 0.5,
+    )
+    absent: dict[str, Any] = {"part_grad_norm": None, "loss_scale": None, "skipped": None}
+    records = StepRecord(
+        num_examples=np.full(STEPS, 4, np.int32), learning_rate=numbers["loss"], rows=rows, **numbers, **absent
+    )
+    state = TrainState(
+        step=np.int32(step),
+        params=weights(step),
+        opt_state=(optax.EmptyState(), optax.TraceState(weights(step + 1))),
+        keys=run_keys(step),
+        average=None,
+        loss_scale=None,
+    )
+    state, records = jax.device_put((state, records))
+    return Chunk(epoch=1 + (step - 1) // STEPS, ends_epoch=step % STEPS == 0, step=step, state=state, records=records)
+
+
+def make_history(step: int) -> History:
+    history = History((0, 1), weights(0))
+    for end in range(STEPS, step + 1, STEPS):
+        history.add(make_chunk(end), weights(end), {"loss": 1.0, "accuracy": 0.5})
+    return history
+
+
+def save(folder: ResumeFolder, *steps: int) -> None:
+    for step in steps:
+        folder.save(make_chunk(step), make_history(step), seconds=2.5)
+
+
+def load(folder: Path) -> Progress | None:
+    like = make_chunk(1)
+    new_history = History((0, 1), weights(0))
+    return ResumeFolder(folder, 0.0, lambda: 0.0).load(like.state, like.records, new_history.restore)
+
+
+def bits(tree: object) -> list[bytes]:
+    plain = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if "key" in str(leaf.dtype) else leaf, tree)
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(plain)]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 9])
@@ -123,9 +191,18 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda folder: cut(largest_file(folder)), "its files, step or training do not match its seal"),
+        (lambda folder: flip(largest_file(folder)), "its files, step or training do not match its seal"),
+        (lambda folder: largest_file(folder).unlink(), "its files, step or training do not match its seal"),
+        (lambda folder: folder.with_suffix(".digest").unlink(), "it has no seal, so its write was interrupted"),
+    ],
+)
 def test_damaged_checkpoint_is_skipped_for_the_previous_one(
     damage: Callable[[Path], None],
+    reason: str,
     written: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -135,23 +212,14 @@ def test_damaged_checkpoint_is_skipped_for_the_previous_one(
     opened: list[str] = []
     real = ocp.load_checkpointables
     monkeypatch.setattr(ocp, "load_checkpointables", lambda path, *rest: opened.append(path.name) or real(path, *rest))
-    damage(largest_file(written / "step_000000005"))
+    damage(written / "step_000000005")
     progress = load(written)
     assert progress is not None
     assert progress.step == 4
     assert opened == ["step_000000004"]
-    assert capfd.readouterr().err.splitlines() == [
-        "train: skipping the checkpoint step_000000005: its files, step or training do not match its seal",
-    ]
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == f"train: skipping the checkpoint step_000000005: {reason}"
     assert names(written) == ["step_000000004", "step_000000004.digest"], "it would be in the way of the next"
-
-
-def test_checkpoint_without_seal_is_skipped(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (written / "step_000000005.digest").unlink()
-    progress = load(written)
-    assert progress is not None
-    assert progress.step == 4
-    assert "it has no seal" in capsys.readouterr().err
 
 
 def test_checkpoint_of_another_training_is_not_used(

@@ -1,27 +1,36 @@
-"""A training that is stopped after any step resumes, and ends with the bits of one that was not."""
+"""A stopped training ends with the bits of one that was not; members are what trainings by themselves would be."""
 
+import contextlib
 import dataclasses
+import hashlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
-from factories import make_engine, random_split, train_config
+from factories import dataset_info, make_engine, model_config, private_config, random_split, train_config
+from scipy import stats
 
 from gradtrail.core.nn.models import MLPConfig
-from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.history import History
+from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
-from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
 from gradtrail.core.train.pytrees import add_prefix, leaves_by_name
-from gradtrail.stages.train import loop
+from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.train import figures, loop, members, tables
 from gradtrail.stages.train.checkpointing import ResumeFolder, state_on_host
 from gradtrail.stages.train.loop import TrainResult
+from gradtrail.stages.train.secret import VARIABLE, read_secret, training_secret
+from gradtrail.support.errors import UserError
 from gradtrail.support.signals import Stopped
 
 SPLIT = random_split(10)  # three steps an epoch
@@ -35,8 +44,6 @@ CONFIGS = {
     ),
     "early stopping": train_config(optimizer="schedule_free", patience=1, epochs=3),
 }
-
-
 SECRET = "correct horse battery staple, and more"  # noqa: S105
 PRIVATE = train_config(epochs=3, privacy=dataclasses.replace(NOT_PRIVATE, enabled=True))
 
@@ -139,3 +146,203 @@ def test_progress_shows_epsilon_but_no_secret(capfd: pytest.CaptureFixture[str])
     assert all(f"epsilon {spent} (" in said for spent in ("0.5", "0.75", "1"))
     member = loop.Member(seeds=PRIVATE.seeds_of(0), checkpoints=ResumeFolder(None, 1e9, lambda: 0.0), secret=SECRET)
     assert SECRET not in said + repr(member)
+
+
+EPSILONS = (0.5, 0.75, 1.0)
+
+
+def privacy(secret: str | None = None) -> PrivacyConfig:
+    digest = secret and hashlib.sha256(secret.encode()).hexdigest()
+    return dataclasses.replace(NOT_PRIVATE, enabled=True, secret_sha256=digest)
+
+
+def test_secret_is_asked_for_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert read_secret(privacy()) is None
+    assert read_secret(dataclasses.replace(privacy(SECRET), enabled=False)) is None
+    with pytest.raises(UserError, match=r"^GRADTRAIL_PRIVACY_SECRET is not set"):
+        read_secret(privacy(SECRET))
+    monkeypatch.setenv(VARIABLE, SECRET)
+    assert read_secret(privacy(SECRET)) == SECRET
+    assert read_secret(privacy()) is None, "a training that asks for none has none"
+    with pytest.raises(UserError, match="another SHA-256") as caught:
+        read_secret(privacy("another"))
+    assert SECRET not in str(caught.value)
+
+
+def epochs(count: int = 3) -> list[EpochRecord]:
+    names = [field.name for field in dataclasses.fields(EpochRecord) if field.name != "epoch"]
+    return [EpochRecord(epoch=epoch, **dict.fromkeys(names, 0.5)) for epoch in range(1, count + 1)]
+
+
+def test_epsilon_is_a_column_and_a_panel_of_private_trainings_alone() -> None:
+    public, private = tables.epoch_table(epochs()), tables.epoch_table(epochs(2), EPSILONS)
+    assert "epsilon" not in public
+    assert private["epsilon"].tolist() == [0.5, 0.75]
+    assert len(figures.draw_learning_curves(public, "title").axes) == 2
+    assert [axis.get_ylabel() for axis in figures.draw_learning_curves(private, "title").axes][2:] == ["epsilon"]
+
+
+def test_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "short")
+    with pytest.raises(UserError, match=r"must have at least 32 characters, got 5"):
+        read_secret(privacy("short"))
+
+
+def test_trainings_with_one_secret_have_secrets_of_their_own_and_members_the_same() -> None:
+    config, split = private_config(), random_split(6)
+    secret = training_secret(SECRET, config, split)
+    assert training_secret(None, config, split) is None
+    assert training_secret(SECRET, dataclasses.replace(config, seed=3, members=4), split) == secret
+    other_secrets = [
+        training_secret(SECRET, dataclasses.replace(config, clip_norm=0.5), split),
+        training_secret(SECRET, config, random_split(7)),
+        training_secret("another", config, split),
+    ]
+    assert len({secret, *other_secrets}) == 4
+
+
+CONFIG = train_config(mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5), epochs=2, keep_epochs=(0, 1))
+
+
+def train(config: TrainConfig, to: Path, checkpoints: Path | None = None, *, chunks: int | None = None) -> Path:
+    """Train all members; return the folder of the outs."""
+
+    @contextlib.contextmanager
+    def folder(seeds: MemberSeeds) -> Iterator[ResumeFolder]:
+        yield ResumeFolder(checkpoints and checkpoints / str(seeds), 1e9, lambda: 0.0)
+
+    engine, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT)
+    shared = loop.Members(checkpoints=folder)
+    results = loop.train_members(
+        engine, validate, SPLIT, config, members=shared, listener=Listener(chunks), steps_per_call=2
+    )
+    _, written = members.write_each(to / "scratch", results, model_config(), config, dataset_info(), SPLIT.example_id)
+    members.write_members(to, written)
+    return to
+
+
+def bytes_in(folder: Path) -> dict[str, str]:
+    own = (path for path in folder.rglob("*") if path.is_file() and "members" not in path.parts)
+    return {path.relative_to(folder).as_posix(): digest(path) for path in own}
+
+
+def test_a_member_has_the_bytes_of_the_training_with_its_seed(tmp_path: Path) -> None:
+    several = train(dataclasses.replace(CONFIG, seed=3, members=3), tmp_path / "several")
+    assert read_seeds(several / "models") == [3, 4, 5]
+    found = []
+    for seed in (3, 4, 5):
+        alone = train(dataclasses.replace(CONFIG, seed=seed), tmp_path / f"alone {seed}")
+        for out in ("models", "results/train"):
+            folder = read_folders(several / out, several / "models")[seed]
+            member = {path.relative_to(folder).as_posix(): digest(path) for path in folder.rglob("*") if path.is_file()}
+            assert member == bytes_in(alone / out)
+            assert read_folders(alone / out, alone / "models") == {seed: alone / out}
+        found.append(digest(alone / "models" / "final.safetensors"))
+    assert len({*found}) == 3
+    assert digest(several / "models" / "final.safetensors") == found[0]
+
+
+def test_what_is_not_varied_is_that_of_the_seed() -> None:
+    config = dataclasses.replace(CONFIG, seed=1, members=3, vary=("order", "dropout"))
+    assert [dataclasses.astuple(config.seeds_of(seed)) for seed in config.seeds] == [
+        (1, 1, 1, 1, None),
+        (1, 2, 1, 2, None),
+        (1, 3, 1, 3, None),
+    ]
+
+
+@pytest.mark.parametrize(("vary", "differ"), [("initialization", {0, 2}), ("order", {2}), ("dropout", {2})])
+def test_each_purpose_has_its_own_seed(vary: Any, differ: set[int], tmp_path: Path) -> None:
+    """With another seed for one purpose the initial weights stay, or the order, or else only the result differs."""
+    config = dataclasses.replace(CONFIG, members=2, vary=(vary,))
+    folders = read_folders(train(config, tmp_path) / "models", tmp_path / "models").values()
+    initial, final = (
+        {digest(folder / name) for folder in folders} for name in ("epochs/000.safetensors", "final.safetensors")
+    )
+    assert (len(initial) == 2) == (0 in differ)
+    assert len(final) == 2
+
+
+def test_one_more_member_trains_one_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(dataclasses.replace(CONFIG, members=2), tmp_path / "two", tmp_path / "checkpoints")
+    capsys.readouterr()
+    three = train(dataclasses.replace(CONFIG, members=3), tmp_path / "three", tmp_path / "checkpoints")
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "checkpoint" in line] == [
+        f"train seed {seed}: trained before, from a checkpoint" for seed in (0, 1)
+    ]
+    assert {line.partition(":")[0] for line in said if "epoch" in line} == {"train seed 2"}
+    anew = train(dataclasses.replace(CONFIG, members=3), tmp_path / "anew")
+    for out in ("models", "results"):
+        assert digest(three / out) == digest(anew / out)
+
+
+def test_a_training_that_is_stopped_in_any_member_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    config, to, checkpoints = dataclasses.replace(CONFIG, members=2), tmp_path / "stopped", tmp_path / "checkpoints"
+    for number, chunks in enumerate((1, 2, 2, 3)):  # a member has four: in the first twice, then in the second
+        with pytest.raises(Stopped):
+            train(config, tmp_path / f"stopped {number}", checkpoints, chunks=chunks)
+    train(config, to, checkpoints)
+    straight = train(config, tmp_path / "straight")
+    for out in ("models", "results"):
+        assert digest(to / out) == digest(straight / out)
+
+
+def test_the_table_of_epochs_is_the_mean_with_its_interval(tmp_path: Path) -> None:
+    folder = train(dataclasses.replace(CONFIG, members=3), tmp_path) / "results" / "train"
+    own = [pd.read_csv(path / "epochs.csv") for path in read_folders(folder, tmp_path / "models").values()]
+    mean = pd.read_csv(folder / "epochs.csv")
+    assert mean["epoch"].tolist() == [1, 2]
+    losses = np.array([table["loss"] for table in own])
+    np.testing.assert_allclose(mean["loss"], losses.mean(axis=0), rtol=1e-8)
+    low, high = stats.t.interval(0.95, 2, losses.mean(axis=0), stats.sem(losses, axis=0))
+    np.testing.assert_allclose(mean[["loss_low", "loss_high"]].to_numpy().T, [low, high], rtol=1e-7)
+
+
+def test_metrics_are_means_with_their_spread() -> None:
+    each = [
+        {"dataset": "mnist", "steps": 5, "loss": loss, "loss_low": 0.0, "loss_high": 1.0, "best_epoch": epoch}
+        for loss, epoch in ((0.1, 1), (0.2, 1), (0.6, 2))
+    ]
+    assert over_members(each[:1]) == each[0]
+    found = over_members(each)
+    assert (found["members"], found["dataset"], found["steps"]) == (3, "mnist", 5)
+    assert found["loss"] == pytest.approx(0.3)
+    assert found["loss_sd"] == pytest.approx(np.std([0.1, 0.2, 0.6], ddof=1))
+    expected = stats.t.interval(0.95, 2, 0.3, stats.sem([0.1, 0.2, 0.6]))
+    assert (found["loss_low"], found["loss_high"]) == pytest.approx((0.0, expected[1]))
+    assert found["best_epoch"] == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "ends"),
+    [
+        ("accuracy", (0.82, 0.99), (0.0, 1.0)),
+        ("expected_calibration_error_uncalibrated", (0.01, 0.2), (0.0, 1.0)),
+        ("label_errors_false_negative_rate", (0.01, 0.9), (0.0, 1.0)),
+        ("first_grad_norm_rank_correlation_input_norm", (0.9, -0.9), (-1.0, 1.0)),
+        ("validation_loss", (0.1, 0.9), (0.0, 5.58)),
+        ("coherence_across_classes", (0.1, 0.9), (-4.58, 5.58)),
+    ],
+)
+def test_the_interval_of_a_mean_ends_at_possible_values(
+    name: str, values: tuple[float, float], ends: tuple[float, float]
+) -> None:
+    found = spread(name, values)
+    assert (found.low, found.high) == pytest.approx(ends, abs=0.01)
+
+
+def test_more_members_than_the_disk_holds_are_refused_with_how_many_would_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    each = (4 + 10) * 4 * 1000 + 32 * 10  # four files of 1,000 parameters, ten copies in a checkpoint, ten examples
+    fitting = 1_000_000 // each
+    members.require_space(tmp_path, dataclasses.replace(CONFIG, members=fitting), 1000, 10)
+    members.require_space(tmp_path, dataclasses.replace(CONFIG, members=1), 10**9, 10)
+    with pytest.raises(
+        UserError,
+        match=rf"^train\.members: {fitting + 1} members take .* GB of disk space are free; at most {fitting} fit$",
+    ):
+        members.require_space(tmp_path, dataclasses.replace(CONFIG, members=fitting + 1), 1000, 10)

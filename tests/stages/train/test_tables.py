@@ -1,19 +1,24 @@
-"""A history's tables hold every step and epoch; curves are thinned, at the same steps live and later."""
+"""Tables hold every step and epoch, curves are thinned, and a training to publish shows nothing of its examples."""
 
 import copy
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from factories import dataset_info, make_engine, model_config, random_split, seed_keys, train_config
 
 from gradtrail.core.per_example import noise_scale
+from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
+from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.artifacts.weights import read_weights
-from gradtrail.stages.train import tables
+from gradtrail.stages.train import figures, tables
+from gradtrail.stages.train.release import redacted_history
 from gradtrail.tracking.mlflow import artifacts as curve_tables
 from gradtrail.tracking.mlflow.training_log import live_curves
 
@@ -21,11 +26,10 @@ NORMS = ("part_grad_norm", "grad_norm")
 IDS = np.arange(100, 110, dtype=np.int32)  # of the examples of the split
 
 
-@pytest.fixture(scope="module")
-def history() -> History:
-    engine, examples = make_engine(train_config(), random_split(10))
+def trained(config: TrainConfig, kept: tuple[int, ...] = ()) -> History:
+    engine, examples = make_engine(config, random_split(10))
     state = engine.init(seed_keys(0))
-    history = History((0, 1), on_host(state.params))
+    history = History(kept, on_host(state.params))
     for chunk in train(engine, state, examples, steps_per_call=1):
         if chunk.ends_epoch:
             history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
@@ -33,19 +37,8 @@ def history() -> History:
 
 
 @pytest.fixture(scope="module")
-def scaled() -> History:
-    """One epoch in float16: the first step overflows."""
-    config = train_config(precision="float16", epochs=1)
-    config = dataclasses.replace(config, loss_scaling=dataclasses.replace(config.loss_scaling, initial=1e38))
-    engine, examples = make_engine(config, random_split(10))
-    state = engine.init(seed_keys(0))
-    history = History((), on_host(state.params))
-    for chunk in train(engine, state, examples, steps_per_call=3):
-        skipped = np.array([True, False, False])
-        records = dataclasses.replace(chunk.records, skipped=skipped, grad_norm=np.array([np.inf, 1, 1], np.float32))
-        done = dataclasses.replace(chunk, records=records)
-        history.add(done, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
-    return history
+def history() -> History:
+    return trained(train_config(), kept=(0, 1))
 
 
 def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: Path) -> None:
@@ -60,22 +53,23 @@ def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: 
     assert epochs["cross_entropy"].tolist() == pytest.approx(steps["cross_entropy"].to_numpy().reshape(2, 3).mean(1))
 
 
-def test_loss_scales_and_skipped_steps_are_on_record(scaled: History) -> None:
-    steps = tables.step_table(scaled.steps)
+def test_loss_scales_and_skipped_steps_are_on_record() -> None:
+    """One epoch in float16: the first step overflows."""
+    config = train_config(precision="float16", epochs=1)
+    config = dataclasses.replace(config, loss_scaling=dataclasses.replace(config.loss_scaling, initial=1e38))
+    engine, examples = make_engine(config, random_split(10))
+    state = engine.init(seed_keys(0))
+    history = History((), on_host(state.params))
+    for chunk in train(engine, state, examples, steps_per_call=3):
+        skipped = np.array([True, False, False])
+        records = dataclasses.replace(chunk.records, skipped=skipped, grad_norm=np.array([np.inf, 1, 1], np.float32))
+        done = dataclasses.replace(chunk, records=records)
+        history.add(done, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
+    steps = tables.step_table(history.steps)
     assert steps["skipped"].tolist() == [True, False, False]
     assert (steps["loss_scale"] > 0).all()
-    assert tables.measure(scaled, train_config(), 3)["skipped_steps"] == 1
-    assert tables.measure(scaled, train_config(), 3)["loss_scale"] == steps["loss_scale"].iloc[-1]
-
-
-def test_equal_histories_are_equal_bytes(history: History, tmp_path: Path) -> None:
-    for name in ("left", "right"):
-        tables.write_tables(tmp_path / name, history, IDS)
-        tables.write_all_weights(tmp_path / name, history, model_config(), 0.1, dataset_info())
-    names = sorted(path.relative_to(tmp_path / "left") for path in (tmp_path / "left").rglob("*.*"))
-    assert len(names) == 8
-    for name in names:
-        assert (tmp_path / "left" / name).read_bytes() == (tmp_path / "right" / name).read_bytes()
+    assert tables.measure(history, train_config(), 3)["skipped_steps"] == 1
+    assert tables.measure(history, train_config(), 3)["loss_scale"] == steps["loss_scale"].iloc[-1]
 
 
 def test_weights_are_written_under_the_names_of_their_epochs(history: History, tmp_path: Path) -> None:
@@ -125,16 +119,74 @@ def test_metrics_of_a_training(history: History) -> None:
 
 def test_noise_scale_is_measured_if_batches_have_parts(history: History) -> None:
     assert tables.measure_noise_scale(history, 4, 1) == {}
-    config = train_config(epochs=3, accumulation_steps=2)
-    engine, examples = make_engine(config, random_split(10))
-    state = engine.init(seed_keys(0))
-    in_parts = History((), on_host(state.params))
-    for chunk in train(engine, state, examples, steps_per_call=1):
-        if chunk.ends_epoch:
-            in_parts.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
+    in_parts = trained(train_config(epochs=3, accumulation_steps=2))
     assert all(len(part.part_grad_norm) == 3 for part in in_parts.steps)
     metrics = tables.measure_noise_scale(in_parts, 4, 2)
     columns = [np.concatenate([getattr(part, name)[:2] for part in in_parts.steps]) for name in NORMS]  # full batches
     trace, squared_norm = noise_scale.from_two_batch_sizes(*columns, small_size=2, large_size=4)
     expected = trace / np.where(squared_norm > 0, squared_norm, np.nan)
     assert metrics == ({"noise_scale": pytest.approx(np.nanmean(expected))} if (squared_norm > 0).any() else {})
+
+
+PRIVATE = dataclasses.replace(NOT_PRIVATE, enabled=True)
+PUBLISHED = dataclasses.replace(PRIVATE, release=True, secret_sha256="0" * 64)
+WRITTEN = ("epochs.csv", "steps.parquet", "dynamics.parquet", "learning_curves.png", "steps.png", "parameters.csv")
+
+
+def with_other_examples(history: History) -> History:
+    """The same training as far as the noise covers it, on other examples."""
+    changed = copy.deepcopy(history)
+    changed.epochs = [
+        dataclasses.replace(record, loss=9.0, cross_entropy=8.0, accuracy=0.25) for record in changed.epochs
+    ]
+    for name in ("loss", "cross_entropy", "accuracy"):
+        changed.steps = [dataclasses.replace(part, **{name: getattr(part, name) + 1}) for part in changed.steps]
+    changed.steps = [dataclasses.replace(part, num_examples=part.num_examples + 1) for part in changed.steps]
+    assert changed.dynamics is not None
+    changed.dynamics.forgetting_events += 1
+    changed.dynamics._sum += 0.25
+    return changed
+
+
+def write(history: History, folder: Path, *, drawn: bool = False) -> dict[str, str]:
+    tables.write_tables(folder, history, IDS)
+    if drawn:
+        figures.draw(folder, tables.epoch_table(history.epochs), tables.step_table(history.steps), "a title", None)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_published_files_do_not_depend_on_examples(history: History, tmp_path: Path) -> None:
+    both = history, with_other_examples(history)
+    ours, theirs = (
+        write(redacted_history(one, PUBLISHED), tmp_path / str(n), drawn=True) for n, one in enumerate(both)
+    )
+    assert ours == theirs
+    assert set(ours) == set(WRITTEN)
+    ours, theirs = (write(redacted_history(one, PRIVATE), tmp_path / f"{n} of before") for n, one in enumerate(both))
+    assert {name for name in ours if ours[name] != theirs[name]} == {"epochs.csv", "steps.parquet", "dynamics.parquet"}
+    assert redacted_history(history, NOT_PRIVATE) is history
+    metrics = tables.measure(redacted_history(both[0], PUBLISHED), train_config(), 6)
+    assert metrics == tables.measure(redacted_history(both[1], PUBLISHED), train_config(), 6)
+    assert {"loss", "cross_entropy", "accuracy"} == {*tables.measure(history, train_config(), 6)} - {*metrics}
+    assert metrics["validation_accuracy"] == 1 / 3
+
+
+def test_tables_to_publish_have_their_schema(history: History, tmp_path: Path) -> None:
+    for privacy, name in ((NOT_PRIVATE, "all"), (PUBLISHED, "published")):
+        write(redacted_history(history, privacy), tmp_path / name)
+    for name in ("dynamics.parquet", "steps.parquet"):
+        schemas = [pq.read_schema(tmp_path / folder / name) for folder in ("all", "published")]
+        assert schemas[0].equals(schemas[1]), name
+    assert len(pd.read_parquet(tmp_path / "published/dynamics.parquet")) == 0
+    whole, blank = (pd.read_csv(tmp_path / folder / "epochs.csv") for folder in ("all", "published"))
+    assert list(whole) == list(blank)
+    pd.testing.assert_frame_equal(whole.iloc[:, 4:], blank.iloc[:, 4:])
+    assert history.dynamics is not None
+    assert len(history.dynamics.forgetting_events) == 10, "the history itself is as before"
+
+
+def test_curves_to_publish_have_no_losses_of_examples(history: History, tmp_path: Path) -> None:
+    write(redacted_history(history, PUBLISHED), tmp_path)
+    curves = curve_tables.curves(*curve_tables.read_tables(tmp_path), 6)
+    names = {name for name, points in curves.items() if points}
+    assert names == {"train/validation_loss", "train/validation_accuracy", "steps/grad_norm", "steps/learning_rate"}
