@@ -15,7 +15,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 unexport PYTHONDONTWRITEBYTECODE
 
 # Modules that have slow tests, so that workers do not import the others.
-SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|import cases" tests))
+SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|import.* cases\b" tests))
 
 .DEFAULT_GOAL := help
 .PHONY: help env lock repro test test-slow nightly check gate format audit privacy-audit ui results compare bench sync clean

@@ -177,10 +177,11 @@ def test_every_folder_of_tests_is_one_of_the_package_or_of_whole_projects() -> N
     assert folders - package - benchmarks - own == set()
 
 
-def test_only_test_modules_and_cases_have_slow_tests() -> None:
-    """The Makefile finds the modules of slow tests by these words, so that no worker imports the others."""
+def test_make_finds_all_modules_with_slow_tests() -> None:
+    """By the mark, or by `cases`, which marks slow cases; so no worker imports the other modules."""
     modules = (path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith("test_"))
-    assert [path.name for path in modules if has_slow_mark(path)] == ["cases.py"]
+    assert [path.name for path in modules if has_slow_mark(path)] == ["factories.py"]
+    assert r"mark\.slow\|import.* cases\b" in (ROOT / "Makefile").read_text()
 
 
 def has_slow_mark(path: Path) -> bool:
