@@ -270,3 +270,20 @@ def test_bug_while_a_run_is_rebuilt_is_raised(project: Project, monkeypatch: pyt
     monkeypatch.setattr(StoredRun, "log_outs", broken)
     with pytest.raises(KeyError, match="a bug"):
         sync()
+
+
+@pytest.mark.slow
+def test_commit_whose_metrics_lie_elsewhere_is_skipped_without_a_word(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project.folder)
+    files = {name: Path(name).read_text() for name in ("dvc.yaml", "dvc.lock")}
+    for name, text in files.items():
+        Path(name).write_text(text.replace("results/metrics/", "metrics/"))
+    project.git("commit", "-q", "--all", "-m", "another layout")
+    for name, text in files.items():
+        Path(name).write_text(text)
+    project.git("commit", "-q", "--all", "-m", "this layout")
+    Path("mlflow.db").unlink()
+    assert sync().rebuilt == {"fetch": 1, "train": 1, "evaluate": 1, "gradients": 1}
+    assert capsys.readouterr().err == ""

@@ -272,6 +272,8 @@ class States:
         self.num_contradicted += 1
 
     def _rebuild(self, stage: Identity) -> str | None:
+        if f"results/metrics/{stage.name}.json" not in stage.out_digests():  # a commit from before this layout
+            return None
         with tempfile.TemporaryDirectory() as name:
             place = Path(name).resolve()
             commit = stage.snapshot.commit if stage.snapshot else ""
