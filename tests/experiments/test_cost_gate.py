@@ -113,7 +113,7 @@ def test_missing_record_is_one_line(tmp_path: Path) -> None:
         cost_gate.read_record(tmp_path / "accepted.json")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_accepted_costs_are_reproduced_for_any_instruction_set(tmp_path: Path) -> None:
     """In a process of its own, as `make gate` does it; a planted change of the params is found."""
     project: Project = copy_project(tmp_path / "project")

@@ -167,6 +167,7 @@ def test_a_server_may_die_at_any_request(places: int, project: Project, server: 
         assert "runs present" in client.sync()
 
 
+@pytest.mark.nightly
 def test_stage_waits_for_a_slow_server_with_a_high_limit(project: Project, server: TrackingServer) -> None:
     project.set("runtime.tracking_seconds", 300.0)
     with Proxy(server.port) as proxy:

@@ -159,7 +159,7 @@ main.upgrade(("jax==0.0.1",), seconds=1.0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rehearsal_of_the_same_versions_reports_no_change_and_changes_nothing(tmp_path: Path) -> None:
     """The rehearsal end to end, in an environment that is the project's own; uv is played."""
     project = finished_project().copy(tmp_path / "project")

@@ -146,6 +146,7 @@ def test_challenger_that_always_answers_7_is_stopped_and_the_next_one_tried(
         running.wait(lambda: running.ask("GET", "/rollout")[1]["state"] == "canary")
 
 
+@pytest.mark.nightly
 def test_unavailable_registry_changes_nothing_and_a_promotion_is_loaded_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
