@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gradtrail.stages.common.params import parse_yaml
-from gradtrail.stages.common.pipeline_file import output_digests, parse_lock
+from gradtrail.cluster.refs import committed_lock
+from gradtrail.stages.common.pipeline_file import output_digests
 from gradtrail.support.errors import one_line
 
 
@@ -79,10 +79,7 @@ def _push_uncached(repo: Any, commit: str) -> None:
     from dvc_data.hashfile.hash_info import HashInfo
     from dvc_data.hashfile.transfer import transfer
 
-    from gradtrail.support.git import git
-
-    lock = parse_lock(parse_yaml(git("show", f"{commit}:dvc.lock").encode(), "dvc.lock"), "dvc.lock")
-    digests = {md5 for section in lock.values() for md5 in output_digests(section).values()}
+    digests = {md5 for section in committed_lock(commit).values() for md5 in output_digests(section).values()}
     objects = {HashInfo("md5", md5) for md5 in digests if not md5.endswith(".dir") and repo.cache.local.exists(md5)}
     transfer(repo.cache.local, repo.cloud.get_remote_odb(), objects, shallow=True)
 

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Iterable
 
 from gradtrail.cluster.places import Places
-from gradtrail.cluster.refs import experiment_ref, read_refs
+from gradtrail.cluster.refs import committed_lock, experiment_ref, read_refs
 from gradtrail.stages.common.dvc_cache import listing
-from gradtrail.stages.common.params import parse_yaml
-from gradtrail.stages.common.pipeline_file import parse_lock
+from gradtrail.stages.common.pipeline_file import output_digests
 from gradtrail.support.errors import UserError, is_store_fault, one_line, printable
 from gradtrail.support.git import strict_git
 from gradtrail.support.secrets import redacted
@@ -41,12 +40,8 @@ def _is_remote_error(error: Exception) -> bool:
 
 
 def _fetch_listings(commits: Iterable[str]) -> None:
-    locks = (
-        parse_lock(parse_yaml(strict_git("show", f"{commit}:dvc.lock").encode(), "dvc.lock"), "dvc.lock")
-        for commit in commits
-    )
-    outs = (out for lock in locks for section in lock.values() for out in section.get("outs", ()))
-    folders = {out["md5"] for out in outs if out["md5"].endswith(".dir")}
+    sections = (section for commit in commits for section in committed_lock(commit).values())
+    folders = {md5 for section in sections for md5 in output_digests(section).values() if md5.endswith(".dir")}
     missing = [md5 for md5 in folders if listing(md5) is None]
     if missing:
         from dvc.repo import Repo  # late: importing it takes half a second

@@ -8,10 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gradtrail.stages.common.params import parse_yaml
-from gradtrail.stages.common.pipeline_file import locked_entry, parse_lock
+from gradtrail.cluster.refs import committed_lock
+from gradtrail.stages.common.pipeline_file import locked_entry
 from gradtrail.support.errors import UserError, is_store_fault
-from gradtrail.support.git import strict_git
 from gradtrail.support.shell import CommandError, run
 from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.snapshots import Experiment
@@ -24,9 +23,7 @@ _PAUSE_SECONDS = 3.0
 
 def states_of(folder: Path, commit: str, stages: Sequence[str]) -> dict[str, str]:
     """Return the states that the `dvc.lock` of a commit records, stage → key."""
-    lock = parse_lock(
-        parse_yaml(strict_git("show", f"{commit}:dvc.lock", folder=folder).encode(), "dvc.lock"), "dvc.lock"
-    )
+    lock = committed_lock(commit, folder)
     return {stage: state_key(stage, locked_entry(lock[stage])) for stage in stages if stage in lock}
 
 

@@ -1,8 +1,11 @@
-"""Refs of experiments in the shared git repository. A ref is created once: of two pushes the first wins."""
+"""Experiments in git: refs in the shared repository, and their locks. A ref is created once: the first push wins."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from gradtrail.stages.common.params import parse_yaml
+from gradtrail.stages.common.pipeline_file import parse_lock
 from gradtrail.support.git import strict_git
 from gradtrail.support.shell import CommandError
 
@@ -10,6 +13,17 @@ from gradtrail.support.shell import CommandError
 def experiment_ref(commit: str, name: str) -> str:
     """Return the ref by which DVC knows an experiment of a commit."""
     return f"refs/exps/{commit[:2]}/{commit[2:]}/{name}"
+
+
+def committed_lock(commit: str, folder: Path | None = None) -> dict[str, Any]:
+    """Return the stages of the `dvc.lock` of a commit, in a repository that is the working folder by default.
+
+    Raises:
+        CommandError: The repository lacks the commit or the file.
+        UserError: The file is not a lock of DVC.
+    """
+    content = strict_git("show", f"{commit}:dvc.lock", folder=folder).encode()
+    return parse_lock(parse_yaml(content, "dvc.lock"), "dvc.lock")
 
 
 def read_refs(url: str, refs: Sequence[str]) -> dict[str, str]:
