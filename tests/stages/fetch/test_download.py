@@ -11,6 +11,7 @@ import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -66,6 +67,22 @@ def stalling(handler: Handler) -> None:
 def breaking(handler: Handler) -> None:
     handler.head(200, Content_Length=len(PACKED))
     handler.wfile.write(PACKED[: len(PACKED) // 2])
+
+
+def test_progress_ends_at_the_length_that_the_server_states(
+    server: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals: list[float] = []
+    progress_bar = download.progress_bar
+
+    def recording(description: str, total: float, **options: Any) -> Any:
+        totals.append(total)
+        return progress_bar(description, total, **options)
+
+    monkeypatch.setattr(download, "progress_bar", recording)
+    client = Client(tmp_path, server.base("good"))
+    client.assert_delivered_by(server.base("good"))
+    assert totals == [len(PACKED)]
 
 
 def raw(head: bytes, forever: bytes = b"") -> Route:

@@ -122,7 +122,11 @@ def chunks(file: IO[bytes], *, gzipped: bool) -> Iterator[bytes]:
 def _receive(url: str, file: KnownFile, deadline: float) -> bytes:
     """Return the body at a URL, the compressed file; raise SourceError if it is too long or comes too slowly."""
     max_bytes, body = file.max_bytes + _SPARE_BYTES, bytearray()
-    with _open(url) as response, _network_errors(), progress_bar(file.name, max_bytes, unit="bytes") as bar:
+    with (
+        _open(url) as response,
+        _network_errors(),
+        progress_bar(file.name, response.raw.length_remaining or max_bytes, unit="bytes") as bar,
+    ):
         # At most what one receive brings, so that slow bytes cannot exceed the deadline. A server may declare `.gz` as
         # an encoding: not decoded.
         while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=False):
