@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.serving import commands as serving
 from gradtrail.stages.common.environment import require_jax
 from gradtrail.support.errors import DamagedDatabaseError, UserError, one_line, printable, with_store

@@ -22,7 +22,7 @@ from exports import write_wrong_export
 from factories import ROOT
 
 from gradtrail.cli import gradtrail
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.serving import serve as serving
 from gradtrail.serving.server import listening
 from gradtrail.serving.server.guard import Guard, Limits

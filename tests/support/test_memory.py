@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction
 from gradtrail.core.xla.static_costs import NO_COST
 from gradtrail.support import memory

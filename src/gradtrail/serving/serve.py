@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from gradtrail.core.common.validation import ConfigError, check
+from gradtrail.core.common.validation import check
+from gradtrail.core.config import ConfigError
 from gradtrail.serving.monitoring.compilations import watch_compilations
 from gradtrail.serving.monitoring.metrics import ServerMetrics
 from gradtrail.serving.rollout import start

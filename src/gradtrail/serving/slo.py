@@ -5,13 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gradtrail.core.common.validation import (
-    AT_LEAST_ONE,
-    POSITIVE,
-    POSITIVE_SHARE,
-    Bounds,
-    check_fields,
-)
+from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE, POSITIVE_SHARE, Bounds, check_fields
 from gradtrail.stages.common.params import load_section
 
 _SHARE: Bounds = {"at_least": 0, "at_most": 1}

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import psutil
 
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.xla.compiler import CompiledFunction
 
 _OWN_GROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")

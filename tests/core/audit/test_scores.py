@@ -17,7 +17,7 @@ from gradtrail.core.audit.ensemble import (
 )
 from gradtrail.core.audit.scores import CANDIDATES, label_scores, probabilities
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model
 

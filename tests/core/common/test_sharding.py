@@ -7,7 +7,7 @@ import jax
 import pytest
 from factories import NUM_CLASSES, SHAPE, run_on_devices, train_config
 
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.loop import make_program
 

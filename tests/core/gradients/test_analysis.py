@@ -12,7 +12,7 @@ from factories import NUM_CLASSES, gradients_config, initial_params, model_confi
 
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.gradients import chunks as gradient_chunks
 from gradtrail.core.gradients import passes as gradient_passes
 from gradtrail.core.gradients.analysis import (

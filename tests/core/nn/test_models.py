@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from factories import CNN, NUM_CLASSES, SHAPE, model_config, new_compiler, random_split
 
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.features import FeaturesKind, num_features, oriented_gradients, straightened
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, num_parameters
 from gradtrail.core.xla.compiler import CompiledFunction

@@ -22,7 +22,7 @@ from factories import (
 )
 
 from gradtrail.core.common import batching
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.batch_gradient import Examples

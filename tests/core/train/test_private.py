@@ -13,7 +13,7 @@ from factories import NUM_CLASSES, SHAPE, cases, make_engine, private_config, ra
 from scipy import stats
 
 from gradtrail.core.common.batching import PADDING
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train import loop, private, threefry
 from gradtrail.core.train.config import MemberSeeds, TrainConfig

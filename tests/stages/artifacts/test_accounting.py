@@ -9,7 +9,7 @@ from factories import train_config
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.artifacts.accounting import Steps, account, find_noise

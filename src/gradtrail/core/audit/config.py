@@ -3,7 +3,8 @@
 import dataclasses
 from dataclasses import dataclass
 
-from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_GALLERY, POSITIVE_SHARE, SEED, check_fields
+from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE_SHARE, SEED, check_fields
+from gradtrail.core.config import MAX_GALLERY
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import CNNConfig, MLPConfig
 from gradtrail.core.nn.precision import Precision

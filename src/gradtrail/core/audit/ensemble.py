@@ -18,7 +18,7 @@ from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.audit.streams import Stream, stream
 from gradtrail.core.common import batching
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.norms import squared_grad_norms
 from gradtrail.core.train import loop

@@ -4,8 +4,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-MAX_GALLERY = 400  # images in a gallery
-LARGEST = 10**9  # largest number in a config: JAX counts in int32
+from gradtrail.core.config import LARGEST
+
 MAX_WIDTH = 2**24  # units of a layer: XLA counts the bytes of its weights in int64
 
 Bounds: TypeAlias = Mapping[str, float]  # keyword arguments of `check`
@@ -15,10 +15,6 @@ AT_LEAST_ONE: Bounds = {"at_least": 1, "at_most": LARGEST}
 SHARE: Bounds = {"at_least": 0, "below": 1}
 POSITIVE_SHARE: Bounds = {"above": 0, "below": 1}
 SEED: Bounds = {"at_least": 0, "below": 2**32}
-
-
-class ConfigError(ValueError):
-    """Values that are valid one by one but do not fit together, the data or the machine; one line."""
 
 
 def check_fields(config: Any, **bounds: Bounds) -> None:

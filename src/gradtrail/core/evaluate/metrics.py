@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core.common.intervals import Interval, share_interval
-from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_GALLERY, check_fields
+from gradtrail.core.common.validation import AT_LEAST_ONE, check_fields
+from gradtrail.core.config import MAX_GALLERY
 from gradtrail.core.evaluate import calibration
 from gradtrail.core.evaluate.calibration import Bins
 from gradtrail.core.nn.models import WeightsKind

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.gradients.chunks import ChunkGradients, chunk_gradients
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.diagnostics import ClassStructure, checkpoint_weights, class_structure, largest_eigenvalue

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from gradtrail.core.common.validation import MAX_GALLERY, NOT_NEGATIVE, check, check_fields
+from gradtrail.core.common.validation import NOT_NEGATIVE, check, check_fields
+from gradtrail.core.config import MAX_GALLERY
 from gradtrail.core.nn.models import WeightsKind
 
 

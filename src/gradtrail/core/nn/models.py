@@ -17,7 +17,8 @@ from jaxtyping import Array, Float, Key, PyTree, UInt8
 
 from gradtrail.core.common.batching import normalize
 from gradtrail.core.common.names import model_name
-from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_WIDTH, SHARE, ConfigError, check, check_fields
+from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_WIDTH, SHARE, check, check_fields
+from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.blocks import Block, NormKind, make_norm, rematerialized_block
 from gradtrail.core.nn.features import FeaturesKind, num_features, oriented_gradients, pixels_of, require_pixels
 from gradtrail.core.nn.layers import (

@@ -16,7 +16,7 @@ from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import make_mesh, over_batch, put, replicated, with_sharding
-from gradtrail.core.common.validation import LARGEST, ConfigError
+from gradtrail.core.config import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train import feed, stepping
 from gradtrail.core.train.batch_gradient import Examples

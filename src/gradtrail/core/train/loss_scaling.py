@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from gradtrail.core.common.validation import AT_LEAST_ONE, LARGEST, POSITIVE, POSITIVE_SHARE, check_fields
+from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE, POSITIVE_SHARE, check_fields
+from gradtrail.core.config import LARGEST
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gradtrail.core.common.validation import AT_LEAST_ONE, LARGEST, POSITIVE, POSITIVE_SHARE, check_fields
+from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE, POSITIVE_SHARE, check_fields
+from gradtrail.core.config import LARGEST
 
 OVERFLOW_SHARE = 1e-6  # chance that any batch of a training exceeds the capacity, as share of delta
 _SHA256_DIGITS = 64

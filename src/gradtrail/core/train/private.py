@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Key, UInt32
 
 from gradtrail.core.common import batching
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.clipped_sum import Clipping, clipped_grad_sum

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import OVERFLOW_SHARE
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.environment import processor_digest, set_cpu_devices
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, LAUNCH, is_follower, is_launched, log_path

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.digests import Stamps, changed_files, stamps_of
 from gradtrail.stages.common.dvc_cache import restoring_outs
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
