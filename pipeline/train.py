@@ -14,6 +14,7 @@ from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages.artifacts.accounting import guarantee_of
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.artifacts.privacy import write_guarantee
 from gradtrail.stages.common import dataset
@@ -22,7 +23,6 @@ from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.train import figures, members, tables
 from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
-from gradtrail.stages.train.release import guarantee_of
 from gradtrail.stages.train.training import Training, load_training
 from gradtrail.tracking.gc.files import forget_old_members
 from gradtrail.tracking.lineage.state import lock_of
@@ -87,10 +87,9 @@ def main(stage: Stage) -> None:
             measured = over_members([member.metrics for member in written.values()])
             spent: dict[str, float] = {}
             if spending:
-                lengths = spending.counted([len(member.epochs) for member in written.values()])
-                spent, steps = spending.measure(lengths), sum(lengths) * spending.steps_per_epoch
-                guarantee = guarantee_of(config, spent, num_examples=len(train), steps=steps)
-                write_guarantee(new / "results" / "train", guarantee)
+                lengths = [len(member.epochs) for member in written.values()]
+                guarantee = guarantee_of(config, spending, len(train), lengths)
+                spent = write_guarantee(new / "results" / "train", guarantee)
             stage.write_metrics(new, {**info.as_metrics(), **measured, **spent})
             stage.write_costs(new, static_costs(functions))
 

@@ -14,7 +14,7 @@ from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
-from gradtrail.stages.artifacts.privacy import RELEASED
+from gradtrail.stages.artifacts.privacy import REDACTED
 from gradtrail.stages.gradients import figures, summary, tables
 from gradtrail.stages.gradients.inputs import DYNAMICS, scored_splits
 
@@ -116,6 +116,6 @@ def test_metrics_and_words_to_publish_leave_the_training_split_out(
     words = summary.with_privacy_note(
         summary.summarize("a title", made_tables, part, metrics, CONFIG, 5, (0,)), PUBLISHED
     )
-    assert words.startswith(f"# Summary of per-example gradients: a title\n\n{RELEASED}\n\n## Suspected")
+    assert words.startswith(f"# Summary of per-example gradients: a title\n\n{REDACTED}\n\n## Suspected")
     assert "train split" not in words
     assert words.count("## ") == 1

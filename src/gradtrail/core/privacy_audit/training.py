@@ -28,7 +28,7 @@ from gradtrail.core.privacy_audit.scores import Products
 from gradtrail.core.train import loop
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.private import Mechanism, refuse_overflow
+from gradtrail.core.train.private import Mechanism
 from gradtrail.core.train.step import StepRecord, TrainState, make_step
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
@@ -59,7 +59,6 @@ class AuditProgram:
     rate: float  # probability that an example is in a batch
     deviation: float  # standard deviation of the noise in the optimizer's gradient
     init: CompiledFunction  # keys → state
-    order: CompiledFunction  # (the state's keys, epoch) → the batches of the epoch
     # (state, examples, batches, images and labels of the canaries) → state, records with products and norms
     epoch: CompiledFunction
     noise: CompiledFunction  # (state, examples, batches of a few steps) → gradients without and with noise, by step
@@ -67,7 +66,7 @@ class AuditProgram:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [self.init, self.order, self.epoch, self.noise]
+        return [self.init, self.epoch, self.noise]
 
     @property
     def num_steps(self) -> int:
@@ -119,9 +118,8 @@ def compile_audit(
     everywhere = replicated(program.mesh)
     state = loop.abstract_state(program)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), program.num_keys))
-    index = jax.ShapeDtypeStruct((), jnp.int32)
-    batches = jax.eval_shape(program.order, state.keys, index)
-    few = jax.ShapeDtypeStruct((min(NOISY_STEPS, len(batches)), batches.shape[1]), jnp.int32)
+    batches = jax.ShapeDtypeStruct((program.steps_per_epoch, program.num_rows), jnp.int32)
+    few = jax.ShapeDtypeStruct((min(NOISY_STEPS, program.steps_per_epoch), program.num_rows), jnp.int32)
     images = jax.ShapeDtypeStruct((num_canaries, *model.config.image_shape), jnp.uint8)
     labels = jax.ShapeDtypeStruct((num_canaries,), jnp.int32)
 
@@ -133,7 +131,6 @@ def compile_audit(
         rate=config.batch_size / slots,
         deviation=noise_multiplier * config.privacy.example_clip_norm / config.batch_size,
         init=compiled("init", program.init, keys),
-        order=compiled("order", program.order, state.keys, index),
         epoch=compiled("watched_epoch", epoch, state, program.examples, batches, images, labels),
         noise=compiled("noise", noise, state, program.examples, few),
     )
@@ -170,8 +167,7 @@ def run_audited_training(
     accuracy = 0.0
     noise = np.zeros((0, 0), np.float32)
     for epoch in range(program.training.epochs):
-        drawn = program.order(state.keys, np.int32(epoch))
-        refuse_overflow(drawn, epoch)
+        drawn = program.training.order(state.keys, np.int32(epoch))
         batches.append(drop_absent(np.asarray(drawn), present))
         order = jax.device_put(batches[-1], everywhere)
         if not epoch and program.deviation:

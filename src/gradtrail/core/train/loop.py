@@ -23,7 +23,7 @@ from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, TrainConfig
 from gradtrail.core.train.feed import Block, Source
 from gradtrail.core.train.keys import keys_from_bits
-from gradtrail.core.train.private import Mechanism, poisson_batches, refuse_overflow
+from gradtrail.core.train.private import Mechanism, poisson_batches
 from gradtrail.core.train.step import (
     RunKeys,
     Step,
@@ -60,6 +60,8 @@ class Program:
     averages: bool  # True if `evaluation_params` computes an average
     num_keys: int  # number of keys that `init` takes
     order: Callable[..., Array]
+    order_on_host: bool  # True if `order` draws on the host, and is not compiled
+    num_rows: int  # rows of a step's batch: the batch size, or the capacity of a private training
     run_steps: Callable[..., tuple[TrainState, StepRecord]]
     step: Step  # function of one step, see `make_step`
     step_at: StepAt  # (state, examples, order, index) → state and record after step `index` of an epoch
@@ -80,7 +82,7 @@ class Engine:
     init: CompiledFunction  # keys → state; see `keys_of`
     # (the state's keys, epoch) → the batches of the epoch, int32 indices of shape (steps, batch); for blocks (keys,
     # epoch, index) → one window of them, see `batching.shuffled_window`
-    order: CompiledFunction
+    order: Callable[..., Array]  # compiled unless drawn on the host
     # (state, records, examples, order, start, stop) → state and records after the steps in [start, stop); `order` and
     # `examples` as in a `Block`. Donates state and records.
     run_steps: CompiledFunction
@@ -99,7 +101,7 @@ class Engine:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        functions = (self.init, self.order, self.run_steps, self.evaluation_params)
+        functions: tuple[Any, ...] = (self.init, self.order, self.run_steps, self.evaluation_params)
         return [function for function in functions if isinstance(function, CompiledFunction)]
 
 
@@ -163,9 +165,12 @@ def make_program(
         key = jax.random.fold_in(keys.order, epoch)
         if streamed:
             return batching.shuffled_window(num_examples, *window, key=key)
-        if mechanism is None:
-            return batching.shuffled_batches(num_examples, config.batch_size, key=key)
-        return poisson_batches(mechanism, config.batch_size, steps_per_epoch, key=key)
+        return batching.shuffled_batches(num_examples, config.batch_size, key=key)
+
+    def private_order(mechanism: Mechanism, keys: RunKeys, epoch: np.int32) -> Array:
+        drawn = poisson_batches(mechanism, config.batch_size, steps_per_epoch, key=keys.order, epoch=int(epoch))
+        placed: Array = put(drawn, replicated(mesh))
+        return placed
 
     step_at = stepping.at_index(step, config.batch_size, steps_per_block, mesh.size)
     put_record = stepping.put_all if sampled is None else stepping.put_sampled(sampled)
@@ -186,7 +191,9 @@ def make_program(
         num_keys=len(VARIED) + config.privacy.enabled,
         evaluation_params=functools.partial(params_to_evaluate, config),
         averages=config.optimizer.averages,
-        order=order,
+        order=functools.partial(private_order, mechanism) if mechanism else order,
+        order_on_host=mechanism is not None,
+        num_rows=num_rows,
         run_steps=functools.partial(stepping.run_steps, stepping.with_record(step_at, put_record)),
         step=step,
         step_at=step_at,
@@ -204,6 +211,9 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
     keys, index, state = _abstract_arguments(program)
     compile_here = functools.partial(compiler.compile, out_shardings=everywhere)
     evaluation_params: Callable[[TrainState], Params] = program.evaluation_params
+    order = program.order
+    if not program.order_on_host:
+        order = compile_here("order", order, state.keys, *[index] * (1 if program.steps_per_block is None else 2))
     if program.averages:
         evaluation_params = compile_here("evaluation_params", evaluation_params, state)
     return Engine(
@@ -211,9 +221,7 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
         steps_per_epoch=program.steps_per_epoch,
         mesh=program.mesh,
         init=compile_here("init", program.init, keys),
-        order=compile_here(
-            "order", program.order, state.keys, *[index] * (1 if program.steps_per_block is None else 2)
-        ),
+        order=order,
         run_steps=compile_run_steps(program, compiler=compiler),
         evaluation_params=evaluation_params,
         records=lambda: put(program.records(), everywhere),
@@ -234,8 +242,7 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
     everywhere = replicated(program.mesh)
     _, index, state = _abstract_arguments(program)
     records = with_sharding(jax.eval_shape(program.records), everywhere)
-    block_order = jax.ShapeDtypeStruct((program.steps_per_block or 0, program.batch_size), jnp.int32)
-    order = block_order if program.steps_per_block else jax.eval_shape(program.order, state.keys, index)
+    order = jax.ShapeDtypeStruct((program.steps_per_block or program.steps_per_epoch, program.num_rows), jnp.int32)
     arguments = (state, records, program.examples, with_sharding(order, everywhere), index, index)
     return compiler.compile(
         "train_step",
@@ -288,10 +295,8 @@ def train(
 def _blocks(engine: Engine, examples: Examples | Source, keys: RunKeys, epoch: int, first: int) -> Iterable[Block]:
     """Return examples and order of the steps of an epoch from `first` on."""
     if isinstance(examples, Examples):
-        order = engine.order(keys, np.int32(epoch))
-        if keys.noise is not None:
-            refuse_overflow(order, epoch)
-        return [Block(first=first, stop=engine.steps_per_epoch, examples=examples, order=order)]
+        order_of_epoch = engine.order(keys, np.int32(epoch))
+        return [Block(first=first, stop=engine.steps_per_epoch, examples=examples, order=order_of_epoch)]
     if engine.steps_per_block is None:
         raise ValueError("the training was compiled for a split on the device")
     bits = jax.tree.map(lambda key: np.array(jax.random.key_data(key)), keys)  # a copy: the steps reuse the memory

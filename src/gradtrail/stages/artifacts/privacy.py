@@ -1,7 +1,6 @@
 """The guarantee of a private training: `results/train/privacy.json`, which only private trainings have.
 
-`train` writes it next to the tables. `gradients` and `report` read it, to leave out or to mark what the guarantee does
-not cover.
+`train` writes it next to the tables. `gradients` and `report` read it, to redact or to mark what it does not cover.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ NOT_COVERED = (
     "Not covered by epsilon: the training is private, but what follows was computed from single training examples "
     "without noise. Do not publish it; train.privacy.release leaves it out."
 )
-RELEASED = (
+REDACTED = (
     "The training is private and its outs are to be published, so nothing here was computed from training examples "
     "but with the noise: they are left out."
 )
@@ -40,7 +39,7 @@ class PrivacyGuarantee:
     members: int  # number of networks; their steps compose
     augmentation_multiplicity: int  # augmentations of an example whose mean gradient is clipped
     has_secret: bool  # True if batches and noise come from a secret; else from the seed, which anybody can repeat
-    release: bool  # True if the outputs hold nothing of training examples that the noise does not cover
+    release: bool  # True if the outputs are redacted: they hold nothing of training examples without noise
 
     @property
     def rate(self) -> float:
@@ -48,9 +47,11 @@ class PrivacyGuarantee:
         return self.batch_size / self.num_examples
 
 
-def write_guarantee(folder: Path, guarantee: PrivacyGuarantee) -> None:
-    """Write the guarantee to the results of a training."""
+def write_guarantee(folder: Path, guarantee: PrivacyGuarantee) -> dict[str, float]:
+    """Write the guarantee to the results of a training, and return its metrics."""
     write_json(folder / _FILE, dataclasses.asdict(guarantee))
+    names = ["epsilon", *(["epsilon_each"] if guarantee.members > 1 else []), "epsilon_rdp", "delta"]
+    return {name: getattr(guarantee, name) for name in [*names, "noise_multiplier"]}
 
 
 def read_guarantee(folder: Path) -> PrivacyGuarantee | None:

@@ -14,7 +14,7 @@ from gradtrail.core.nn.precision import Precision
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.per_example.norms import unknown_layers
 from gradtrail.stages.artifacts.members import format_seeds
-from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED, PrivacyGuarantee
+from gradtrail.stages.artifacts.privacy import NOT_COVERED, REDACTED, PrivacyGuarantee
 from gradtrail.stages.gradients.tables import Tables, typical_noise_scale
 
 _NAMED = 5  # examples that a sentence names
@@ -58,7 +58,7 @@ def summarize(
 
 def with_privacy_note(words: str, guarantee: PrivacyGuarantee | None, every_example: str = "") -> str:
     """Return the summary with notes below its heading: the privacy of the training, and the use of a sample."""
-    notes = [] if guarantee is None else [RELEASED if guarantee.release else NOT_COVERED]
+    notes = [] if guarantee is None else [REDACTED if guarantee.release else NOT_COVERED]
     heading, _, rest = words.partition("\n\n")
     return "\n\n".join([heading, *notes, *([every_example] if every_example else []), rest])
 

@@ -16,7 +16,7 @@ from gradtrail.stages.artifacts.members import FOLDER, member_folder, spread, wr
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.train import tables
 from gradtrail.stages.train.loop import TrainResult
-from gradtrail.stages.train.release import redacted_history
+from gradtrail.stages.train.privacy import redacted_history
 from gradtrail.support.errors import UserError
 
 _STATE_COPIES = 10  # copies of the parameters in a checkpoint: optimizer, average and kept weights

@@ -30,7 +30,7 @@ from gradtrail.stages.common.processes import Processes
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
 from gradtrail.stages.train.loop import Members, NullListener, train_members
-from gradtrail.stages.train.secret import read_secret, training_secret
+from gradtrail.stages.train.privacy import training_secret
 from gradtrail.support.memory import require_memory
 
 
@@ -108,7 +108,7 @@ class Training:
         """Return what the members have in common; see there for `checkpoints`."""
         return Members(
             checkpoints=checkpoints,
-            secret=training_secret(self.secret, self.config, self.train) if isinstance(self.train, Split) else None,
+            secret=self.secret,
             epsilons=self.epsilons,
             processes=self.processes,
         )
@@ -159,7 +159,7 @@ def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig, pro
         runtime=runtime,
         info=info,
         train=train,
-        secret=read_secret(config.privacy),
+        secret=training_secret(config, train) if isinstance(train, Split) else None,
         spending=accounting.account(config, len(train)) if private else None,
         devices=processes.devices(config.shards),
         processes=processes,

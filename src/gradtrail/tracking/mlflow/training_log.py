@@ -9,7 +9,7 @@ from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk, Engine
 from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
 from gradtrail.core.train.step import TrainState
-from gradtrail.stages.train.release import redacted_history, redacted_steps
+from gradtrail.stages.train.privacy import redacted_history, redacted_steps
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.tracking.mlflow.artifacts import Curves, curves
 from gradtrail.tracking.mlflow.run import TrackedRun
