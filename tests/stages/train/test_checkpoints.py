@@ -113,6 +113,16 @@ def test_last_checkpoint_of_a_complete_training_stays(tmp_path: Path) -> None:
     assert restored_step(tmp_path) == 6
 
 
+def test_folder_may_be_deleted_at_any_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    checkpoints = Checkpoints(tmp_path / "new", 0.0, user="ab12")
+    save(checkpoints, 1, 2)
+    shutil.rmtree(tmp_path / "new")
+    save(checkpoints, 3, 4, 5)
+    assert restored_step(tmp_path / "new") == 5
+    assert names(tmp_path / "new") == ["step_000000004", "step_000000005", "user"]
+    assert capfd.readouterr().err == ""
+
+
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     checkpoints = Checkpoints(None, 0.0)

@@ -68,15 +68,15 @@ def devices(shards: int) -> list[Any]:
     if shards % state.num_processes:
         count = state.num_processes
         raise ConfigError(f"train.shards must be a multiple of the number of processes, {count}, got {shards}")
-    each = shards // state.num_processes
-    set_cpu_devices(each)
+    per_process = shards // state.num_processes
+    set_cpu_devices(per_process)
     if state.client is None:
         return list(jax.local_devices())
     options = {"hostname": "127.0.0.1"} if state.coordinator_address.startswith(_LOOPBACK) else {}
     library = importlib.import_module("jaxlib._jax")  # by default gloo listens on the host's address
     with replaced(library, make_gloo_tcp_collectives=functools.partial(library.make_gloo_tcp_collectives, **options)):
         by_process = [jax.local_devices(process_index=index) for index in range(state.num_processes)]
-    return [device for local in by_process for device in local[:each]]
+    return [device for local in by_process for device in local[:per_process]]
 
 
 def agreed(decide: Callable[[], T]) -> T:

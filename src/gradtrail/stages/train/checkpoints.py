@@ -85,8 +85,12 @@ class Checkpoints:
             self._close()
         parts: dict[str, Any] = dict.fromkeys(like)
         for name in {name.partition(".")[0] for name in arrays}:
-            part = {key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")}
-            parts[name] = part if like.get(name) is None else _restructured(part, like[name])
+            part: Any = {
+                key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")
+            }
+            if like.get(name) is not None:
+                part = jax.tree.unflatten(jax.tree.structure(like[name]), [part[key] for key in _by_name(like[name])])
+            parts[name] = part
         return parts
 
     def save_if_due(self, step: int, parts: Callable[[], Mapping[str, Any]]) -> None:
@@ -140,7 +144,10 @@ class Checkpoints:
         # Orbax stores no empty array: they are in the metadata
         empty = {name: [str(array.dtype), array.shape] for name, array in arrays.items() if not array.size}
         manager = self._open()
-        _require_space(self._folder, sum(array.nbytes for array in arrays.values()))
+        # If a write failed half way, Orbax' threads would print tracebacks
+        size, free = sum(array.nbytes for array in arrays.values()), shutil.disk_usage(self._folder).free
+        if free < size + _SPARE_BYTES:
+            raise OSError(errno.ENOSPC, f"it takes {size:,} bytes, {free:,} are free", str(self._folder))
         manager.save(
             step,
             args=import_orbax().args.PyTreeSave({name: array for name, array in arrays.items() if array.size}),
@@ -285,14 +292,3 @@ def _by_name(tree: Any) -> dict[str, Any]:
     """Return the leaves of a pytree by their path, whose parts are separated by dots."""
     keystr = jax.tree_util.keystr
     return {keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-
-
-def _restructured(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in _by_name(like)])
-
-
-def _require_space(folder: Path, num_bytes: int) -> None:
-    """Raise OSError unless the disk has space: if a write fails half way, Orbax' threads print tracebacks."""
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes + _SPARE_BYTES:
-        raise OSError(errno.ENOSPC, f"it takes {num_bytes:,} bytes, {free:,} are free", str(folder))
