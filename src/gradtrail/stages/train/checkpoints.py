@@ -84,10 +84,9 @@ class Checkpoints:
         if not _writes():
             self._close()
         parts: dict[str, Any] = dict.fromkeys(like)
-        for name in {name.partition(".")[0] for name in arrays}:
-            part: Any = {
-                key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")
-            }
+        for name in {key.partition(".")[0] for key in arrays}:
+            prefix = f"{name}."
+            part: Any = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
             if like.get(name) is not None:
                 part = jax.tree.unflatten(jax.tree.structure(like[name]), [part[key] for key in _by_name(like[name])])
             parts[name] = part
