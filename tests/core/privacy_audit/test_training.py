@@ -31,7 +31,7 @@ from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.train.private import Mechanism
-from gradtrail.core.train.step import make_init, make_step
+from gradtrail.core.train.step import make_init, make_step, take
 
 NOISE, CLIP = 0.5, 0.3
 TRAIN = random_split(24)
@@ -96,7 +96,7 @@ def test_products_and_signals_equal_their_definition() -> None:
         (layer,) = MODEL.split_by_layer(grads).values()
         cotangent = np.asarray(layer["bias"])
         directions = own_result[:, :, None] * cotangent[:, None, :] * factor[:, None, None]
-        state, record = step(state, examples, jnp.asarray(indices))
+        state, record = step(state, take(examples, jnp.asarray(indices)))
         (inputs,) = MODEL.split_by_layer(record.observed).values()
         total = np.asarray(inputs["kernel"]) * CONFIG.batch_size / CLIP
         np.testing.assert_allclose(

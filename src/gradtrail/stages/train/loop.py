@@ -18,7 +18,7 @@ from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.feed import Source
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import Chunk, Engine
+from gradtrail.core.train.loop import Chunk, Program
 from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.stages.common.processes import agreed, wait_for_all
 from gradtrail.stages.train.checkpoints import Checkpoints, on_devices, state_on_device
@@ -100,7 +100,7 @@ class TrainResult:
 
 
 def train_members(
-    engine: Engine,
+    engine: Program,
     validate: Callable[[HostParams], dict[str, float]],
     train: Split | Source,
     config: TrainConfig,
@@ -133,7 +133,7 @@ def train_members(
 
 
 def run(
-    engine: Engine,
+    engine: Program,
     validate: Callable[[HostParams], dict[str, float]],
     train: Split | Source,
     config: TrainConfig,
@@ -195,7 +195,7 @@ def run(
             line = _describe(history, member.epsilons)
             bar.update(chunk.step, message=line)
             if chunk.ends_epoch:
-                bar.log(f"{title}: {line} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
+                bar.log(f"{title}: {line} ({chunk.epoch}/{engine.config.epochs}, {seconds():.1f} s)")
             parts = functools.partial(_parts, without_secret(state), chunk, history, seconds())
             if (stop := agreed(lambda: request.number)) is not None:
                 checkpoints.save(chunk.step, parts)
@@ -216,7 +216,7 @@ def run(
 
 
 def _restore(
-    checkpoints: Checkpoints, engine: Engine, like: TrainState, history: History
+    checkpoints: Checkpoints, engine: Program, like: TrainState, history: History
 ) -> tuple[TrainState | None, StepRecord | None, float]:
     """Fill the history from the last checkpoint; return state, records of an unfinished epoch, and seconds."""
     parts = checkpoints.restore({"state": like, "records": engine.records()})
@@ -240,7 +240,7 @@ def _parts(state: TrainState, chunk: Chunk, history: History, seconds: float) ->
     return {"state": state, "history": history.as_arrays() | {"seconds": np.array(seconds)}} | records
 
 
-def _exchange_keys(engine: Engine, member: Member, state: TrainState) -> tuple[_Exchange, _Exchange]:
+def _exchange_keys(engine: Program, member: Member, state: TrainState) -> tuple[_Exchange, _Exchange]:
     """Return functions that replace the keys of a secret by those of the seeds, for a checkpoint, and back.
 
     No step changes the keys. With the keys of the secret one could remove the noise. `state` is the first state, with
