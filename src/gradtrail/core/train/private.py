@@ -19,16 +19,16 @@ from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.clipped_sum import Clipping, clipped_grad_sum
 from gradtrail.core.train import threefry
-from gradtrail.core.train.batch_gradient import (
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.gradient import (
+    Batch,
     BatchGradient,
     Gradient,
     RowRecord,
-    Rows,
     Shared,
     batch_metrics,
-    inputs_of,
+    network_inputs,
 )
-from gradtrail.core.train.config import TrainConfig
 
 OVERFLOW_SHARE = 1e-6  # chance that any batch of a training exceeds the capacity, as share of delta
 _DENSE_ROWS = 1_088  # largest tile without convolutions
@@ -121,18 +121,19 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
     copies = privacy.augmentation_multiplicity
     clipping = Clipping(norm=privacy.example_clip_norm, copies=copies, label_smoothing=config.label_smoothing)
 
-    def gradient_of_tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-        images, labels, mask, key = inputs_of(config, shared.examples, _copied(rows, copies))
-        clipped = clipped_grad_sum(model, shared.params, images, labels, mask[::copies], clipping, key=key)
-        logits, example_labels = clipped.logits[::copies], labels[::copies]  # those of the first copy
-        loss = losses.cross_entropy(logits, example_labels, label_smoothing=config.label_smoothing)
-        metrics, record = batch_metrics(rows, loss, logits, example_labels, mask[::copies], shared.count)
+    def gradient_of_tile(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+        copied = _copied(batch, copies)
+        images, key = network_inputs(config, copied)
+        clipped = clipped_grad_sum(model, shared.params, images, copied.labels, batch.mask, clipping, key=key)
+        logits = clipped.logits[::copies]  # those of the first copy
+        loss = losses.cross_entropy(logits, batch.labels, label_smoothing=config.label_smoothing)
+        metrics, record = batch_metrics(batch, loss, logits, shared.count)
         return BatchGradient(**metrics, grads=clipped.grads, squared_norms=None), record
 
-    def gradient(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-        tiles = jax.tree.map(lambda leaf: leaf.reshape(-1, tile), rows)
-        most = len(tiles.indices)
-        used = -(-jnp.sum(rows.indices != PADDING) // tile)
+    def gradient(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+        most = len(batch.indices) // tile
+        tiles = batch.split(most)
+        used = -(-jnp.sum(batch.mask) // tile)
         shapes = jax.eval_shape(gradient_of_tile, shared, jax.tree.map(lambda leaf: leaf[0], tiles))
         total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[0])
         records = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), shapes[1])
@@ -148,7 +149,7 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
 
         _, total, records = jax.lax.while_loop(has_tile, add, (jnp.int32(0), total, records))
         probability, correct = records.probability.ravel(), records.correct.ravel()
-        return total, RowRecord(indices=rows.indices, probability=probability, correct=correct)
+        return total, RowRecord(indices=batch.indices, probability=probability, correct=correct)
 
     return gradient
 
@@ -166,12 +167,12 @@ def noised_mean(grads: Params, config: TrainConfig, mechanism: Mechanism, *, key
     return jax.tree.map(lambda leaf, normal: (leaf + scale * normal) / config.batch_size, grads, noise)
 
 
-def _copied(rows: Rows, copies: int) -> Rows:
+def _copied(batch: Batch, copies: int) -> Batch:
     """Repeat each row `copies` times, with different keys."""
 
     def repeat(column: Array) -> Array:
         if jnp.issubdtype(column.dtype, jax.dtypes.prng_key):
             return jax.vmap(lambda key: jax.random.split(key, copies))(column).reshape(-1)
-        return jnp.repeat(column, copies)
+        return jnp.repeat(column, copies, axis=0)
 
-    return rows if copies == 1 else jax.tree.map(repeat, rows)
+    return batch if copies == 1 else jax.tree.map(repeat, batch)

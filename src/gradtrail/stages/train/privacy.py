@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import hashlib
+import json
 import os
 from typing import Any
 
@@ -14,6 +15,7 @@ from gradtrail.core.train.dynamics import LearningDynamics
 from gradtrail.core.train.history import History
 from gradtrail.core.train.privacy import PrivacyConfig
 from gradtrail.core.train.step import StepRecord
+from gradtrail.stages.common.params import as_written
 from gradtrail.support.errors import UserError
 
 VARIABLE = "GRADTRAIL_PRIVACY_SECRET"
@@ -43,12 +45,8 @@ def training_secret(config: TrainConfig, train: Split) -> str | None:
         raise UserError(f"{VARIABLE} has another SHA-256 than train.privacy.secret_sha256")
     if len(secret) < _FEWEST:
         raise UserError(f"{VARIABLE} must have at least {_FEWEST} characters, got {len(secret)}: its digest is public")
-    params = {
-        field.name: getattr(config, field.name)  # its text names the kinds of model, optimizer and schedule
-        for field in dataclasses.fields(config)
-        if field.name not in _MEMBER_KEYS
-    }
-    sha256 = hashlib.sha256(repr(params).encode())
+    params = {name: value for name, value in as_written(config).items() if name not in _MEMBER_KEYS}
+    sha256 = hashlib.sha256(json.dumps(params, sort_keys=True).encode())
     for array in (train.images, train.labels):
         sha256.update(np.ascontiguousarray(array).tobytes())
     return f"{secret}:{sha256.hexdigest()}"
