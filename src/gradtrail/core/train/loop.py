@@ -61,6 +61,8 @@ class Program:
     steps_per_epoch: int
     num_rows: int  # rows of a step's batch: the batch size, or the capacity of a private training
     steps_per_block: int | None  # number of steps of a block; None if the training split is on the device
+    abstract_keys: Any  # shapes and dtypes of the argument of `init`
+    abstract_state: TrainState  # shapes and dtypes of a state
     examples: Any  # `Examples` of abstract arrays: the training split, or a block of it
     num_sampled: int  # number of examples in the records of an epoch
 
@@ -84,18 +86,6 @@ class Program:
         """Return empty records of an epoch on the devices."""
         records: StepRecord = put(self.empty_records(), replicated(self.mesh))
         return records
-
-    @property
-    def abstract_keys(self) -> Any:
-        """Shapes and dtypes of the argument of `init`."""
-        num_keys = len(VARIED) + self.config.privacy.enabled
-        return self._everywhere(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_keys)))
-
-    @property
-    def abstract_state(self) -> TrainState:
-        """Shapes and dtypes of a state."""
-        state: TrainState = self._everywhere(jax.eval_shape(self.init, self.abstract_keys))
-        return state
 
     def compile(self, compiler: Compiler) -> "Program":
         """Return the program with its functions compiled."""
@@ -215,10 +205,13 @@ def make_program(
         return jax.lax.fori_loop(start, stop, body, (state, records))
 
     examples = feed.abstract_examples(num_examples, model.config.image_shape, config.batch_size, steps_per_block, mesh)
+    init = make_init(config, model, num_steps)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(VARIED) + config.privacy.enabled))
+    keys, state = with_sharding((keys, jax.eval_shape(init, keys)), replicated(mesh))
     num_rows = mechanism.capacity if mechanism else config.batch_size
     by_row = (steps_per_epoch, num_rows) if sampled is None else (len(sampled),)
     return Program(
-        init=make_init(config, model, num_steps),
+        init=init,
         order=_make_order(num_examples, config.batch_size, mechanism, mesh, streamed=streamed),
         run_steps=run_steps,
         evaluation_params=functools.partial(params_to_evaluate, config),
@@ -229,6 +222,8 @@ def make_program(
         steps_per_epoch=steps_per_epoch,
         num_rows=num_rows,
         steps_per_block=steps_per_block,
+        abstract_keys=keys,
+        abstract_state=state,
         examples=examples,
         num_sampled=num_examples if sampled is None else len(sampled),
     )
@@ -296,6 +291,10 @@ def _make_order(
     num_examples: int, batch_size: int, mechanism: Mechanism | None, mesh: Mesh, *, streamed: bool
 ) -> Callable[..., Array]:
     """Return the function that draws the batches of an epoch, or one window of them; if private, on the host."""
+    if mechanism is not None:
+        num_batches = batching.num_batches(num_examples, batch_size)
+        draw = functools.partial(poisson_batches, mechanism, batch_size, num_batches)
+        return lambda keys, epoch: put(draw(key=keys.order, epoch=int(epoch)), replicated(mesh))
 
     def order(keys: RunKeys, epoch: Array, *window: Array) -> Array:
         key = jax.random.fold_in(keys.order, epoch)
@@ -303,13 +302,7 @@ def _make_order(
             return batching.shuffled_window(num_examples, *window, key=key)
         return batching.shuffled_batches(num_examples, batch_size, key=key)
 
-    def private_order(mechanism: Mechanism, keys: RunKeys, epoch: np.int32) -> Array:
-        num_batches = batching.num_batches(num_examples, batch_size)
-        drawn = poisson_batches(mechanism, batch_size, num_batches, key=keys.order, epoch=int(epoch))
-        placed: Array = put(drawn, replicated(mesh))
-        return placed
-
-    return functools.partial(private_order, mechanism) if mechanism else order
+    return order
 
 
 def _check_sizes(config: TrainConfig, num_examples: int, steps_per_epoch: int, num_devices: int) -> None:

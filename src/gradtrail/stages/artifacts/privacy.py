@@ -46,12 +46,17 @@ class PrivacyGuarantee:
         """The chance of an example to be in a batch."""
         return self.batch_size / self.num_examples
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the training; `epsilon_each` for several members only."""
+        each = ["epsilon_each"] if self.members > 1 else []
+        names = ["epsilon", *each, "epsilon_rdp", "delta", "noise_multiplier"]
+        return {name: getattr(self, name) for name in names}
 
-def write_guarantee(folder: Path, guarantee: PrivacyGuarantee) -> dict[str, float]:
-    """Write the guarantee to the results of a training, and return its metrics."""
+
+def write_guarantee(folder: Path, guarantee: PrivacyGuarantee) -> None:
+    """Write the guarantee to the results of a training."""
     write_json(folder / _FILE, dataclasses.asdict(guarantee))
-    names = ["epsilon", *(["epsilon_each"] if guarantee.members > 1 else []), "epsilon_rdp", "delta"]
-    return {name: getattr(guarantee, name) for name in [*names, "noise_multiplier"]}
 
 
 def read_guarantee(folder: Path) -> PrivacyGuarantee | None:

@@ -11,8 +11,7 @@ import numpy as np
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.dynamics import LearningDynamics
-from gradtrail.core.train.history import History
+from gradtrail.core.train.history import History, LearningDynamics
 from gradtrail.core.train.privacy import PrivacyConfig
 from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.common.params import as_written
@@ -63,7 +62,7 @@ def redacted_history(history: History, privacy: PrivacyConfig) -> History:
     blank: dict[str, Any] = dict.fromkeys(REDACTED_COLUMNS, float("nan"))
     result.epochs = [dataclasses.replace(record, **blank) for record in history.epochs]
     result.steps = [redacted_steps(part, privacy) for part in history.steps]
-    result.dynamics = None if history.dynamics is None else LearningDynamics(0)
+    result.dynamics = LearningDynamics(0)
     return result
 
 
