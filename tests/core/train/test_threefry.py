@@ -55,3 +55,9 @@ def test_normals_are_a_function_of_their_key() -> None:
     pairs = [*rows, rows[0, ::-1], np.roll(rows[0], 1), np.roll(rows[0], 2)]
     correlations = np.corrcoef(pairs)[np.triu_indices(len(pairs), 1)]
     assert np.abs(correlations).max() < 5 / np.sqrt(100_000)
+
+
+def test_every_key_gives_normals() -> None:
+    """They come through a branch on a word of the key, so that XLA does not compute them again."""
+    keys = jax.random.wrap_key_data(np.array([[word, 0] for word in (0, 1, 2**31, 2**32 - 1)], np.uint32))
+    assert all(np.all(np.isfinite(jax.jit(threefry.normals, static_argnums=1)(key, 100))) for key in keys)

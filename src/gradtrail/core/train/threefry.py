@@ -6,6 +6,7 @@ pass over registers. The blocks are those of `jax.extend.random.threefry_2x32`.
 
 import itertools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,18 +33,38 @@ def normals(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
         key: a key of the implementation `threefry2x32`; use it for nothing else.
         count: number of normals, at most 2³².
     """
-    index = jnp.arange(count, dtype=jnp.uint32)
-    left, right = _blocks(key, index >> np.uint32(1))
-    lowest = ((right & np.uint32(0xFF)).astype(jnp.float32) + 0.5) * np.float32(2.0**-40)
-    distance = jnp.sqrt(-2.0 * jnp.log(left.astype(jnp.float32) * np.float32(2.0**-32) + lowest))
-    within = (right >> np.uint32(10)).astype(jnp.float32) + 0.5
-    angle = (within * np.float32(2.0**-22) - 0.5) * np.float32(math.pi / 2)
-    square = angle * angle
-    sine = angle + angle * square * _polynomial(_SINE, square)
-    cosine = 1.0 - 0.5 * square + square * square * _polynomial(_COSINE, square)
-    turned = jnp.where(_bit(right, 8), -cosine, cosine)  # by 180°: the sine has either sign already
-    swapped = _bit(right, 9) ^ _bit(index, 0)  # by 90°, or the second of the pair
-    return distance * jnp.where(swapped, sine, turned)
+
+    def draw(key: Key[Array, ""]) -> Float[Array, " count"]:
+        index = jnp.arange(count, dtype=jnp.uint32)
+        left, right = _blocks(key, index >> np.uint32(1))
+        lowest = ((right & np.uint32(0xFF)).astype(jnp.float32) + 0.5) * np.float32(2.0**-40)
+        distance = jnp.sqrt(-2.0 * jnp.log(left.astype(jnp.float32) * np.float32(2.0**-32) + lowest))
+        within = (right >> np.uint32(10)).astype(jnp.float32) + 0.5
+        angle = (within * np.float32(2.0**-22) - 0.5) * np.float32(math.pi / 2)
+        square = angle * angle
+        sine = angle + angle * square * _polynomial(_SINE, square)
+        cosine = 1.0 - 0.5 * square + square * square * _polynomial(_COSINE, square)
+        turned = jnp.where(_bit(right, 8), -cosine, cosine)  # by 180°: the sine has either sign already
+        swapped = _bit(right, 9) ^ _bit(index, 0)  # by 90°, or the second of the pair
+        return distance * jnp.where(swapped, sine, turned)
+
+    return _unfused(draw, key)
+
+
+def _unfused(draw: Callable[[Key[Array, ""]], Array], key: Key[Array, ""]) -> Array:
+    """Return `draw(key)`, and keep XLA's CPU backend from computing it again at every use.
+
+    It would fuse the draw into each use, across an optimization barrier too, but not across a branch that it cannot
+    decide.
+    """
+
+    def apart(key: Key[Array, ""]) -> Array:
+        word, _ = jax.random.key_data(key)
+        even = word * (word + np.uint32(1)) & np.uint32(1) == 0  # always true, which XLA does not see
+        drawn = jax.eval_shape(draw, key)
+        return jax.lax.cond(even, draw, lambda _: jnp.zeros(drawn.shape, drawn.dtype), key)
+
+    return jax.lax.platform_dependent(key, cpu=apart, default=draw)
 
 
 def _blocks(key: Key[Array, ""], counters: Words) -> tuple[Words, Words]:
