@@ -49,9 +49,8 @@ class PrivacyGuarantee:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of the training; `epsilon_each` for several members only."""
-        each = ["epsilon_each"] if self.members > 1 else []
-        names = ["epsilon", *each, "epsilon_rdp", "delta", "noise_multiplier"]
-        return {name: getattr(self, name) for name in names}
+        names = ["epsilon", "epsilon_each", "epsilon_rdp", "delta", "noise_multiplier"]
+        return {name: getattr(self, name) for name in names if self.members > 1 or name != "epsilon_each"}
 
 
 def write_guarantee(folder: Path, guarantee: PrivacyGuarantee) -> None:
