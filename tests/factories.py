@@ -32,7 +32,16 @@ from gradtrail.core.train.loop import Chunk, Program, make_program, on_device, t
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop, ScheduleFree
 from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
-from gradtrail.core.train.schedules import Constant, Cosine, Exponential, OneCycle, Piecewise, Schedule, WarmupCosine
+from gradtrail.core.train.schedules import (
+    Constant,
+    Cosine,
+    Exponential,
+    OneCycle,
+    Piecewise,
+    Schedule,
+    WarmupCosine,
+    WarmupInverseSqrt,
+)
 from gradtrail.core.train.step import RunKeys, TrainState
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.dataset import DatasetInfo
@@ -72,6 +81,7 @@ SCHEDULES: dict[str, Schedule] = {
     "constant": Constant(warmup_fraction=0.0),
     "cosine": Cosine(end_fraction=0.0),
     "warmup_cosine": WarmupCosine(warmup_fraction=0.25, end_fraction=0.1),
+    "warmup_inverse_sqrt": WarmupInverseSqrt(warmup_fraction=0.25),
     "linear": schedules.Linear(end_fraction=0.1),
     "exponential": Exponential(end_fraction=0.01),
     "piecewise": Piecewise(boundaries=(0.5, 0.75), factor=0.1),
