@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from gradtrail.core.audit.config import AuditConfig
+from gradtrail.core.audit.networks import AuditConfig
 from gradtrail.core.common.split import Split
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.data.preprocessing import PreprocessConfig
