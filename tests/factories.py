@@ -20,7 +20,7 @@ from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.data.preprocessing import PreprocessConfig
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, Params
-from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
+from gradtrail.core.privacy_audit import PrivacyAuditConfig
 from gradtrail.core.profile.variants import ProfileConfig
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig

@@ -1,30 +1,31 @@
-"""A private training that records inner products with every canary in each step, and the noise of the first steps.
+"""Privacy audit of a private training: inner products of each step with every canary, and scores of the canaries.
 
 The steps are those of `train`, drawn, clipped, noised and applied by the same functions, with an `observe` that takes
 inner products. Batches are drawn from the training split and all canaries; canaries whose coin is false are then left
 out: as examples are drawn independently, this is Poisson sampling, at the same rate, from a training set that lacks
-them. One compilation therefore serves all coins. Out of scope: scores from the products, see `scores`.
+them. One compilation therefore serves all coins. Out of scope: bounds on epsilon, which need SciPy.
 """
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import replicated, with_sharding
 from gradtrail.core.common.split import Split
-from gradtrail.core.data.canaries import Canaries, with_canaries
+from gradtrail.core.config import Bounds, PositiveFraction, Seed, config
+from gradtrail.core.data.canaries import Canaries, CanaryKind, with_canaries
 from gradtrail.core.nn.layers import Layer
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.clipped_sum import bounded_forward
 from gradtrail.core.per_example.norms import forward_of, layer_metrics
-from gradtrail.core.privacy_audit.scores import Products
 from gradtrail.core.train import loop
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import TrainConfig
@@ -34,19 +35,45 @@ from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 NOISY_STEPS = 8  # steps whose noise is recorded
 _TILE = 256  # canaries that are processed together
+_LARGEST_EXPONENT = 60.0
+
+StepScores = Float[np.ndarray, "steps canaries"]
+Scores = Float[np.ndarray, " canaries"]
+Coins = Bool[np.ndarray, " canaries"]
+
+
+@config
+class PrivacyAuditConfig:
+    """The section `privacy_audit` of `params.yaml`: an audit of the private training of the section `train`."""
+
+    seed: Seed  # seed of canaries, coins and trainings
+    trainings: Annotated[int, Bounds(at_least=1, at_most=1000)]  # number of trainings, with different coins
+    canaries: CanaryKind  # kind of canaries; see `make_canaries`
+    # number of canaries; about half of them are in each training set
+    num_canaries: Annotated[int, Bounds(at_least=20, at_most=100_000)]
+    # share of the canaries whose coins are guessed, the most extreme scores; fixed in advance
+    guess_share: PositiveFraction
+    # confidence level of the lower bound of epsilon
+    confidence: Annotated[float, Bounds(at_least=0.5, below=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditTrace:
-    """Record of an audited training."""
+    """Record of an audited training.
 
-    products: Products  # products of every step and canary
+    A canary's direction d in a layer is its clipped gradient, made of the layer's inputs less their mean over the
+    canaries of its tile, and without the bias: what all images share is large and irrelevant.
+    """
+
+    # inner products ⟨d, Σ + σ C z⟩ / C² with the sum for the optimizer, in units of the clip norm C, float32
+    products: Float[np.ndarray, "steps layers canaries"]
+    # squares ‖d‖² / C², about what a canary in the batch adds to the product, float32
+    signals: Float[np.ndarray, "steps layers canaries"]
     batches: Int[np.ndarray, "steps rows"]  # indices of the examples of every step, int32, padded
     rate: float  # probability that an example is in a batch
     # True for the examples of the training set: the split, and the canaries whose coin is true
     present: Bool[np.ndarray, " examples"]
-    # noise of the first steps over its stated standard deviation, float32: the leaves of the parameters one after the
-    # other
+    # noise of the first steps over its stated standard deviation, float32, all leaves of the parameters in a row
     noise: Float[np.ndarray, "noisy_steps parameters"]
     accuracy: float  # mean accuracy over the batches of the last epoch
 
@@ -60,7 +87,7 @@ class AuditProgram:
     deviation: float  # standard deviation of the noise in the optimizer's gradient
     init: CompiledFunction  # keys → state
     order: CompiledFunction  # (the state's keys, epoch) → the batches of the epoch
-    # (state, examples, batches, images and labels of the canaries) → state, records with products and norms
+    # (state, examples, batches, images and labels of the canaries) → state, records with products and signals
     epoch: CompiledFunction
     noise: CompiledFunction  # (state, examples, batches of a few steps) → gradients without and with noise, by step
 
@@ -99,15 +126,12 @@ def compile_audit(
         state: TrainState, examples: Examples, order: Array, images: Array, labels: Array
     ) -> tuple[TrainState, StepRecord]:
         step = step_of(mechanism_of(noise_multiplier), functools.partial(_products, config, model, images, labels))
-
-        def body(state: TrainState, indices: Array) -> tuple[TrainState, StepRecord]:
-            return step(state, examples, indices)
-
-        return jax.lax.scan(body, state, order)
+        return jax.lax.scan(lambda state, indices: step(state, examples, indices), state, order)
 
     def noise(state: TrainState, examples: Examples, order: Array) -> PyTree:
         plain, noised = (
-            step_of(mechanism_of(multiplier), lambda _, grads: _flat(grads)) for multiplier in (0.0, noise_multiplier)
+            step_of(mechanism_of(multiplier), lambda _, grads: ravel_pytree(grads)[0])
+            for multiplier in (0.0, noise_multiplier)
         )
 
         def body(state: TrainState, indices: Array) -> tuple[TrainState, PyTree]:
@@ -143,41 +167,38 @@ def run_audited_training(
     program: AuditProgram,
     train: Split,
     canaries: Canaries,
-    coins: Bool[np.ndarray, " canaries"],
+    coins: Coins,
     *,
     keys: Key[Array, " purposes"],
     advance: Callable[[int], object] = lambda _: None,
 ) -> AuditTrace:
-    """Train on `train` and the canaries whose coin is true.
+    """Train on `train` and the canaries whose coin is true, and record the products with all of them.
 
     Args:
         program: functions compiled for this number of examples and canaries.
-        canaries: canaries whose products are recorded, absent ones included.
-        coins: True for the canaries to train on.
         advance: called with the number of steps after each epoch.
 
     Raises:
         ConfigError: a batch exceeds the capacity; one line.
         FloatingPointError: the training diverged; one line.
     """
-    examples = loop.on_device(*with_canaries(train, canaries), program.training.mesh)
-    present = np.concatenate([np.ones(len(train), bool), coins])
     everywhere = replicated(program.training.mesh)
+    examples = loop.on_device(*with_canaries(train, canaries), program.training.mesh)
     placed_canaries = jax.device_put((canaries.images, canaries.labels), everywhere)
+    present = np.concatenate([np.ones(len(train), bool), coins])
     state = program.init(keys)
-    batches: list[np.ndarray] = []
-    observed: list[tuple[np.ndarray, np.ndarray]] = []
-    accuracy = 0.0
-    noise = np.zeros((0, 0), np.float32)
+    batches, observed = [], []
+    accuracy, noise = 0.0, np.zeros((0, 0), np.float32)
     for epoch in range(program.training.epochs):
         drawn = program.order(state.keys, np.int32(epoch))
         refuse_overflow(drawn, epoch)
         batches.append(drop_absent(np.asarray(drawn), present))
-        order = jax.device_put(batches[-1], everywhere)
-        if not epoch and program.deviation:
-            few = jax.device_put(batches[-1][:NOISY_STEPS], everywhere)
+        if epoch == 0 and program.deviation:
+            few = jax.device_put(batches[0][:NOISY_STEPS], everywhere)
             without, noised = program.noise(state, examples, few)
             noise = (np.asarray(noised) - np.asarray(without)) / np.float32(program.deviation)
+
+        order = jax.device_put(batches[-1], everywhere)
         state, record = program.epoch(state, examples, order, *placed_canaries)
         observed.append(jax.device_get(record.observed))
         accuracy = float(np.mean(np.asarray(record.accuracy)))
@@ -187,9 +208,10 @@ def run_audited_training(
                 f"of train.optimizer"
             )
         advance(program.training.steps_per_epoch)
-    products, signals = (np.concatenate([one[number] for one in observed]) for number in range(2))
+    products, signals = map(np.concatenate, zip(*observed, strict=True))
     return AuditTrace(
-        products=Products(products=products, signals=signals),
+        products=products,
+        signals=signals,
         batches=np.concatenate(batches),
         rate=program.rate,
         present=present,
@@ -210,7 +232,7 @@ def drop_absent(
 def _products(
     config: TrainConfig, model: Model, images: Array, labels: Array, params: Params, grads: Params
 ) -> tuple[Float[Array, "layers canaries"], Float[Array, "layers canaries"]]:
-    """Return products and signals of `Products` for each layer and canary; `grads` goes to the optimizer."""
+    """Return products and signals of `AuditTrace` for one step; `grads` goes to the optimizer."""
     clip = config.privacy.example_clip_norm
     directions = model.split_by_layer(jax.tree.map(lambda leaf: leaf[None] * (config.batch_size / clip), grads))
 
@@ -237,5 +259,51 @@ def _products(
     return products, signals
 
 
-def _flat(grads: Params) -> Float[Array, " parameters"]:
-    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(grads)])
+def log_ratios(trace: AuditTrace, labels: Int[np.ndarray, " canaries"]) -> StepScores:
+    """Return the log-likelihood ratio of each canary being in each batch or not, Σ over layers of (x a - a²/2) / s².
+
+    A product x is a more, its signal, where the canary is in the batch, and is taken as normal with the standard
+    deviation s that the layer's products have in this step. What canaries of a label share carries no information about
+    a coin, and is subtracted.
+    """
+    centred = trace.products.astype(np.float64)
+    for label in np.unique(labels):
+        has_label = labels == label
+        centred[..., has_label] -= np.median(centred[..., has_label], axis=-1, keepdims=True)
+    deviation = 1.4826 * np.median(np.abs(centred), axis=-1, keepdims=True)  # most canaries are in few batches
+    signals = trace.signals.astype(np.float64)
+    ratios = np.sum((centred * signals - signals**2 / 2) / np.maximum(deviation, 1e-6) ** 2, axis=1)
+    return np.clip(ratios, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)
+
+
+def batch_scores(ratios: StepScores, rate: float) -> Scores:
+    """Return the log-likelihood ratio of each canary being in each batch with probability `rate` or never."""
+    return np.sum(np.log1p(rate * np.expm1(ratios)), axis=0)
+
+
+def fixed_order_scores(ratios: StepScores, steps_per_epoch: int) -> Scores:
+    """Return the ratio for batches that are the same in every epoch: of being in one of them, or in none."""
+    by_place = np.sum(ratios.reshape(-1, steps_per_epoch, ratios.shape[1]), axis=0)
+    largest = by_place.max(axis=0)
+    return largest + np.log(np.mean(np.exp(by_place - largest), axis=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guesses:
+    """The outcome of guessing the coins of canaries."""
+
+    canaries: int  # m, number of canaries of all trainings together
+    guesses: int  # r, number of guesses; for the other canaries the guesser abstained
+    correct: int  # v, number of correct guesses
+
+
+def guess(scores: Scores, coins: Coins, share: float) -> Guesses:
+    """Guess the coins of a share of the canaries, those with the most extreme scores.
+
+    Half of them, those with the largest scores, are taken to have been in the training set; the other half, with the
+    smallest, not.
+    """
+    count = round(share * len(scores))
+    order = np.argsort(-scores, kind="stable")
+    inside, outside = order[: (count + 1) // 2], order[len(order) - count // 2 :]
+    return Guesses(canaries=len(scores), guesses=count, correct=int(coins[inside].sum() + (~coins[outside]).sum()))
