@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from definitions import per_example_grads, per_example_norm
-from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
+from factories import NETWORKS, NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
 
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.sharding import make_mesh
@@ -32,7 +32,7 @@ from gradtrail.core.privacy_audit import (
 from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import on_device
-from gradtrail.core.train.optimizers import SGDConfig
+from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.train.private import Mechanism
 from gradtrail.core.train.step import make_init, make_step
@@ -44,7 +44,7 @@ COINS = np.array([True, False, True, True, False, False])
 CONFIG = train_config(
     model="linear",
     batch_size=10,
-    sgd=SGDConfig(learning_rate=0.5, momentum=0.0, nesterov=False),
+    optimizer=SGD(learning_rate=0.5, momentum=0.0, nesterov=False),
     schedule="constant",
     clip_norm=None,
     privacy=dataclasses.replace(NOT_PRIVATE, enabled=True, example_clip_norm=CLIP),
@@ -107,7 +107,7 @@ def test_products_and_signals_equal_their_definition() -> None:
 @functools.cache
 def network(kind: Literal["mlp", "cnn"]) -> tuple[Model, Params, Callable[..., tuple[jax.Array, jax.Array]]]:
     """Return a network, its first parameters, and a function images, labels → products and signals."""
-    config = dataclasses.replace(CONFIG, model=kind)
+    config = dataclasses.replace(CONFIG, model=NETWORKS[kind])
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
     params = jax.jit(make_init(config, model, 1))(keys_of(SEEDS)).params
     products = functools.partial(_products, config, model)
