@@ -13,7 +13,6 @@ from scipy.optimize import linprog
 
 from benchmarks import planted_faults
 from gradtrail.core.common.batching import PADDING
-from gradtrail.core.common.split import Split
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit import AuditTrace, Guesses, compile_audit
@@ -74,7 +73,6 @@ def test_faults_are_named(overrides: dict, faults: list[str]) -> None:
 def test_training_that_is_not_private_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^train\.privacy\.enabled must be true for a privacy audit, got false$"):
         require_private(train_config())
-    require_private(train_config(privacy=dataclasses.replace(NOT_PRIVATE, enabled=True)))
 
 
 def test_too_many_canaries_are_refused_by_the_name_of_the_key() -> None:
@@ -96,24 +94,11 @@ def test_planted_faults_are_found_and_a_faultless_training_passes(
 
 def audited() -> Audit:
     """An audit of softmax regression on noise with a dark margin, at epsilon 3 (`find_noise`)."""
-    train, config = images_with_a_margin(), private_config()
-    settings = privacy_audit_config(num_canaries=600, guess_share=0.1)
-    canaries = draw_canaries(settings, train, NUM_CLASSES)
-    model = Model(config.model_config((28, 28), NUM_CLASSES))
-    noise = 1.75
-    program = compile_audit(config, model, len(train), len(canaries), noise, compiler=Compiler(time.perf_counter))
-    return audit(settings, program, train, canaries, **CLAIM)
-
-
-def images_with_a_margin() -> Split:
     rng = np.random.default_rng(0)
     images = np.zeros((1400, 28, 28), np.uint8)
     images[:, 8:20, 8:20] = rng.integers(0, 256, (1400, 12, 12))
-    return split_of(images, rng.integers(0, NUM_CLASSES, 1400, dtype=np.int32))
-
-
-def private_config() -> object:
-    return train_config(
+    train = split_of(images, rng.integers(0, NUM_CLASSES, 1400, dtype=np.int32))
+    config = train_config(
         model="linear",
         batch_size=200,
         epochs=10,
@@ -122,6 +107,11 @@ def private_config() -> object:
         clip_norm=None,
         privacy=dataclasses.replace(NOT_PRIVATE, enabled=True),
     )
+    settings = privacy_audit_config(num_canaries=600, guess_share=0.1)
+    canaries = draw_canaries(settings, train, NUM_CLASSES)
+    model, noise = Model(config.model_config((28, 28), NUM_CLASSES)), 1.75
+    program = compile_audit(config, model, len(train), len(canaries), noise, compiler=Compiler(time.perf_counter))
+    return audit(settings, program, train, canaries, **CLAIM)
 
 
 STEPS, EPOCHS, EXAMPLES, RATE = 100, 10, 2000, 0.1
@@ -229,12 +219,6 @@ def test_of_randomized_response_the_bound_is_too_large_in_one_of_twenty_draws_at
     assert chances[np.array(bounds) > epsilon].sum() <= SIGNIFICANCE
 
 
-def test_bound_comes_close_with_many_guesses() -> None:
-    truth = 1 / (1 + math.exp(-1.0))
-    outcome = guesses(10**6, 10**6, round(truth * 10**6))
-    assert 0.99 < epsilon_bound(outcome, delta=0.0, significance=SIGNIFICANCE) < 1.0
-
-
 @pytest.mark.parametrize("canaries", [1, 2, 4])
 @pytest.mark.parametrize("delta", [0.01, 0.05])
 def test_p_value_covers_a_mechanism_that_fails_outright_with_delta(canaries: int, delta: float) -> None:
@@ -245,21 +229,12 @@ def test_p_value_covers_a_mechanism_that_fails_outright_with_delta(canaries: int
         assert chance <= p_value(guesses(canaries, canaries, correct), epsilon, delta) + 1e-12
 
 
-def test_larger_delta_allows_more_correct_guesses() -> None:
-    outcome = guesses(1000, 100, 90)
-    bounds = [epsilon_bound(outcome, delta=delta, significance=SIGNIFICANCE) for delta in (0.0, 1e-5, 1e-4, 1e-3)]
-    assert bounds == sorted(bounds, reverse=True)
-    assert bounds[-1] < bounds[0]
-
-
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
-@pytest.mark.parametrize(("canaries", "guessed"), [(8, 8), (60, 60), (300, 300)])
-def test_of_a_gaussian_mechanism_its_curve_is_refuted_in_one_of_twenty_draws_at_most(
-    mu: float, canaries: int, guessed: int
-) -> None:
+@pytest.mark.parametrize("canaries", [8, 60, 300])
+def test_of_a_gaussian_mechanism_its_curve_is_refuted_in_one_of_twenty_draws_at_most(mu: float, canaries: int) -> None:
     truth = stats.norm.cdf(mu / 2)  # of guessing a coin, ± 1/2, by the sign of it plus noise of 1 / mu
-    refuted = [refutes(guesses(canaries, guessed, v), mu, SIGNIFICANCE) for v in range(guessed + 1)]
-    chances = stats.binom.pmf(np.arange(guessed + 1), guessed, truth)
+    refuted = [refutes(guesses(canaries, canaries, v), mu, SIGNIFICANCE) for v in range(canaries + 1)]
+    chances = stats.binom.pmf(np.arange(canaries + 1), canaries, truth)
     assert chances[refuted].sum() <= SIGNIFICANCE
     assert refuted == sorted(refuted), "more correct guesses refute what fewer do"
 
