@@ -187,6 +187,17 @@ def trace_of(present: np.ndarray) -> AuditTrace:
     )
 
 
+def test_ratios_are_those_of_normal_densities() -> None:
+    trace = trace_of(np.zeros((STEPS, MANY), bool))
+    ratios = log_ratios(trace, np.zeros(MANY, np.int32))
+    x = trace.products - np.median(trace.products, axis=2, keepdims=True)
+    deviation = 1.4826 * np.median(np.abs(x), axis=2, keepdims=True)
+    densities = np.square(x / deviation) / 2 - np.square((x - trace.signals) / deviation) / 2
+    np.testing.assert_allclose(ratios, densities.sum(axis=1), rtol=1e-4, atol=1e-4)
+    expected = np.log(0.9 + 0.1 * np.exp(ratios)).sum(axis=0)
+    np.testing.assert_allclose(batch_scores(ratios, 0.1), expected, rtol=1e-6, atol=1e-9)
+
+
 def share_right(scores: np.ndarray, share: float = 1.0) -> float:
     outcome = guess(scores, IS_MEMBER, share)
     return outcome.correct / outcome.guesses
