@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.record import record
 from benchmarks.relabelled import Trainer
 from gradtrail.core.audit.labels import fit_temperature, label_scores
-from gradtrail.core.audit.networks import AuditConfig, compile_networks, cross_validate_all
+from gradtrail.core.audit.networks import AuditConfig, CrossValidation
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
@@ -69,9 +69,9 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     train = splits["train"]
     config = dataclasses.replace(load_section("audit", AuditConfig), quick=quick)
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))
-    networks = compile_networks(model, config, len(train), compiler=Compiler(time.perf_counter))
+    networks = CrossValidation(model, config, len(train), compiler=Compiler(time.perf_counter))
     with progress_bar("audit", config.num_epochs, unit="steps") as bar:
-        _, planted = cross_validate_all(networks, {"train": train}, config, advance=bar.advance)
+        _, planted = networks.run({"train": train}, advance=bar.advance)
     chosen = choose_score(detection_table(planted, train.labels))
     trainer = Trainer(
         dataclasses.replace(load_section("train", TrainConfig), privacy=NOT_PRIVATE), train, info.num_classes

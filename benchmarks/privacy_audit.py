@@ -22,7 +22,7 @@ from benchmarks.record import record
 from gradtrail.core.common.split import Split
 from gradtrail.core.nn.mlp import Linear
 from gradtrail.core.nn.models import Model
-from gradtrail.core.privacy_audit import AuditProgram, PrivacyAuditConfig, compile_audit, guess
+from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, guess
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.schedules import Constant
@@ -86,12 +86,12 @@ class Auditor:
         self.noise = accounting.find_noise(epsilon, DELTA, rate=rate, steps=steps)
         self.epsilon = accounting.Steps(rate=rate, noise_multiplier=self.noise, number=steps).epsilon(DELTA)
 
-    def compile(self) -> AuditProgram:
+    def compile(self) -> AuditedTraining:
         """Compile a training with the engine as it is now."""
         compiler = Compiler(time.perf_counter)
-        return compile_audit(self._config, self._model, len(self._train), CANARIES, self.noise, compiler=compiler)
+        return AuditedTraining(self._config, self._model, len(self._train), CANARIES, self.noise, compiler=compiler)
 
-    def audits(self, watched: AuditProgram, trainings: int) -> Iterator[Audit]:
+    def audits(self, watched: AuditedTraining, trainings: int) -> Iterator[Audit]:
         """Yield the audit of each of so many trainings."""
         for seed in range(trainings):
             config = dataclasses.replace(self._audit, seed=seed)

@@ -7,7 +7,7 @@ start_tracker(__name__)
 from pathlib import Path
 
 from gradtrail.core.audit.labels import find_errors
-from gradtrail.core.audit.networks import AuditConfig, compile_networks, cross_validate_all
+from gradtrail.core.audit.networks import AuditConfig, CrossValidation
 from gradtrail.core.nn.models import Model
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import audit
@@ -28,11 +28,11 @@ def main(stage: Stage) -> None:
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))
 
     with tracked(stage) as run, compiling(run) as compiler:
-        networks = compile_networks(model, config, len(splits["train"]), compiler=compiler)
+        networks = CrossValidation(model, config, len(splits["train"]), compiler=compiler)
         fixed = networks.engine.run_steps.cost.argument_bytes
         require_memory("audit.batch_size", config.batch_size, networks.functions, fixed_bytes=fixed)
         with progress_bar("audit", config.num_epochs, unit="steps") as bar:
-            out_of_fold, planted = cross_validate_all(networks, splits, config, advance=bar.advance)
+            out_of_fold, planted = networks.run(splits, advance=bar.advance)
 
         correct = splits["train"].labels
         detection = audit.detection_table(planted, correct)

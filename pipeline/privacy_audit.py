@@ -7,7 +7,7 @@ start_tracker(__name__)
 from pathlib import Path
 
 from gradtrail.core.nn.models import Model
-from gradtrail.core.privacy_audit import PrivacyAuditConfig, compile_audit
+from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import privacy_audit
@@ -34,15 +34,15 @@ def main(stage: Stage) -> None:
 
     with tracked(stage) as run, compiling(run) as compiler:
         model = Model(train_config.model_config(info.image_shape, info.num_classes), remat=train_config.remat)
-        program = compile_audit(train_config, model, len(train), len(canaries), noise, compiler=compiler)
-        fixed = program.epoch.cost.argument_bytes
-        require_memory("train.batch_size", train_config.batch_size, program.functions, fixed_bytes=fixed)
-        steps = accounting.Steps(rate=program.rate, noise_multiplier=noise, number=program.num_steps)
+        training = AuditedTraining(train_config, model, len(train), len(canaries), noise, compiler=compiler)
+        fixed = training.epoch.cost.argument_bytes
+        require_memory("train.batch_size", train_config.batch_size, training.functions, fixed_bytes=fixed)
+        steps = accounting.Steps(rate=training.rate, noise_multiplier=noise, number=training.num_steps)
         delta = train_config.privacy.delta
         epsilon = steps.epsilon(delta)
-        with progress_bar("privacy_audit", config.trainings * program.num_steps, unit="steps") as bar:
+        with progress_bar("privacy_audit", config.trainings * training.num_steps, unit="steps") as bar:
             result = privacy_audit.audit(
-                config, program, train, canaries, epsilon=epsilon, delta=delta, advance=bar.advance
+                config, training, train, canaries, epsilon=epsilon, delta=delta, advance=bar.advance
             )
 
         with stage.writing_outs() as new:
@@ -50,7 +50,7 @@ def main(stage: Stage) -> None:
             privacy_audit.write_tables(folder, result, config.trainings)
             privacy_audit.write_figure(folder, result, f"{model.config.name} on {info.label}")
             stage.write_metrics(new, {**info.as_metrics(), **privacy_audit.audit_metrics(result)})
-            stage.write_costs(new, static_costs(program.functions))
+            stage.write_costs(new, static_costs(training.functions))
 
         run.outs()
 

@@ -1,5 +1,6 @@
 """An audited training is the training: what is recorded equals its definition, and scores tell who was in batches."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -18,16 +19,14 @@ from gradtrail.core.data.canaries import Canaries
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.norms import signals
 from gradtrail.core.privacy_audit import (
-    AuditProgram,
+    AuditedTraining,
     AuditTrace,
     _products,
     batch_scores,
-    compile_audit,
     drop_absent,
     fixed_order_scores,
     guess,
     log_ratios,
-    run_audited_training,
 )
 from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.keys import keys_of
@@ -54,14 +53,14 @@ SEEDS = MemberSeeds(initialization=1, order=2, augmentation=3, dropout=4, noise=
 
 
 @functools.cache
-def compiled() -> AuditProgram:
-    return compile_audit(CONFIG, MODEL, len(TRAIN), len(CANARIES), NOISE, compiler=new_compiler())
+def compiled() -> AuditedTraining:
+    return AuditedTraining(CONFIG, MODEL, len(TRAIN), len(CANARIES), NOISE, compiler=new_compiler())
 
 
 @functools.cache
 def trained(*, seed: int = 5) -> AuditTrace:
     keys = keys_of(dataclasses.replace(SEEDS, noise=seed))
-    return run_audited_training(compiled(), TRAIN, CANARIES, COINS, keys=keys)
+    return compiled().run(TRAIN, CANARIES, COINS, keys=keys)
 
 
 def test_absent_examples_are_left_out_and_padding_stays_at_the_end() -> None:
@@ -163,9 +162,10 @@ def test_a_training_that_diverges_is_one_line() -> None:
         state, record = compiled().epoch(*arguments)
         return dataclasses.replace(state, params=jax.tree.map(lambda leaf: leaf * jnp.nan, state.params)), record
 
-    broken = dataclasses.replace(compiled(), epoch=dataclasses.replace(compiled().epoch, call=diverge))
+    broken = copy.copy(compiled())
+    broken.epoch = dataclasses.replace(compiled().epoch, call=diverge)
     with pytest.raises(FloatingPointError, match="infinite or NaN in epoch 1 of an audited training"):
-        run_audited_training(broken, TRAIN, CANARIES, COINS, keys=keys_of(SEEDS))
+        broken.run(TRAIN, CANARIES, COINS, keys=keys_of(SEEDS))
 
 
 STEPS, MANY, RATE = 200, 400, 0.1

@@ -15,7 +15,7 @@ from benchmarks import planted_faults
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model
-from gradtrail.core.privacy_audit import AuditTrace, Guesses, compile_audit
+from gradtrail.core.privacy_audit import AuditedTraining, AuditTrace, Guesses
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
@@ -110,8 +110,8 @@ def audited() -> Audit:
     settings = privacy_audit_config(num_canaries=600, guess_share=0.1)
     canaries = draw_canaries(settings, train, NUM_CLASSES)
     model, noise = Model(config.model_config((28, 28), NUM_CLASSES)), 1.75
-    program = compile_audit(config, model, len(train), len(canaries), noise, compiler=Compiler(time.perf_counter))
-    return audit(settings, program, train, canaries, **CLAIM)
+    training = AuditedTraining(config, model, len(train), len(canaries), noise, compiler=Compiler(time.perf_counter))
+    return audit(settings, training, train, canaries, **CLAIM)
 
 
 STEPS, EPOCHS, EXAMPLES, RATE = 100, 10, 2000, 0.1

@@ -78,146 +78,132 @@ class AuditTrace:
     accuracy: float  # mean accuracy over the batches of the last epoch
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditProgram:
-    """The compiled functions of an audited training."""
+class AuditedTraining:
+    """A private training with canaries, compiled once for all coins.
 
-    training: loop.Program  # functions of the training
-    rate: float  # probability that an example is in a batch
-    deviation: float  # standard deviation of the noise in the optimizer's gradient
-    init: CompiledFunction  # keys → state
-    order: CompiledFunction  # (the state's keys, epoch) → the batches of the epoch
-    # (state, examples, batches, images and labels of the canaries) → state, records with products and signals
-    epoch: CompiledFunction
-    noise: CompiledFunction  # (state, examples, batches of a few steps) → gradients without and with noise, by step
+    Args:
+        num_examples: size of the training split.
+        noise_multiplier: standard deviation of the noise, in units of the clip norm.
+
+    Raises:
+        ConfigError: a training cannot be made with these examples; one line that names the key.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: Model,
+        num_examples: int,
+        num_canaries: int,
+        noise_multiplier: float,
+        *,
+        compiler: Compiler,
+    ) -> None:
+        slots = num_examples + num_canaries
+        program = loop.make_program(config, model, slots, jax.local_devices(), noise_multiplier)
+        self.mesh, self.epochs, self.steps_per_epoch = program.mesh, program.epochs, program.steps_per_epoch
+        self.num_steps = self.epochs * self.steps_per_epoch
+        self.rate = config.batch_size / slots  # probability that an example is in a batch
+        # standard deviation of the noise in the optimizer's gradient
+        self.deviation = noise_multiplier * config.privacy.example_clip_norm / config.batch_size
+        mechanism_of = functools.partial(Mechanism.for_training, config, model, slots, self.num_steps)
+        step_of = functools.partial(make_step, config, model, self.num_steps, self.mesh)
+
+        def epoch(
+            state: TrainState, examples: Examples, order: Array, images: Array, labels: Array
+        ) -> tuple[TrainState, StepRecord]:
+            """Train for an epoch; return the records with products and signals of the canaries."""
+            step = step_of(mechanism_of(noise_multiplier), functools.partial(_products, config, model, images, labels))
+            return jax.lax.scan(lambda state, indices: step(state, examples, indices), state, order)
+
+        def noise(state: TrainState, examples: Examples, order: Array) -> PyTree:
+            """Return the gradients of a few steps without and with noise."""
+            plain, noised = (
+                step_of(mechanism_of(multiplier), lambda _, grads: ravel_pytree(grads)[0])
+                for multiplier in (0.0, noise_multiplier)
+            )
+
+            def body(state: TrainState, indices: Array) -> tuple[TrainState, PyTree]:
+                (_, without), (state, with_noise) = plain(state, examples, indices), noised(state, examples, indices)
+                return state, (without.observed, with_noise.observed)
+
+            return jax.lax.scan(body, state, order)[1]
+
+        def compiled(name: str, function: Callable[..., Any], *arguments: Any) -> CompiledFunction:
+            everywhere = replicated(self.mesh)
+            return compiler.compile(name, function, *with_sharding(arguments, everywhere), out_shardings=everywhere)
+
+        state = loop.abstract_state(program)
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), program.num_keys))
+        index = jax.ShapeDtypeStruct((), jnp.int32)
+        batches = jax.eval_shape(program.order, state.keys, index)
+        few = jax.ShapeDtypeStruct((min(NOISY_STEPS, len(batches)), batches.shape[1]), jnp.int32)
+        images = jax.ShapeDtypeStruct((num_canaries, *model.config.image_shape), jnp.uint8)
+        labels = jax.ShapeDtypeStruct((num_canaries,), jnp.int32)
+        self.init = compiled("init", program.init, keys)
+        self.order = compiled("order", program.order, state.keys, index)
+        self.epoch = compiled("watched_epoch", epoch, state, program.examples, batches, images, labels)
+        self.noise = compiled("noise", noise, state, program.examples, few)
 
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
         return [self.init, self.order, self.epoch, self.noise]
 
-    @property
-    def num_steps(self) -> int:
-        """Number of optimizer steps of a training."""
-        return self.training.epochs * self.training.steps_per_epoch
+    def run(
+        self,
+        train: Split,
+        canaries: Canaries,
+        coins: Coins,
+        *,
+        keys: Key[Array, " purposes"],
+        advance: Callable[[int], object] = lambda _: None,
+    ) -> AuditTrace:
+        """Train on `train` and the canaries whose coin is true, and record the products with all of them.
 
+        Args:
+            advance: called with the number of steps after each epoch.
 
-def compile_audit(
-    config: TrainConfig,
-    model: Model,
-    num_examples: int,
-    num_canaries: int,
-    noise_multiplier: float,
-    *,
-    compiler: Compiler,
-) -> AuditProgram:
-    """Compile an audited training on a split of `num_examples` and canaries.
+        Raises:
+            ConfigError: a batch exceeds the capacity; one line.
+            FloatingPointError: the training diverged; one line.
+        """
+        everywhere = replicated(self.mesh)
+        examples = loop.on_device(*with_canaries(train, canaries), self.mesh)
+        placed_canaries = jax.device_put((canaries.images, canaries.labels), everywhere)
+        present = np.concatenate([np.ones(len(train), bool), coins])
+        state = self.init(keys)
+        batches, observed = [], []
+        accuracy, noise = 0.0, np.zeros((0, 0), np.float32)
+        for epoch in range(self.epochs):
+            drawn = self.order(state.keys, np.int32(epoch))
+            refuse_overflow(drawn, epoch)
+            batches.append(drop_absent(np.asarray(drawn), present))
+            if epoch == 0 and self.deviation:
+                few = jax.device_put(batches[0][:NOISY_STEPS], everywhere)
+                without, noised = self.noise(state, examples, few)
+                noise = (np.asarray(noised) - np.asarray(without)) / np.float32(self.deviation)
 
-    Raises:
-        ConfigError: a training cannot be made with these examples; one line that names the key.
-    """
-    slots = num_examples + num_canaries
-    program = loop.make_program(config, model, slots, jax.local_devices(), noise_multiplier)
-    num_steps = program.epochs * program.steps_per_epoch
-    mechanism_of = functools.partial(Mechanism.for_training, config, model, slots, num_steps)
-    step_of = functools.partial(make_step, config, model, num_steps, program.mesh)
-
-    def epoch(
-        state: TrainState, examples: Examples, order: Array, images: Array, labels: Array
-    ) -> tuple[TrainState, StepRecord]:
-        step = step_of(mechanism_of(noise_multiplier), functools.partial(_products, config, model, images, labels))
-        return jax.lax.scan(lambda state, indices: step(state, examples, indices), state, order)
-
-    def noise(state: TrainState, examples: Examples, order: Array) -> PyTree:
-        plain, noised = (
-            step_of(mechanism_of(multiplier), lambda _, grads: ravel_pytree(grads)[0])
-            for multiplier in (0.0, noise_multiplier)
+            order = jax.device_put(batches[-1], everywhere)
+            state, record = self.epoch(state, examples, order, *placed_canaries)
+            observed.append(jax.device_get(record.observed))
+            accuracy = float(np.mean(np.asarray(record.accuracy)))
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.params))):
+                raise FloatingPointError(
+                    f"a weight became infinite or NaN in epoch {epoch + 1} of an audited training; lower the learning "
+                    f"rate of train.optimizer"
+                )
+            advance(self.steps_per_epoch)
+        products, signals = map(np.concatenate, zip(*observed, strict=True))
+        return AuditTrace(
+            products=products,
+            signals=signals,
+            batches=np.concatenate(batches),
+            rate=self.rate,
+            present=present,
+            noise=noise,
+            accuracy=accuracy,
         )
-
-        def body(state: TrainState, indices: Array) -> tuple[TrainState, PyTree]:
-            (_, without), (state, with_noise) = plain(state, examples, indices), noised(state, examples, indices)
-            return state, (without.observed, with_noise.observed)
-
-        return jax.lax.scan(body, state, order)[1]
-
-    everywhere = replicated(program.mesh)
-    state = loop.abstract_state(program)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), program.num_keys))
-    index = jax.ShapeDtypeStruct((), jnp.int32)
-    batches = jax.eval_shape(program.order, state.keys, index)
-    few = jax.ShapeDtypeStruct((min(NOISY_STEPS, len(batches)), batches.shape[1]), jnp.int32)
-    images = jax.ShapeDtypeStruct((num_canaries, *model.config.image_shape), jnp.uint8)
-    labels = jax.ShapeDtypeStruct((num_canaries,), jnp.int32)
-
-    def compiled(name: str, function: Callable[..., Any], *arguments: Any) -> CompiledFunction:
-        return compiler.compile(name, function, *with_sharding(arguments, everywhere), out_shardings=everywhere)
-
-    return AuditProgram(
-        training=program,
-        rate=config.batch_size / slots,
-        deviation=noise_multiplier * config.privacy.example_clip_norm / config.batch_size,
-        init=compiled("init", program.init, keys),
-        order=compiled("order", program.order, state.keys, index),
-        epoch=compiled("watched_epoch", epoch, state, program.examples, batches, images, labels),
-        noise=compiled("noise", noise, state, program.examples, few),
-    )
-
-
-def run_audited_training(
-    program: AuditProgram,
-    train: Split,
-    canaries: Canaries,
-    coins: Coins,
-    *,
-    keys: Key[Array, " purposes"],
-    advance: Callable[[int], object] = lambda _: None,
-) -> AuditTrace:
-    """Train on `train` and the canaries whose coin is true, and record the products with all of them.
-
-    Args:
-        program: functions compiled for this number of examples and canaries.
-        advance: called with the number of steps after each epoch.
-
-    Raises:
-        ConfigError: a batch exceeds the capacity; one line.
-        FloatingPointError: the training diverged; one line.
-    """
-    everywhere = replicated(program.training.mesh)
-    examples = loop.on_device(*with_canaries(train, canaries), program.training.mesh)
-    placed_canaries = jax.device_put((canaries.images, canaries.labels), everywhere)
-    present = np.concatenate([np.ones(len(train), bool), coins])
-    state = program.init(keys)
-    batches, observed = [], []
-    accuracy, noise = 0.0, np.zeros((0, 0), np.float32)
-    for epoch in range(program.training.epochs):
-        drawn = program.order(state.keys, np.int32(epoch))
-        refuse_overflow(drawn, epoch)
-        batches.append(drop_absent(np.asarray(drawn), present))
-        if epoch == 0 and program.deviation:
-            few = jax.device_put(batches[0][:NOISY_STEPS], everywhere)
-            without, noised = program.noise(state, examples, few)
-            noise = (np.asarray(noised) - np.asarray(without)) / np.float32(program.deviation)
-
-        order = jax.device_put(batches[-1], everywhere)
-        state, record = program.epoch(state, examples, order, *placed_canaries)
-        observed.append(jax.device_get(record.observed))
-        accuracy = float(np.mean(np.asarray(record.accuracy)))
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.params))):
-            raise FloatingPointError(
-                f"a weight became infinite or NaN in epoch {epoch + 1} of an audited training; lower the learning rate "
-                f"of train.optimizer"
-            )
-        advance(program.training.steps_per_epoch)
-    products, signals = map(np.concatenate, zip(*observed, strict=True))
-    return AuditTrace(
-        products=products,
-        signals=signals,
-        batches=np.concatenate(batches),
-        rate=program.rate,
-        present=present,
-        noise=noise,
-        accuracy=accuracy,
-    )
 
 
 def drop_absent(

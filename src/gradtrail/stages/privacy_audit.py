@@ -29,7 +29,7 @@ from gradtrail.core.common.split import Split
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data.canaries import Canaries, draw_membership, make_canaries
 from gradtrail.core.privacy_audit import (
-    AuditProgram,
+    AuditedTraining,
     AuditTrace,
     Coins,
     Guesses,
@@ -39,7 +39,6 @@ from gradtrail.core.privacy_audit import (
     fixed_order_scores,
     guess,
     log_ratios,
-    run_audited_training,
 )
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
@@ -115,7 +114,7 @@ def draw_canaries(config: PrivacyAuditConfig, train: Split, num_classes: int) ->
 
 def audit(
     config: PrivacyAuditConfig,
-    program: AuditProgram,
+    training: AuditedTraining,
     train: Split,
     canaries: Canaries,
     *,
@@ -126,7 +125,7 @@ def audit(
     """Train, and guess which canaries were in the training sets.
 
     Args:
-        program: program compiled for `train` and `canaries`.
+        training: compiled for `train` and `canaries`.
         epsilon: claimed by each of the trainings, at `delta`.
         advance: called with the number of steps after each epoch.
     """
@@ -137,11 +136,11 @@ def audit(
         coins = draw_membership(len(canaries), rng=np.random.default_rng(coin_seed))
         seeds = map(int, training_seed.generate_state(len(_PURPOSES)))
         keys = keys_of(MemberSeeds(**dict(zip(_PURPOSES, seeds, strict=True))))
-        trace = run_audited_training(program, train, canaries, coins, keys=keys, advance=advance)
+        trace = training.run(train, canaries, coins, keys=keys, advance=advance)
         ratios = log_ratios(trace, canaries.labels)
         all_coins.append(coins)
         all_scores.append(batch_scores(ratios, trace.rate))
-        all_fixed.append(fixed_order_scores(ratios, program.training.steps_per_epoch))
+        all_fixed.append(fixed_order_scores(ratios, training.steps_per_epoch))
         all_checks.append([*check_noise(trace), *check_batches(trace)])
         accuracies.append(trace.accuracy)
 

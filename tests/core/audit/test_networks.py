@@ -1,5 +1,6 @@
 """No network evaluates an example that it was trained on."""
 
+import copy
 import dataclasses
 import functools
 
@@ -9,7 +10,7 @@ import pytest
 from factories import NUM_CLASSES, SHAPE, audit_config, new_compiler, random_split
 
 from gradtrail.core.audit.labels import OutOfFold
-from gradtrail.core.audit.networks import CrossValidation, compile_networks, cross_validate, cross_validate_all
+from gradtrail.core.audit.networks import CrossValidation
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model
 
@@ -20,7 +21,7 @@ TRAIN, TEST = random_split(11), random_split(6)
 def compile_for(batch_size: int = CONFIG.batch_size) -> CrossValidation:
     config = audit_config(batch_size=batch_size)
     model = Model(config.train_config().model_config(SHAPE, NUM_CLASSES))
-    return compile_networks(model, config, len(TRAIN), compiler=new_compiler())
+    return CrossValidation(model, config, len(TRAIN), compiler=new_compiler())
 
 
 networks = functools.cache(compile_for)
@@ -28,7 +29,7 @@ networks = functools.cache(compile_for)
 
 def out_of_fold(labels: np.ndarray = TRAIN.labels, *, label_set: int = 0) -> dict[str, OutOfFold]:
     splits = {"train": dataclasses.replace(TRAIN, labels=labels), "test": TEST}
-    return cross_validate(networks(), splits, CONFIG, label_set=label_set, advance=lambda *_, **__: None)
+    return networks().run_label_set(splits, label_set, lambda *_, **__: None)
 
 
 def test_training_examples_have_one_network_per_round_and_others_have_all() -> None:
@@ -55,9 +56,7 @@ def test_another_set_of_labels_has_other_trainings() -> None:
 def test_labels_are_planted_in_the_training_split_and_all_epochs_are_reported() -> None:
     epochs: list[float] = []
     splits = {"train": TRAIN, "test": TEST}
-    judged, planted = cross_validate_all(
-        networks(), splits, CONFIG, advance=lambda amount, message="": epochs.append(amount)
-    )
+    judged, planted = networks().run(splits, advance=lambda amount, message="": epochs.append(amount))
     assert np.array_equal(judged["test"].logits, out_of_fold()["test"].logits)
     assert [int(np.sum(copy.labels != TRAIN.labels)) for copy in planted.values()] == [2, 2]
     assert sum(epochs) == CONFIG.num_epochs
@@ -75,7 +74,7 @@ def test_a_training_that_diverges_is_one_line() -> None:
         state, records = run_steps(*args)
         return state, dataclasses.replace(records, loss=records.loss * jnp.nan)
 
-    engine = dataclasses.replace(networks().engine, run_steps=dataclasses.replace(run_steps, call=diverge))
-    broken = dataclasses.replace(networks(), engine=engine)
+    broken = copy.copy(networks())
+    broken.engine = dataclasses.replace(broken.engine, run_steps=dataclasses.replace(run_steps, call=diverge))
     with pytest.raises(FloatingPointError, match=r"epoch 1; lower audit\.learning_rate"):
-        cross_validate(broken, {"train": TRAIN}, CONFIG, label_set=0, advance=lambda *_, **__: None)
+        broken.run_label_set({"train": TRAIN}, 0, lambda *_, **__: None)

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
 import jax
@@ -38,7 +37,6 @@ from gradtrail.core.per_example.norms import squared_grad_norms
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import Engine
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import AdamW
 from gradtrail.core.train.privacy import NOT_PRIVATE
@@ -129,163 +127,136 @@ class AuditConfig:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class CrossValidation:
-    """The compiled functions of an audit."""
+    """The networks of an audit, compiled once for all trainings.
 
-    num_classes: int
-    engine: Engine  # training of one network, on all folds but one
-    logits: CompiledFunction  # params, images → `logits`, float32 (batch, classes)
-    grad_norms: CompiledFunction  # params, images, labels → `grad_norm`, float32 (batch,): ‖∇ℓ‖₂ over all parameters
+    Args:
+        num_examples: size of the training split.
+
+    Raises:
+        ConfigError: a training cannot be made with these examples; one line that names the key.
+    """
+
+    def __init__(self, model: Model, config: AuditConfig, num_examples: int, *, compiler: Compiler) -> None:
+        def logits(params: Params, images: Array) -> dict[str, Array]:
+            return {"logits": model.apply(params, images)}
+
+        def grad_norms(params: Params, images: Array, labels: Array) -> dict[str, Array]:
+            squares, _ = squared_grad_norms(model, params, images, labels, label_smoothing=0.0)
+            return {"grad_norm": jnp.sqrt(sum(squares.values(), start=jnp.float32(0)))}
+
+        self.config, self.num_classes = config, model.config.num_classes
+        self.training_size = num_examples - -(-num_examples // config.folds)  # all folds but the largest
+        try:
+            program = loop.make_program(config.train_config(), model, self.training_size, jax.local_devices())
+        except ConfigError as error:  # names the key of a training; that of an audit is called the same
+            raise ConfigError(str(error).replace("train.", "audit.", 1)) from None
+        images = jax.ShapeDtypeStruct((BATCH_SIZE, *model.config.image_shape), jnp.uint8)
+        labels = jax.ShapeDtypeStruct((BATCH_SIZE,), jnp.int32)
+        params = model.abstract_params()
+        self.engine = loop.compile_engine(program, compiler=compiler)
+        self.logits = compiler.compile("logits", logits, params, images)
+        self.grad_norms = compiler.compile("grad_norms", grad_norms, params, images, labels)
 
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
         return [*self.engine.functions, self.logits, self.grad_norms]
 
+    def run(
+        self, splits: Mapping[str, Split], *, advance: Callable[..., object]
+    ) -> tuple[dict[str, OutOfFold], dict[str, OutOfFold]]:
+        """Train all networks of the audit.
 
-def compile_networks(model: Model, config: AuditConfig, num_examples: int, *, compiler: Compiler) -> CrossValidation:
-    """Compile the training of a network on a part of `num_examples`, and its evaluation.
+        A planted label differs from the given one, which counts as correct. `uniform`: each other class is equally
+        likely. `confused`: as likely as the networks trained on the given labels find it. Either way the examples are
+        chosen at random.
 
-    Raises:
-        ConfigError: a training cannot be made with these examples; one line that names the key.
-    """
+        Args:
+            splits: `train`, and further splits that have no example of it.
+            advance: called after each epoch, and with 0 and a `message` after each network.
 
-    def logits(params: Params, images: Array) -> dict[str, Array]:
-        return {"logits": model.apply(params, images)}
+        Returns:
+            Logits of each split with its given labels; logits of the training split with planted ones, by kind of
+            noise.
 
-    def grad_norms(params: Params, images: Array, labels: Array) -> dict[str, Array]:
-        squares, _ = squared_grad_norms(model, params, images, labels, label_smoothing=0.0)
-        return {"grad_norm": jnp.sqrt(sum(squares.values(), start=jnp.float32(0)))}
+        Raises:
+            FloatingPointError: a training diverged; one line.
+        """
+        train, seed = splits["train"], self.config.seed
+        judged = self.run_label_set(splits, 0, advance)
+        mean = mean_probabilities(judged["train"].logits, 1.0)
+        planted = {}
+        for label_set, kind in enumerate(NOISE_KINDS, start=1):
+            draw = stream(seed, Stream.PLANTED_LABELS, label_set)
+            if kind == "uniform":
+                wrong = draw_uniform(train.labels, self.num_classes, seed=draw)
+            else:
+                wrong = draw_confused(mean, train.labels, seed=draw)
+            places = stream(seed, Stream.PLANTED_PLACES, label_set)
+            copy = dataclasses.replace(train, labels=plant(train.labels, wrong, self.config.noise_rate, seed=places))
+            planted[kind] = self.run_label_set({"train": copy}, label_set, advance)["train"]
+        return judged, planted
 
-    size = training_size(num_examples, config.folds)
-    try:
-        program = loop.make_program(config.train_config(), model, size, jax.local_devices())
-    except ConfigError as error:  # names the key of a training; that of an audit is called the same
-        raise ConfigError(str(error).replace("train.", "audit.", 1)) from None
-    images = jax.ShapeDtypeStruct((BATCH_SIZE, *model.config.image_shape), jnp.uint8)
-    labels = jax.ShapeDtypeStruct((BATCH_SIZE,), jnp.int32)
-    params = model.abstract_params()
-    return CrossValidation(
-        num_classes=model.config.num_classes,
-        engine=loop.compile_engine(program, compiler=compiler),
-        logits=compiler.compile("logits", logits, params, images),
-        grad_norms=compiler.compile("grad_norms", grad_norms, params, images, labels),
-    )
+    def run_label_set(
+        self, splits: Mapping[str, Split], label_set: int, advance: Callable[..., object]
+    ) -> dict[str, OutOfFold]:
+        """Train networks on one set of labels and evaluate each on every example that it was not trained on.
 
+        Args:
+            label_set: number of the set of labels; another one gives other initial weights and orders of the examples,
+                and the same folds.
 
-def training_size(num_examples: int, folds: int) -> int:
-    """Return the number of examples that each network is trained on: of all folds but the largest."""
-    return num_examples - -(-num_examples // folds)
+        Returns:
+            Logits of `train` by one network of each round, of each other split by all networks.
+        """
+        train, config = splits["train"], self.config
+        num_logits = {name: config.num_rounds if name == "train" else config.num_networks for name in splits}
+        shape = {name: (num_logits[name], len(split), self.num_classes) for name, split in splits.items()}
+        logits = {name: np.zeros(shape[name], np.float32) for name in splits}
+        norms = {name: np.zeros(len(split), np.float32) for name, split in splits.items()}
+        for round_, fold in itertools.product(range(config.num_rounds), range(config.folds)):
+            network = round_ * config.folds + fold
+            fold_of = draw_folds(len(train), config, round_)
+            rows = np.flatnonzero(fold_of != fold)[: self.training_size]
+            (seed,) = stream(config.seed, Stream.TRAINING, label_set, round_, fold).generate_state(1)
+            params = self._train(train.images[rows], train.labels[rows], int(seed), advance)
 
+            # a training example is evaluated by one network of the round, others by all
+            for name, split in splits.items():
+                is_train = name == "train"
+                rows = np.flatnonzero(fold_of == fold) if is_train else np.arange(len(split))
+                images, labels = split.images[rows], split.labels[rows]
+                logits[name][round_ if is_train else network, rows] = _evaluate(self.logits, params, images)
+                if round_ == 0:
+                    norm = _evaluate(self.grad_norms, params, images, labels)
+                    norms[name][rows] += norm / np.float32(1 if is_train else config.folds)
 
-def cross_validate_all(
-    networks: CrossValidation, splits: Mapping[str, Split], config: AuditConfig, *, advance: Callable[..., object]
-) -> tuple[dict[str, OutOfFold], dict[str, OutOfFold]]:
-    """Train all networks of an audit.
+            note = f", planted labels {label_set}" if label_set else ""
+            advance(0, message=f"network {network + 1} of {config.num_networks}{note}")
+        return {
+            name: OutOfFold(labels=split.labels, logits=logits[name], grad_norm=norms[name])
+            for name, split in splits.items()
+        }
 
-    A planted label differs from the given one, which counts as correct. `uniform`: each other class is equally
-    likely. `confused`: as likely as the networks trained on the given labels find it. Either way the examples are
-    chosen at random.
-
-    Args:
-        advance: called after each epoch, and with 0 and a `message` after each network.
-
-    Returns:
-        Logits of each split with its given labels; logits of the training split with planted ones, by kind of noise.
-
-    Raises:
-        FloatingPointError: a training diverged; one line.
-    """
-    train = splits["train"]
-    judged = cross_validate(networks, splits, config, label_set=0, advance=advance)
-    mean = mean_probabilities(judged["train"].logits, 1.0)
-    planted = {}
-    for label_set, kind in enumerate(NOISE_KINDS, start=1):
-        seed = stream(config.seed, Stream.PLANTED_LABELS, label_set)
-        if kind == "uniform":
-            wrong = draw_uniform(train.labels, networks.num_classes, seed=seed)
-        else:
-            wrong = draw_confused(mean, train.labels, seed=seed)
-        places = stream(config.seed, Stream.PLANTED_PLACES, label_set)
-        copy = dataclasses.replace(train, labels=plant(train.labels, wrong, config.noise_rate, seed=places))
-        planted[kind] = cross_validate(networks, {"train": copy}, config, label_set=label_set, advance=advance)["train"]
-    return judged, planted
-
-
-def cross_validate(
-    networks: CrossValidation,
-    splits: Mapping[str, Split],
-    config: AuditConfig,
-    *,
-    label_set: int,
-    advance: Callable[..., object],
-) -> dict[str, OutOfFold]:
-    """Train networks on one set of labels and evaluate each on every example that it was not trained on.
-
-    Args:
-        networks: functions compiled for the size of the training split.
-        splits: `train`, and further splits that have no example of it.
-        label_set: number of the set of labels; another one gives other initial weights and orders of the examples, and
-            the same folds.
-
-    Returns:
-        Logits of `train` by one network of each round, of each other split by all networks.
-    """
-    train = splits["train"]
-    num_logits = {name: config.num_rounds if name == "train" else config.num_networks for name in splits}
-    shape = {name: (num_logits[name], len(split), networks.num_classes) for name, split in splits.items()}
-    logits = {name: np.zeros(shape[name], np.float32) for name in splits}
-    norms = {name: np.zeros(len(split), np.float32) for name, split in splits.items()}
-    for round_, fold in itertools.product(range(config.num_rounds), range(config.folds)):
-        network = round_ * config.folds + fold
-        fold_of = draw_folds(len(train), config, round_)
-        rows = np.flatnonzero(fold_of != fold)[: training_size(len(train), config.folds)]
-        (seed,) = stream(config.seed, Stream.TRAINING, label_set, round_, fold).generate_state(1)
-        params = _train(networks.engine, train, rows, MemberSeeds.from_one(int(seed)), advance)
-
-        # a training example is evaluated by one network of the round, others by all
-        for name, split in splits.items():
-            is_train = name == "train"
-            rows = np.flatnonzero(fold_of == fold) if is_train else np.arange(len(split))
-            images, labels = split.images[rows], split.labels[rows]
-            logits[name][round_ if is_train else network, rows] = _evaluate(networks.logits, params, images)
-            if round_ == 0:
-                norm = _evaluate(networks.grad_norms, params, images, labels)
-                norms[name][rows] += norm / np.float32(1 if is_train else config.folds)
-
-        note = f", planted labels {label_set}" if label_set else ""
-        advance(0, message=f"network {network + 1} of {config.num_networks}{note}")
-    return {
-        name: OutOfFold(labels=split.labels, logits=logits[name], grad_norm=norms[name])
-        for name, split in splits.items()
-    }
+    def _train(self, images: np.ndarray, labels: np.ndarray, seed: int, advance: Callable[..., object]) -> Params:
+        """Train a network; return its parameters."""
+        state = self.engine.init(keys_of(MemberSeeds.from_one(seed)))
+        examples = loop.on_device(images, labels, self.engine.mesh)
+        for epoch in loop.train(self.engine, state, examples, steps_per_call=self.engine.steps_per_epoch):
+            if not np.isfinite(np.asarray(epoch.records.loss)).all():
+                raise FloatingPointError(
+                    f"the loss of a network became infinite or NaN in epoch {epoch.epoch}; lower audit.learning_rate"
+                )
+            state = epoch.state
+            advance(1)
+        return jax.tree.map(np.asarray, self.engine.evaluation_params(state))
 
 
 def draw_folds(num_examples: int, config: AuditConfig, round_: int) -> Int[np.ndarray, " examples"]:
     """Draw the fold of each example, 0 to folds - 1; sizes differ by one at most."""
     rng = np.random.default_rng(stream(config.seed, Stream.FOLDS, round_))
     return rng.permutation(num_examples) % config.folds
-
-
-def _train(
-    engine: Engine,
-    train: Split,
-    rows: Int[np.ndarray, " training"],
-    seeds: MemberSeeds,
-    advance: Callable[..., object],
-) -> Params:
-    """Train a network on the examples at `rows`; return its parameters."""
-    examples = loop.on_device(train.images[rows], train.labels[rows], engine.mesh)
-    state = engine.init(keys_of(seeds))
-    for epoch in loop.train(engine, state, examples, steps_per_call=engine.steps_per_epoch):
-        if not np.isfinite(np.asarray(epoch.records.loss)).all():
-            raise FloatingPointError(
-                f"the loss of a network became infinite or NaN in epoch {epoch.epoch}; lower audit.learning_rate"
-            )
-        state = epoch.state
-        advance(1)
-    return jax.tree.map(np.asarray, engine.evaluation_params(state))
 
 
 def _evaluate(function: CompiledFunction, params: Params, *arrays: np.ndarray) -> np.ndarray:
