@@ -56,7 +56,7 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     train, validation = (dataset.read_split(Path(f"data/processed/{name}.npz"), info) for name in dataset.SPLITS[:2])
     model = Model(config.model_config(info.image_shape, info.num_classes))
     compiler = Compiler(time.perf_counter)
-    engine = loop.compile_engine(loop.make_program(config, model, len(train), jax.local_devices()), compiler=compiler)
+    engine = loop.make_program(config, model, len(train), jax.local_devices()).compile(compiler)
     predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
     validate = functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels)
 

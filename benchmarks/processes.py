@@ -49,7 +49,7 @@ def work(shards: int, reduction: ReductionKind, steps: int) -> None:
     config = dataclasses.replace(found, shards=shards, reduction=reduction, privacy=NOT_PRIVATE)
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
     program = loop.make_program(config, model, NUM_EXAMPLES, processes.devices(shards))
-    engine = loop.compile_engine(program, compiler=cached_compiler(stage.runtime))
+    engine = program.compile(cached_compiler(stage.runtime))
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (NUM_EXAMPLES, *SHAPE), np.uint8), rng.integers(0, 10, NUM_EXAMPLES, np.int32)
     examples = loop.on_device(images, labels, engine.mesh)

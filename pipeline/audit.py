@@ -29,7 +29,7 @@ def main(stage: Stage) -> None:
 
     with tracked(stage) as run, compiling(run) as compiler:
         networks = CrossValidation(model, config, len(splits["train"]), compiler=compiler)
-        fixed = networks.engine.run_steps.cost.argument_bytes
+        fixed = networks.training.argument_bytes
         require_memory("audit.batch_size", config.batch_size, networks.functions, fixed_bytes=fixed)
         with progress_bar("audit", config.num_epochs, unit="steps") as bar:
             out_of_fold, planted = networks.run(splits, advance=bar.advance)

@@ -34,7 +34,7 @@ from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.train.private import Mechanism
-from gradtrail.core.train.step import make_init, make_step
+from gradtrail.core.train.step import make_init, make_step, take
 
 NOISE, CLIP = 0.5, 0.3
 TRAIN = random_split(24)
@@ -96,7 +96,7 @@ def test_products_and_signals_equal_their_definition() -> None:
         factor = np.minimum(1, CLIP / np.asarray(per_example_norm(grads))) / CLIP
         (layer,) = MODEL.split_by_layer(grads).values()
         directions = centred[:, :, None] * np.asarray(layer["bias"])[:, None, :] * factor[:, None, None]
-        state, record = step(state, examples, jnp.asarray(indices))
+        state, record = step(state, take(examples, jnp.asarray(indices)))
         (total,) = MODEL.split_by_layer(record.observed).values()
         dots = np.sum(directions * np.asarray(total["kernel"]) * CONFIG.batch_size / CLIP, axis=(1, 2))
         np.testing.assert_allclose(trace.products[number, 0], dots, rtol=2e-4, atol=1e-5)
@@ -146,9 +146,10 @@ def test_observing_changes_no_bit_of_a_step() -> None:
     state = jax.jit(make_init(CONFIG, MODEL, 3))(keys_of(SEEDS))
     examples = on_device(TRAIN.images, TRAIN.labels, mesh)
     indices = jnp.where(jnp.arange(mechanism.capacity) < 9, jnp.arange(mechanism.capacity), PADDING)
-    plain = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism))(state, examples, indices)
+    batch = take(examples, indices)
+    plain = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism))(state, batch)
     observe = make_step(CONFIG, MODEL, 3, mesh, mechanism, lambda _, grads: grads)
-    observed, record = jax.jit(observe)(state, examples, indices)
+    observed, record = jax.jit(observe)(state, batch)
     assert plain[1].observed is None
     for one, other in zip(jax.tree.leaves(plain[0].params), jax.tree.leaves(observed.params), strict=True):
         assert np.array_equal(one, other)

@@ -27,10 +27,10 @@ from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.clipped_sum import bounded_forward
 from gradtrail.core.per_example.norms import forward_of, layer_metrics
 from gradtrail.core.train import loop
-from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.private import Mechanism, refuse_overflow
-from gradtrail.core.train.step import StepRecord, TrainState, make_step
+from gradtrail.core.train.step import StepRecord, TrainState, make_step, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 NOISY_STEPS = 8  # steps whose noise is recorded
@@ -101,8 +101,8 @@ class AuditedTraining:
     ) -> None:
         slots = num_examples + num_canaries
         program = loop.make_program(config, model, slots, jax.local_devices(), noise_multiplier)
-        self.mesh, self.epochs, self.steps_per_epoch = program.mesh, program.epochs, program.steps_per_epoch
-        self.num_steps = self.epochs * self.steps_per_epoch
+        self.mesh, self.steps_per_epoch, self.num_steps = program.mesh, program.steps_per_epoch, program.num_steps
+        self.epochs = config.epochs
         self.rate = config.batch_size / slots  # probability that an example is in a batch
         # standard deviation of the noise in the optimizer's gradient
         self.deviation = noise_multiplier * config.privacy.example_clip_norm / config.batch_size
@@ -114,7 +114,7 @@ class AuditedTraining:
         ) -> tuple[TrainState, StepRecord]:
             """Train for an epoch; return the records with products and signals of the canaries."""
             step = step_of(mechanism_of(noise_multiplier), functools.partial(_products, config, model, images, labels))
-            return jax.lax.scan(lambda state, indices: step(state, examples, indices), state, order)
+            return jax.lax.scan(lambda state, indices: step(state, take(examples, indices)), state, order)
 
         def noise(state: TrainState, examples: Examples, order: Array) -> PyTree:
             """Return the gradients of a few steps without and with noise."""
@@ -124,7 +124,8 @@ class AuditedTraining:
             )
 
             def body(state: TrainState, indices: Array) -> tuple[TrainState, PyTree]:
-                (_, without), (state, with_noise) = plain(state, examples, indices), noised(state, examples, indices)
+                batch = take(examples, indices)
+                (_, without), (state, with_noise) = plain(state, batch), noised(state, batch)
                 return state, (without.observed, with_noise.observed)
 
             return jax.lax.scan(body, state, order)[1]
@@ -133,14 +134,13 @@ class AuditedTraining:
             everywhere = replicated(self.mesh)
             return compiler.compile(name, function, *with_sharding(arguments, everywhere), out_shardings=everywhere)
 
-        state = loop.abstract_state(program)
-        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), program.num_keys))
+        state = program.abstract_state
         index = jax.ShapeDtypeStruct((), jnp.int32)
         batches = jax.eval_shape(program.order, state.keys, index)
         few = jax.ShapeDtypeStruct((min(NOISY_STEPS, len(batches)), batches.shape[1]), jnp.int32)
         images = jax.ShapeDtypeStruct((num_canaries, *model.config.image_shape), jnp.uint8)
         labels = jax.ShapeDtypeStruct((num_canaries,), jnp.int32)
-        self.init = compiled("init", program.init, keys)
+        self.init = compiled("init", program.init, program.abstract_keys)
         self.order = compiled("order", program.order, state.keys, index)
         self.epoch = compiled("watched_epoch", epoch, state, program.examples, batches, images, labels)
         self.noise = compiled("noise", noise, state, program.examples, few)

@@ -40,7 +40,7 @@ from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.loop import Engine
+from gradtrail.core.train.loop import Program
 from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.xla.compile_events import CompileLog
 from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
@@ -194,14 +194,14 @@ def measure_training(config: TrainConfig, keep: Keep = _forget) -> dict[str, dic
         compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
         noise = placeholder_noise(config.privacy)
         program = loop.make_program(config, model, _NUM_EXAMPLES, jax.local_devices(), noise)
-        engine = loop.compile_engine(program, compiler=compiler)
+        engine = program.compile(compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         _train_shortly(config, engine, predict)
     keep("train", compiler)
     return _costs("train", compiler, log)
 
 
-def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunction) -> None:
+def _train_shortly(config: TrainConfig, engine: Program, predict: CompiledFunction) -> None:
     """Run two short epochs as the stage does, including its work after chunks and epochs; write nothing."""
     steps = min(_STEPS, engine.steps_per_epoch)
 
@@ -215,7 +215,9 @@ def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunctio
     checkpoints = ResumeFolder(None, 0.0, time.monotonic)
     with contextlib.redirect_stderr(io.StringIO()):  # two short epochs
         training_runs.run(
-            dataclasses.replace(engine, epochs=2, steps_per_epoch=steps, order=order),
+            dataclasses.replace(
+                engine, config=dataclasses.replace(config, epochs=2), steps_per_epoch=steps, order=order
+            ),
             functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
             _examples(_NUM_EXAMPLES),
             dataclasses.replace(config, patience=None),

@@ -68,13 +68,13 @@ def test_too_large_batch_is_one_line_with_the_key() -> None:
 
 
 def test_a_training_that_diverges_is_one_line() -> None:
-    run_steps = networks().engine.run_steps
+    run_steps = networks().training.run_steps
 
     def diverge(*args: object) -> object:
         state, records = run_steps(*args)
         return state, dataclasses.replace(records, loss=records.loss * jnp.nan)
 
     broken = copy.copy(networks())
-    broken.engine = dataclasses.replace(broken.engine, run_steps=dataclasses.replace(run_steps, call=diverge))
+    broken.training = dataclasses.replace(broken.training, run_steps=dataclasses.replace(run_steps, call=diverge))
     with pytest.raises(FloatingPointError, match=r"epoch 1; lower audit\.learning_rate"):
         broken.run_label_set({"train": TRAIN}, 0, lambda *_, **__: None)

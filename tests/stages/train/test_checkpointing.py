@@ -15,7 +15,7 @@ import optax
 import pytest
 from factories import run_keys
 
-from gradtrail.core.train.batch_gradient import RowRecord
+from gradtrail.core.train.gradient import RowRecord
 from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord, TrainState

@@ -154,14 +154,14 @@ class CrossValidation:
         images = jax.ShapeDtypeStruct((BATCH_SIZE, *model.config.image_shape), jnp.uint8)
         labels = jax.ShapeDtypeStruct((BATCH_SIZE,), jnp.int32)
         params = model.abstract_params()
-        self.engine = loop.compile_engine(program, compiler=compiler)
+        self.training = program.compile(compiler)
         self.logits = compiler.compile("logits", logits, params, images)
         self.grad_norms = compiler.compile("grad_norms", grad_norms, params, images, labels)
 
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [*self.engine.functions, self.logits, self.grad_norms]
+        return [*self.training.functions, self.logits, self.grad_norms]
 
     def run(
         self, splits: Mapping[str, Split], *, advance: Callable[..., object]
@@ -241,16 +241,16 @@ class CrossValidation:
 
     def _train(self, images: np.ndarray, labels: np.ndarray, seed: int, advance: Callable[..., object]) -> Params:
         """Train a network; return its parameters."""
-        state = self.engine.init(keys_of(MemberSeeds.from_one(seed)))
-        examples = loop.on_device(images, labels, self.engine.mesh)
-        for epoch in loop.train(self.engine, state, examples, steps_per_call=self.engine.steps_per_epoch):
+        state = self.training.init(keys_of(MemberSeeds.from_one(seed)))
+        examples = loop.on_device(images, labels, self.training.mesh)
+        for epoch in loop.train(self.training, state, examples, steps_per_call=self.training.steps_per_epoch):
             if not np.isfinite(np.asarray(epoch.records.loss)).all():
                 raise FloatingPointError(
                     f"the loss of a network became infinite or NaN in epoch {epoch.epoch}; lower audit.learning_rate"
                 )
             state = epoch.state
             advance(1)
-        return jax.tree.map(np.asarray, self.engine.evaluation_params(state))
+        return jax.tree.map(np.asarray, self.training.evaluation_params(state))
 
 
 def draw_folds(num_examples: int, config: AuditConfig, round_: int) -> Int[np.ndarray, " examples"]:

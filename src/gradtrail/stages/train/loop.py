@@ -16,7 +16,7 @@ from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.feed import Source
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import Chunk, Engine
+from gradtrail.core.train.loop import Chunk, Program
 from gradtrail.core.train.step import TrainState
 from gradtrail.stages.common.processes import ALONE, Processes
 from gradtrail.stages.train.checkpointing import ResumeFolder
@@ -98,7 +98,7 @@ class TrainResult:
 
 
 def train_members(
-    engine: Engine,
+    engine: Program,
     validate: Callable[[HostParams], dict[str, float]],
     train: Split | Source,
     config: TrainConfig,
@@ -131,7 +131,7 @@ def train_members(
 
 
 def run(
-    engine: Engine,
+    engine: Program,
     validate: Callable[[HostParams], dict[str, float]],
     train: Split | Source,
     config: TrainConfig,
@@ -199,7 +199,7 @@ def run(
             line = _describe(history, member.epsilons)
             bar.update(chunk.step, message=line)
             if chunk.ends_epoch:
-                bar.log(f"{title}: {line} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
+                bar.log(f"{title}: {line} ({chunk.epoch}/{engine.config.epochs}, {seconds():.1f} s)")
             to_keep = dataclasses.replace(chunk, state=without_secret(state))
             if (stop := _agreed_stop(request, member.processes)) is not None:
                 checkpoints.save(to_keep, history, seconds())
@@ -226,7 +226,7 @@ def _agreed_stop(request: StopRequest, processes: Processes) -> int | None:
     return processes.agreed(lambda: request.number or processes.asked_to_stop())
 
 
-def _exchange_keys(engine: Engine, member: Member, state: TrainState) -> tuple[_Exchange, _Exchange]:
+def _exchange_keys(engine: Program, member: Member, state: TrainState) -> tuple[_Exchange, _Exchange]:
     """Return functions that replace the keys of a secret by those of the seeds, for a checkpoint, and back.
 
     No step changes the keys. With the keys of the secret one could remove the noise. `state` is the first state, with

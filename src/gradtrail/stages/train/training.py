@@ -16,7 +16,7 @@ from gradtrail.core.common.split import Split
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
-from gradtrail.core.train.loop import Engine
+from gradtrail.core.train.loop import Program
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts import accounting, splits
 from gradtrail.stages.artifacts.accounting import Spending
@@ -71,7 +71,7 @@ class Training:
             return self.train.take_column("example_id", self.sampled)
         return self.train.example_id[self.sampled]
 
-    def compile(self, compiler: Compiler) -> Engine:
+    def compile(self, compiler: Compiler) -> Program:
         """Compile the functions of the training.
 
         Raises:
@@ -88,15 +88,15 @@ class Training:
             streamed=streamed,
             sampled=self.sampled if len(self.sampled) < len(self.train) else None,
         )
-        return loop.compile_engine(program, compiler=compiler)
+        return program.compile(compiler)
 
-    def require_memory(self, engine: Engine, functions: Sequence[CompiledFunction]) -> None:
+    def require_memory(self, engine: Program, functions: Sequence[CompiledFunction]) -> None:
         """Refuse a batch that does not fit, before any of the memory is allocated.
 
         Raises:
             ConfigError: too little memory; one line with the batch size that fits.
         """
-        fixed = engine.run_steps.cost.argument_bytes
+        fixed = engine.argument_bytes
         require_memory("train.batch_size", self.config.batch_size, functions, fixed_bytes=fixed)
 
     def checkpoints(self, state: str, **options: Any) -> ResumeFolder:

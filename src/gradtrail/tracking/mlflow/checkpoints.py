@@ -36,7 +36,7 @@ def load_checkpoint(folder: Path, like: TrainState, weights: HostParams) -> Trai
 
     Args:
         folder: Artifact `checkpoint` of a training's run.
-        like: State of the same training, such as `Engine.init` returns.
+        like: State of the same training, such as `Program.init` returns.
         weights: Final weights of the same run.
 
     Raises:
