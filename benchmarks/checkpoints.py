@@ -28,7 +28,7 @@ from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common import dataset
 from gradtrail.stages.train import loop as training_runs
-from gradtrail.stages.train.checkpointing import ResumeFolder
+from gradtrail.stages.train.checkpoints import Checkpoints
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.run import TrackedRun
 from gradtrail.tracking.mlflow.training_log import TrainingLog
@@ -37,7 +37,7 @@ OFTEN_SECONDS = 2.0
 NEVER = float("inf")
 
 
-class CountedFolder(ResumeFolder):
+class CountedFolder(Checkpoints):
     """Checkpoints that are counted as they are written."""
 
     written = 0

@@ -16,7 +16,6 @@ import io
 import json
 import platform
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +50,7 @@ from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train import loop as training_runs
-from gradtrail.stages.train.checkpointing import ResumeFolder
+from gradtrail.stages.train.checkpoints import Checkpoints
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
@@ -212,7 +211,7 @@ def _train_shortly(config: TrainConfig, engine: Program, predict: CompiledFuncti
 
     order, validation = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES), _examples(_FEW)
     run = TrackedRun(Identity("train"), None)
-    checkpoints = ResumeFolder(None, 0.0, time.monotonic)
+    checkpoints = Checkpoints(None, 0.0)
     with contextlib.redirect_stderr(io.StringIO()):  # two short epochs
         training_runs.run(
             dataclasses.replace(
