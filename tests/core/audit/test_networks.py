@@ -56,8 +56,8 @@ def test_another_set_of_labels_has_other_trainings() -> None:
 def test_labels_are_planted_in_the_training_split_and_all_epochs_are_reported() -> None:
     epochs: list[float] = []
     splits = {"train": TRAIN, "test": TEST}
-    judged, planted = networks().run(splits, advance=lambda amount, message="": epochs.append(amount))
-    assert np.array_equal(judged["test"].logits, out_of_fold()["test"].logits)
+    result, planted = networks().run(splits, advance=lambda amount, message="": epochs.append(amount))
+    assert np.array_equal(result["test"].logits, out_of_fold()["test"].logits)
     assert [int(np.sum(copy.labels != TRAIN.labels)) for copy in planted.values()] == [2, 2]
     assert sum(epochs) == CONFIG.num_epochs
 

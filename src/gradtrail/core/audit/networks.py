@@ -184,8 +184,8 @@ class CrossValidation:
             FloatingPointError: a training diverged; one line.
         """
         train, seed = splits["train"], self.config.seed
-        judged = self.run_label_set(splits, 0, advance)
-        mean = mean_probabilities(judged["train"].logits, 1.0)
+        out_of_fold = self.run_label_set(splits, 0, advance)
+        mean = mean_probabilities(out_of_fold["train"].logits, 1.0)
         planted = {}
         for label_set, kind in enumerate(NOISE_KINDS, start=1):
             draw = stream(seed, Stream.PLANTED_LABELS, label_set)
@@ -196,7 +196,7 @@ class CrossValidation:
             places = stream(seed, Stream.PLANTED_PLACES, label_set)
             copy = dataclasses.replace(train, labels=plant(train.labels, wrong, self.config.noise_rate, seed=places))
             planted[kind] = self.run_label_set({"train": copy}, label_set, advance)["train"]
-        return judged, planted
+        return out_of_fold, planted
 
     def run_label_set(
         self, splits: Mapping[str, Split], label_set: int, advance: Callable[..., object]
