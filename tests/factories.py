@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from gradtrail.core.audit.config import AuditConfig
+from gradtrail.core.audit.networks import AuditConfig
 from gradtrail.core.common.split import Split
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.data.preprocessing import PreprocessConfig
@@ -22,7 +22,7 @@ from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
-from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
+from gradtrail.core.privacy_audit import PrivacyAuditConfig
 from gradtrail.core.profile.variants import ProfileConfig
 from gradtrail.core.train import schedules
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig

@@ -1,5 +1,6 @@
-"""A watched training is the training: what is taken of each step equals its definition, and nothing else changes."""
+"""An audited training is the training: what is recorded equals its definition, and scores tell who was in batches."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -17,13 +18,15 @@ from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.data.canaries import Canaries
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.norms import signals
-from gradtrail.core.privacy_audit.training import (
-    AuditProgram,
+from gradtrail.core.privacy_audit import (
+    AuditedTraining,
     AuditTrace,
     _products,
-    compile_audit,
+    batch_scores,
     drop_absent,
-    run_audited_training,
+    fixed_order_scores,
+    guess,
+    log_ratios,
 )
 from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.keys import keys_of
@@ -35,8 +38,7 @@ from gradtrail.core.train.step import make_init, make_step, take
 
 NOISE, CLIP = 0.5, 0.3
 TRAIN = random_split(24)
-OTHERS = random_split(30)
-CANARIES = Canaries(images=OTHERS.images[24:], labels=OTHERS.labels[24:])
+CANARIES = Canaries(images=random_split(30).images[24:], labels=random_split(30).labels[24:])
 COINS = np.array([True, False, True, True, False, False])
 CONFIG = train_config(
     model="linear",
@@ -51,14 +53,14 @@ SEEDS = MemberSeeds(initialization=1, order=2, augmentation=3, dropout=4, noise=
 
 
 @functools.cache
-def compiled() -> AuditProgram:
-    return compile_audit(CONFIG, MODEL, len(TRAIN), len(CANARIES), NOISE, compiler=new_compiler())
+def compiled() -> AuditedTraining:
+    return AuditedTraining(CONFIG, MODEL, len(TRAIN), len(CANARIES), NOISE, compiler=new_compiler())
 
 
 @functools.cache
-def watched(*, seed: int = 5) -> AuditTrace:
+def trained(*, seed: int = 5) -> AuditTrace:
     keys = keys_of(dataclasses.replace(SEEDS, noise=seed))
-    return run_audited_training(compiled(), TRAIN, CANARIES, COINS, keys=keys)
+    return compiled().run(TRAIN, CANARIES, COINS, keys=keys)
 
 
 def test_absent_examples_are_left_out_and_padding_stays_at_the_end() -> None:
@@ -68,17 +70,17 @@ def test_absent_examples_are_left_out_and_padding_stays_at_the_end() -> None:
 
 
 def test_canaries_whose_coin_is_false_are_in_no_batch_and_the_others_are() -> None:
-    result = watched()
-    visits = np.bincount(result.batches[result.batches != PADDING], minlength=30)
+    trace = trained()
+    visits = np.bincount(trace.batches[trace.batches != PADDING], minlength=30)
     assert (visits[24:] > 0).tolist() == COINS.tolist()
-    assert result.present.tolist() == [True] * 24 + COINS.tolist()
-    assert result.rate == pytest.approx(10 / 30)
-    assert len(result.batches) == 6
+    assert trace.present.tolist() == [True] * 24 + COINS.tolist()
+    assert trace.rate == pytest.approx(10 / 30)
+    assert len(trace.batches) == 6
 
 
 def test_products_and_signals_equal_their_definition() -> None:
     """The sum over all layers of the product with the whole gradient, less that of inputs which all have in common."""
-    result = watched()
+    trace = trained()
     images, labels = jnp.asarray(CANARIES.images), jnp.asarray(CANARIES.labels)
     state = compiled().init(keys_of(SEEDS))
     mechanism = Mechanism.for_training(CONFIG, MODEL, 30, 6, NOISE)
@@ -87,22 +89,18 @@ def test_products_and_signals_equal_their_definition() -> None:
     examples = on_device(
         np.concatenate([TRAIN.images, CANARIES.images]), np.concatenate([TRAIN.labels, CANARIES.labels]), mesh
     )
-    for number, indices in enumerate(result.batches[:2]):
-        params = state.params
-        grads = per_example_grads(MODEL, params, images, labels, label_smoothing=CONFIG.label_smoothing)
+    pixels = (CANARIES.images.reshape(6, -1) / 255).astype(np.float32)
+    centred = pixels - pixels.mean(axis=0)
+    for number, indices in enumerate(trace.batches[:2]):
+        grads = per_example_grads(MODEL, state.params, images, labels, label_smoothing=CONFIG.label_smoothing)
         factor = np.minimum(1, CLIP / np.asarray(per_example_norm(grads))) / CLIP
-        pixels = (CANARIES.images.reshape(6, -1) / 255).astype(np.float32)
-        own_result = pixels - pixels.mean(axis=0)
         (layer,) = MODEL.split_by_layer(grads).values()
-        cotangent = np.asarray(layer["bias"])
-        directions = own_result[:, :, None] * cotangent[:, None, :] * factor[:, None, None]
+        directions = centred[:, :, None] * np.asarray(layer["bias"])[:, None, :] * factor[:, None, None]
         state, record = step(state, take(examples, jnp.asarray(indices)))
-        (inputs,) = MODEL.split_by_layer(record.observed).values()
-        total = np.asarray(inputs["kernel"]) * CONFIG.batch_size / CLIP
-        np.testing.assert_allclose(
-            result.products.products[number, 0], np.sum(directions * total, axis=(1, 2)), rtol=2e-4, atol=1e-5
-        )
-        np.testing.assert_allclose(result.products.signals[number, 0], np.sum(directions**2, axis=(1, 2)), rtol=2e-4)
+        (total,) = MODEL.split_by_layer(record.observed).values()
+        dots = np.sum(directions * np.asarray(total["kernel"]) * CONFIG.batch_size / CLIP, axis=(1, 2))
+        np.testing.assert_allclose(trace.products[number, 0], dots, rtol=2e-4, atol=1e-5)
+        np.testing.assert_allclose(trace.signals[number, 0], np.sum(directions**2, axis=(1, 2)), rtol=2e-4)
 
 
 @functools.cache
@@ -124,10 +122,9 @@ def test_signals_of_hidden_layers_leave_the_bias_out() -> None:
     norms = np.sqrt(sum(np.sum(rows**2, axis=1) for rows in grads.values()))
     factors = np.minimum(1, CLIP / norms) / CLIP
     for (name, (inputs, cotangent)), signal in zip(parts.items(), products(images, labels)[1], strict=True):
-        own_result = inputs - jnp.mean(inputs, axis=layers[name].batch_axis, keepdims=True)
-        kernels = np.asarray(layers[name].grads(own_result, cotangent))[
-            :, layers[name].bias.size :
-        ]  # the bias comes first
+        centred = inputs - jnp.mean(inputs, axis=layers[name].batch_axis, keepdims=True)
+        bias_size = layers[name].bias.size  # the bias comes first
+        kernels = np.asarray(layers[name].grads(centred, cotangent))[:, bias_size:]
         np.testing.assert_allclose(signal, np.sum(kernels**2, axis=1) * factors**2, rtol=1e-4, atol=1e-9)
 
 
@@ -138,7 +135,7 @@ def test_equal_canaries_have_no_signal_in_a_padded_tile(kind: Literal["mlp", "cn
 
 
 def test_recorded_noise_is_standard_normal() -> None:
-    noise = np.concatenate([watched(seed=seed).noise for seed in range(12)])
+    noise = np.concatenate([trained(seed=seed).noise for seed in range(12)])
     assert noise.shape == (12 * 3, 39), "of the first epoch's steps"
     assert noise.std() == pytest.approx(1, abs=4 / (2 * noise.size) ** 0.5)
 
@@ -151,7 +148,8 @@ def test_observing_changes_no_bit_of_a_step() -> None:
     indices = jnp.where(jnp.arange(mechanism.capacity) < 9, jnp.arange(mechanism.capacity), PADDING)
     batch = take(examples, indices)
     plain = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism))(state, batch)
-    observed, record = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism, lambda _, grads: grads))(state, batch)
+    observe = make_step(CONFIG, MODEL, 3, mesh, mechanism, lambda _, grads: grads)
+    observed, record = jax.jit(observe)(state, batch)
     assert plain[1].observed is None
     for one, other in zip(jax.tree.leaves(plain[0].params), jax.tree.leaves(observed.params), strict=True):
         assert np.array_equal(one, other)
@@ -161,11 +159,74 @@ def test_observing_changes_no_bit_of_a_step() -> None:
 
 
 def test_a_training_that_diverges_is_one_line() -> None:
-    broken = dataclasses.replace(compiled().epoch, call=lambda *arguments: _nan(compiled().epoch(*arguments)))
+    def diverge(*arguments: object) -> tuple:
+        state, record = compiled().epoch(*arguments)
+        return dataclasses.replace(state, params=jax.tree.map(lambda leaf: leaf * jnp.nan, state.params)), record
+
+    broken = copy.copy(compiled())
+    broken.epoch = dataclasses.replace(compiled().epoch, call=diverge)
     with pytest.raises(FloatingPointError, match="infinite or NaN in epoch 1 of an audited training"):
-        run_audited_training(dataclasses.replace(compiled(), epoch=broken), TRAIN, CANARIES, COINS, keys=keys_of(SEEDS))
+        broken.run(TRAIN, CANARIES, COINS, keys=keys_of(SEEDS))
 
 
-def _nan(result: tuple) -> tuple:
-    state, record = result
-    return dataclasses.replace(state, params=jax.tree.map(lambda leaf: leaf * jnp.nan, state.params)), record
+STEPS, MANY, RATE = 200, 400, 0.1
+EPOCHS = 20
+LABELS = np.arange(MANY, dtype=np.int32) % 4
+IS_MEMBER = np.random.default_rng(1).integers(0, 2, MANY) == 1
+
+
+def trace_of(present: np.ndarray) -> AuditTrace:
+    """Return products of two layers: one has each canary's signal in unit noise, the other nothing but loud noise."""
+    rng = np.random.default_rng(0)
+    by_label = rng.normal(size=(STEPS, 1, 4))[..., LABELS]
+    first = 0.8 * present[:, None] + np.sqrt(0.8) * rng.normal(size=(STEPS, 1, MANY)) + 30 * by_label
+    second = 100 * rng.normal(size=(STEPS, 1, MANY))
+    return dataclasses.replace(
+        trained(),
+        products=np.concatenate([first, second], axis=1).astype(np.float32),
+        signals=np.broadcast_to(np.array([0.8, 0.2], np.float32)[None, :, None], (STEPS, 2, MANY)),
+    )
+
+
+def test_ratios_are_those_of_normal_densities() -> None:
+    trace = trace_of(np.zeros((STEPS, MANY), bool))
+    ratios = log_ratios(trace, np.zeros(MANY, np.int32))
+    x = trace.products - np.median(trace.products, axis=2, keepdims=True)
+    deviation = 1.4826 * np.median(np.abs(x), axis=2, keepdims=True)
+    densities = np.square(x / deviation) / 2 - np.square((x - trace.signals) / deviation) / 2
+    np.testing.assert_allclose(ratios, densities.sum(axis=1), rtol=1e-4, atol=1e-4)
+    expected = np.log(0.9 + 0.1 * np.exp(ratios)).sum(axis=0)
+    np.testing.assert_allclose(batch_scores(ratios, 0.1), expected, rtol=1e-6, atol=1e-9)
+
+
+def share_right(scores: np.ndarray, share: float = 1.0) -> float:
+    outcome = guess(scores, IS_MEMBER, share)
+    return outcome.correct / outcome.guesses
+
+
+def test_scores_separate_canaries_despite_labels_and_loud_layers() -> None:
+    trace = trace_of((np.random.default_rng(2).uniform(size=(STEPS, MANY)) < RATE) & IS_MEMBER)
+    scores = batch_scores(log_ratios(trace, LABELS), RATE)
+    assert share_right(scores) > 0.7
+    assert share_right(scores, 0.1) > share_right(scores)
+    assert share_right(np.sum(trace.products, axis=(0, 1))) < 0.6, "the plain sum is lost in what is loud"
+
+
+def test_guesses_are_chance_without_canaries_in_batches() -> None:
+    ratios = log_ratios(trace_of(np.zeros((STEPS, MANY), bool)), LABELS)
+    assert share_right(batch_scores(ratios, RATE)) == pytest.approx(0.5, abs=4 * 0.5 / MANY**0.5)
+
+
+def test_fixed_order_score_detects_a_fixed_order() -> None:
+    places = np.random.default_rng(3).integers(0, STEPS // EPOCHS, MANY)
+    ratios = log_ratios(trace_of((np.arange(STEPS)[:, None] % (STEPS // EPOCHS) == places) & IS_MEMBER), LABELS)
+    assert (
+        share_right(fixed_order_scores(ratios, STEPS // EPOCHS)) > 0.9 > 0.85 > share_right(batch_scores(ratios, RATE))
+    )
+
+
+@pytest.mark.parametrize(("share", "guesses", "correct"), [(0.4, 2, 2), (0.8, 4, 2), (0.0, 0, 0), (1.0, 5, 2)])
+def test_guesses_are_the_extreme_scores(share: float, guesses: int, correct: int) -> None:
+    scores = np.array([5.0, -5.0, 1.0, -1.0, 0.0])
+    outcome = guess(scores, np.array([True, False, False, True, False]), share)
+    assert (outcome.canaries, outcome.guesses, outcome.correct) == (5, guesses, correct)

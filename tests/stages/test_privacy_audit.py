@@ -13,42 +13,43 @@ from scipy.optimize import linprog
 
 from benchmarks import planted_faults
 from gradtrail.core.common.batching import PADDING
-from gradtrail.core.common.split import Split
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model
-from gradtrail.core.privacy_audit.scores import Products
-from gradtrail.core.privacy_audit.training import AuditTrace, compile_audit
+from gradtrail.core.privacy_audit import AuditedTraining, AuditTrace, Guesses
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.privacy_audit import tables
-from gradtrail.stages.privacy_audit.auditing import Audit, Claim, audit, draw_canaries, require_private
-from gradtrail.stages.privacy_audit.bounds import (
-    Guesses,
+from gradtrail.stages.privacy_audit import (
+    Audit,
+    Check,
+    audit,
+    audit_metrics,
+    check_batches,
+    check_noise,
+    draw_canaries,
     epsilon_bound,
     gaussian_delta,
     gaussian_epsilon,
-    gaussian_tradeoff,
     p_value,
     refutes,
+    require_private,
 )
-from gradtrail.stages.privacy_audit.checks import Check, check_training
 
-CLAIM = Claim(epsilon=3.0, delta=1e-5)
+CLAIM = {"epsilon": 3.0, "delta": 1e-5}
 
 
-def finding(**overrides: object) -> Audit:
-    guessed = Guesses(canaries=40, guesses=20, correct=15)
+def result(**overrides: object) -> Audit:
+    outcome = Guesses(canaries=40, guesses=20, correct=15)
     audit_result = Audit(
-        claim=CLAIM,
+        **CLAIM,
         confidence=0.95,
         scores=np.linspace(-1, 2, 40),
         coins=np.arange(40) % 3 == 0,
-        guesses=guessed,
+        guesses=outcome,
         lower_bound=1.25,
         lower_bound_any=0.75,
-        by_share=((guessed, 1.25), (Guesses(canaries=40, guesses=40, correct=22), 0.0)),
-        checks=(Check(name="noise_scale", value=1.0, low=0.99, high=1.01),),
+        by_share=[(outcome, 1.25)],
+        checks=[Check(name="noise_scale", value=1.0, low=0.99, high=1.01)],
         accuracy=0.5,
     )
     return dataclasses.replace(audit_result, **overrides)
@@ -57,20 +58,21 @@ def finding(**overrides: object) -> Audit:
 @pytest.mark.parametrize(
     ("overrides", "faults"),
     [
+        ({}, []),
         ({"lower_bound": 3.1}, ["epsilon_lower_bound"]),
         ({"lower_bound_any": 3.1}, ["epsilon_lower_bound"]),
-        ({"checks": (Check(name="visits", value=2.0, low=0.0, high=1.0),)}, ["visits"]),
+        ({"checks": [Check(name="visits", value=2.0, low=0.0, high=1.0)]}, ["visits"]),
+        ({"checks": [Check(name="visits", value=math.nan, low=0.0, high=1.0)]}, ["visits"]),
     ],
 )
 def test_faults_are_named(overrides: dict, faults: list[str]) -> None:
-    assert finding(**overrides).faults == faults
-    assert tables.measure(finding(**overrides))["faults"] == faults[0]
+    assert result(**overrides).faults == faults
+    assert audit_metrics(result(**overrides))["faults"] == ("".join(faults) or "none")
 
 
 def test_training_that_is_not_private_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^train\.privacy\.enabled must be true for a privacy audit, got false$"):
         require_private(train_config())
-    require_private(train_config(privacy=dataclasses.replace(NOT_PRIVATE, enabled=True)))
 
 
 def test_too_many_canaries_are_refused_by_the_name_of_the_key() -> None:
@@ -92,24 +94,11 @@ def test_planted_faults_are_found_and_a_faultless_training_passes(
 
 def audited() -> Audit:
     """An audit of softmax regression on noise with a dark margin, at epsilon 3 (`find_noise`)."""
-    train, config = images_with_a_margin(), private_config()
-    settings = privacy_audit_config(num_canaries=600, guess_share=0.1)
-    canaries = draw_canaries(settings, train, NUM_CLASSES)
-    model = Model(config.model_config((28, 28), NUM_CLASSES))
-    noise = 1.75
-    watched = compile_audit(config, model, len(train), len(canaries), noise, compiler=Compiler(time.perf_counter))
-    return audit(settings, watched, train, canaries, CLAIM)
-
-
-def images_with_a_margin() -> Split:
     rng = np.random.default_rng(0)
     images = np.zeros((1400, 28, 28), np.uint8)
     images[:, 8:20, 8:20] = rng.integers(0, 256, (1400, 12, 12))
-    return split_of(images, rng.integers(0, NUM_CLASSES, 1400, dtype=np.int32))
-
-
-def private_config() -> object:
-    return train_config(
+    train = split_of(images, rng.integers(0, NUM_CLASSES, 1400, dtype=np.int32))
+    config = train_config(
         model="linear",
         batch_size=200,
         epochs=10,
@@ -118,10 +107,14 @@ def private_config() -> object:
         clip_norm=None,
         privacy=dataclasses.replace(NOT_PRIVATE, enabled=True),
     )
+    settings = privacy_audit_config(num_canaries=600, guess_share=0.1)
+    canaries = draw_canaries(settings, train, NUM_CLASSES)
+    model, noise = Model(config.model_config((28, 28), NUM_CLASSES)), 1.75
+    training = AuditedTraining(config, model, len(train), len(canaries), noise, compiler=Compiler(time.perf_counter))
+    return audit(settings, training, train, canaries, **CLAIM)
 
 
 STEPS, EPOCHS, EXAMPLES, RATE = 100, 10, 2000, 0.1
-NONE = Products(products=np.zeros((STEPS, 1, 1), np.float32), signals=np.zeros((STEPS, 1, 1), np.float32))
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -129,19 +122,22 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def padded(batches: list[np.ndarray]) -> np.ndarray:
-    room = max(map(len, batches))
-    rows = [np.pad(batch, (0, room - len(batch)), constant_values=PADDING) for batch in batches]
+    """Return batches as rows, without the last 100 examples, which are absent."""
+    present = [batch[(batch != PADDING) & (batch < EXAMPLES - 100)] for batch in batches]
+    length = max(map(len, present))
+    rows = [np.pad(batch, (0, length - len(batch)), constant_values=PADDING) for batch in present]
     return np.array(rows, np.int32)
 
 
 def drawn(seed: int = 1) -> np.ndarray:
-    """Poisson-sampled batches, none of them with one of the last 100 examples, which are absent."""
-    return padded([np.flatnonzero(row[:-100]) for row in rng(seed).uniform(size=(STEPS, EXAMPLES)) < RATE])
+    """Return Poisson-sampled batches."""
+    return padded([np.flatnonzero(row) for row in rng(seed).uniform(size=(STEPS, EXAMPLES)) < RATE])
 
 
 def faultless(**overrides: object) -> AuditTrace:
     trace = AuditTrace(
-        products=NONE,
+        products=np.zeros((STEPS, 1, 1), np.float32),
+        signals=np.zeros((STEPS, 1, 1), np.float32),
         batches=drawn(),
         rate=RATE,
         present=np.arange(EXAMPLES) < EXAMPLES - 100,
@@ -152,7 +148,7 @@ def faultless(**overrides: object) -> AuditTrace:
 
 
 def failed(trace: AuditTrace) -> list[str]:
-    return [check.name for check in check_training(trace) if not check.passes]
+    return [check.name for check in (*check_noise(trace), *check_batches(trace)) if not check.passes]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -164,9 +160,6 @@ def test_faultless_training_passes(seed: int) -> None:
 @pytest.mark.parametrize("scale", [0.9, 1.1, 0.0])
 def test_noise_of_another_size_fails(scale: float) -> None:
     assert failed(faultless(noise=faultless().noise * np.float32(scale))) == ["noise_scale"]
-
-
-def test_training_without_noise_fails() -> None:
     assert failed(faultless(noise=np.zeros((0, 0), np.float32))) == ["noise_scale"]
 
 
@@ -181,25 +174,18 @@ def test_key_for_noise_and_draws_fails() -> None:
     keys = jax.random.split(jax.random.key(0), 8)
     noise = np.array([jax.random.normal(key, (5000,)) for key in keys])
     bits = np.array([jax.random.bits(key, (EXAMPLES,), np.uint32) for key in keys])
-    batches = [np.flatnonzero(row < RATE * 2**32) for row in bits]
-    batches = [batch[batch < EXAMPLES - 100] for batch in batches]
-    rest = [row[row != PADDING] for row in drawn()[8:]]
-    assert failed(faultless(noise=noise, batches=padded([*batches, *rest]))) == ["noise_and_draws"]
+    batches = padded([*(np.flatnonzero(row < RATE * 2**32) for row in bits), *drawn()[8:]])
+    assert failed(faultless(noise=noise, batches=batches)) == ["noise_and_draws"]
 
 
 def test_order_in_place_of_draws_fails() -> None:
     orders = [rng(epoch).permutation(EXAMPLES).reshape(EPOCHS, -1) for epoch in range(EPOCHS)]
-    batches = [batch[batch < EXAMPLES - 100] for order in orders for batch in order]
-    assert "visits" in failed(faultless(batches=padded(batches)))
+    assert "visits" in failed(faultless(batches=padded([batch for order in orders for batch in order])))
 
 
 def test_same_draws_in_every_epoch_fail() -> None:
-    batches = [row[row != PADDING] for row in drawn()[: STEPS // EPOCHS]] * EPOCHS
-    assert failed(faultless(batches=padded(batches))) == ["visits"]
-
-
-def test_value_that_is_no_number_does_not_pass() -> None:
-    assert not Check(name="x", value=float("nan"), low=0.0, high=1.0).passes
+    batches = np.concatenate([drawn()[: STEPS // EPOCHS]] * EPOCHS)
+    assert failed(faultless(batches=batches)) == ["visits"]
 
 
 SIGNIFICANCE = 0.05
@@ -220,9 +206,7 @@ def test_values_of_the_paper(canaries: int, guessed: int, correct: int, delta: f
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("canaries", [1, 5, 20, 60])
-def test_of_randomized_response_the_bound_is_too_large_in_one_of_twenty_draws_at_most(
-    epsilon: float, canaries: int
-) -> None:
+def test_epsilon_of_randomized_response_is_rarely_refuted(epsilon: float, canaries: int) -> None:
     truth = 1 / (1 + math.exp(-epsilon))  # the mechanism says each coin, truly with this probability
     bounds = [
         epsilon_bound(guesses(canaries, canaries, correct), delta=0.0, significance=SIGNIFICANCE)
@@ -230,12 +214,6 @@ def test_of_randomized_response_the_bound_is_too_large_in_one_of_twenty_draws_at
     ]
     chances = stats.binom.pmf(np.arange(canaries + 1), canaries, truth)
     assert chances[np.array(bounds) > epsilon].sum() <= SIGNIFICANCE
-
-
-def test_bound_comes_close_with_many_guesses() -> None:
-    truth = 1 / (1 + math.exp(-1.0))
-    outcome = guesses(10**6, 10**6, round(truth * 10**6))
-    assert 0.99 < epsilon_bound(outcome, delta=0.0, significance=SIGNIFICANCE) < 1.0
 
 
 @pytest.mark.parametrize("canaries", [1, 2, 4])
@@ -248,21 +226,12 @@ def test_p_value_covers_a_mechanism_that_fails_outright_with_delta(canaries: int
         assert chance <= p_value(guesses(canaries, canaries, correct), epsilon, delta) + 1e-12
 
 
-def test_larger_delta_allows_more_correct_guesses() -> None:
-    outcome = guesses(1000, 100, 90)
-    bounds = [epsilon_bound(outcome, delta=delta, significance=SIGNIFICANCE) for delta in (0.0, 1e-5, 1e-4, 1e-3)]
-    assert bounds == sorted(bounds, reverse=True)
-    assert bounds[-1] < bounds[0]
-
-
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
-@pytest.mark.parametrize(("canaries", "guessed"), [(8, 8), (60, 60), (300, 300)])
-def test_of_a_gaussian_mechanism_its_curve_is_refuted_in_one_of_twenty_draws_at_most(
-    mu: float, canaries: int, guessed: int
-) -> None:
+@pytest.mark.parametrize("canaries", [8, 60, 300])
+def test_curve_of_a_gaussian_mechanism_is_rarely_refuted(mu: float, canaries: int) -> None:
     truth = stats.norm.cdf(mu / 2)  # of guessing a coin, ± 1/2, by the sign of it plus noise of 1 / mu
-    refuted = [refutes(guesses(canaries, guessed, v), gaussian_tradeoff(mu), SIGNIFICANCE) for v in range(guessed + 1)]
-    chances = stats.binom.pmf(np.arange(guessed + 1), guessed, truth)
+    refuted = [refutes(guesses(canaries, canaries, v), mu, SIGNIFICANCE) for v in range(canaries + 1)]
+    chances = stats.binom.pmf(np.arange(canaries + 1), canaries, truth)
     assert chances[refuted].sum() <= SIGNIFICANCE
     assert refuted == sorted(refuted), "more correct guesses refute what fewer do"
 
@@ -290,8 +259,8 @@ def largest_chance(canaries: int, guessed: int, correct: int, mu: float) -> floa
 )
 def test_curve_is_refuted_if_chance_is_below_significance(canaries: int, guessed: int, correct: int, mu: float) -> None:
     chance, outcome = largest_chance(canaries, guessed, correct, mu), guesses(canaries, guessed, correct)
-    assert not refutes(outcome, gaussian_tradeoff(mu), 0.99 * chance)
-    assert refutes(outcome, gaussian_tradeoff(mu), 1.01 * chance)
+    assert not refutes(outcome, mu, 0.99 * chance)
+    assert refutes(outcome, mu, 1.01 * chance)
 
 
 def test_of_a_gaussian_mechanism_the_most_certain_guesses_refute_no_more_often() -> None:
@@ -301,7 +270,7 @@ def test_of_a_gaussian_mechanism_the_most_certain_guesses_refute_no_more_often()
     surest = np.argsort(-np.abs(observed), axis=1)[:, :guessed]
     is_correct = np.take_along_axis((observed > 0) == coins, surest, axis=1).sum(axis=1)
     counts = np.bincount(is_correct, minlength=guessed + 1)
-    refuted = [refutes(guesses(canaries, guessed, v), gaussian_tradeoff(mu), SIGNIFICANCE) for v in range(guessed + 1)]
+    refuted = [refutes(guesses(canaries, guessed, v), mu, SIGNIFICANCE) for v in range(guessed + 1)]
     assert counts[refuted].sum() <= SIGNIFICANCE * draws
 
 
