@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, browser, needs_chromium
-from report_folder import make_report_folder
-
-from gradtrail.stages.report import page as report
-from gradtrail.stages.report.inputs import read_sources
+from report_folder import make_report_folder, render_page
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 SHOWN = "[...document.querySelectorAll('#gallery li')].filter((item) => !item.hidden).map((item) => item.id)"
@@ -23,9 +20,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_report_folder(tmp_path_factory.mktemp("report"))
     for path in folder.glob("results/*/*.png"):
         Image.new("L", (1000, 300), 200).save(path)
-    sources = read_sources(folder)
     path = folder / "report.html"
-    path.write_text(report.render(report.ReportConfig(title="Report"), sources, report.make_content(sources)))
+    path.write_text(render_page(folder))
     return path
 
 
