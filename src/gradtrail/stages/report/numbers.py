@@ -84,7 +84,7 @@ class Sources:
         return pd.read_csv(self._path(f"{name}.csv")).to_dict("records")
 
     def figure(self, name: str) -> Row:
-        """Return the bytes of a PNG, such as `train/steps`, with its width and height in pixels."""
+        """Return a PNG, such as `train/steps`, with its width and height in pixels."""
         data = self._path(f"{name}.png").read_bytes()
         width, height = struct.unpack_from(">II", data, 16)  # behind the signature and the head of the first chunk
         return {"data": data, "width": width, "height": height}
@@ -114,12 +114,11 @@ def read_sources(folder: Path) -> Sources:
     for path in paths:
         _require(folder / path)
 
-    info = read_info(folder / "data/processed")
-    metrics = {
-        stage: read_mapping(folder / file, "metrics")
-        for stage, spec in stages.items()
-        if (file := f"results/metrics/{stage}.json") in spec.outs
-    }
+    def read_all(kind: str) -> dict[str, Any]:
+        files = {stage: f"results/{kind}/{stage}.json" for stage in stages}
+        return {stage: read_mapping(folder / file, kind) for stage, file in files.items() if file in paths}
+
+    info, metrics = read_info(folder / "data/processed"), read_all("metrics")
     for stage, values in metrics.items():
         if not info.digest.startswith(values.get("dataset_digest", "")):
             raise UserError(
@@ -133,11 +132,7 @@ def read_sources(folder: Path) -> Sources:
         params=read_yaml(folder / "params.yaml"),
         versions=read_yaml(folder / "pipeline/versions.yaml"),
         metrics=metrics,
-        costs={
-            stage: read_mapping(folder / file, "costs")
-            for stage, spec in stages.items()
-            if (file := f"results/costs/{stage}.json") in spec.outs
-        },
+        costs=read_all("costs"),
         predictions=read_parquet(folder / "results/evaluate/predictions.parquet", _PREDICTIONS),
         scores=read_parquet(folder / "results/gradients/scores.parquet", _SCORES),
         splits=read_samples(folder / "data/processed", info),
@@ -235,7 +230,7 @@ def stage_costs(sources: Sources) -> list[Row]:
 
 
 def flops(cost: Row, examples: int = 1) -> str:
-    """Write the FLOPs of a compiled function, per example of a batch: 1.05 MFLOP, or "at most" if a loop is bounded."""
+    """Write the FLOPs of a compiled function per example: 1.05 MFLOP, or "at most" if its loops depend on the data."""
     bound = "at most " if cost["data_dependent_loops"] > 0 else ""
     return bound + _scaled(cost["flops"] / examples, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
 
