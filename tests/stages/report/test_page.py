@@ -14,7 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from projects import ROOT
-from report_folder import DIGEST, STAGES, SUMMARY, make_members, make_private, render_page, set_params
+from report_folder import (
+    DIGEST,
+    METRICS,
+    STAGES,
+    SUMMARY,
+    make_members,
+    make_private,
+    render_page,
+    set_params,
+    write_metrics,
+)
 from stage_results import a_guarantee
 
 from gradtrail.stages.artifacts.privacy import NOT_COVERED
@@ -122,6 +132,22 @@ def test_numbers_equal_metrics_files(folder: Path) -> None:
         "the model is underconfident. The expected calibration error is 0.0978, and 0.1200 without the temperature",
         "train_step train 128 134 MFLOP 60.1 MiB 1.79 MiB 46.5 MiB 1,358 61",
         "From batch size 128 to 256, the FLOPs of a training step grow by a factor of 1.92",
+    ):
+        assert message in words, message
+
+
+def test_corrections_and_label_noise_are_told_apart(folder: Path) -> None:
+    corrected = {f"accuracy_corrected_labels{end}": 0.99 for end in ("", "_low", "_high")}
+    write_metrics(folder, "evaluate", METRICS["evaluate"] | corrected)
+    numbers = {f"{split}_corrected_labels": 7 for split in ("train", "validation", "test")} | {"noisy_labels": 5400}
+    write_metrics(folder, "preprocess", METRICS["preprocess"] | numbers)
+    set_params(folder, "preprocess", label_noise=0.1, corrections=True)
+    words = Reader(render_page(folder)).words
+    for message in (
+        "Accuracy, corrected labels 99.00%",
+        "With the 7 corrected test labels in place of the given ones the accuracy is 99.00%",
+        "Label noise changed 5,500 of the training labels (10.0%). Corrections were applied to 7 train, 7 validation, "
+        "7 test labels; 5,400 that noise changed are still wrong.",
     ):
         assert message in words, message
 

@@ -63,14 +63,12 @@ def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> s
     }
     style, script = ((_TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     return environment.get_template("report.html.j2").render(
-        compute_numbers(sources),
         heading=report_config.title,
         style=Markup(style),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        # results as the stages wrote them
         info=sources.info,
-        dataset=title(sources.info.name),
-        is_stand_in=bool(stands_in_for(sources.info.name)),
         params=sources.params,
         metrics=sources.metrics,
         costs=sources.costs,
@@ -79,6 +77,10 @@ def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> s
         has_figure=sources.has_figure,
         summary=sources.text("gradients/summary.md"),
         guarantee=sources.guarantee,
+        # what follows from them
+        **compute_numbers(sources),
+        dataset=title(sources.info.name),
+        is_stand_in=bool(stands_in_for(sources.info.name)),
         is_redacted=sources.is_redacted,
         warning=NOT_COVERED if sources.guarantee and not sources.guarantee.release else "",
         charts=charts.make_charts(sources),
@@ -132,8 +134,8 @@ def format_param(value: Any) -> str:
 
 
 def markdown(text: str) -> Markup:
-    """Return headings and paragraphs of Markdown as HTML, the title as a lead, other headings below a section's."""
-    reader = MarkdownIt("zero").enable("heading")
+    """Return Markdown as HTML: paragraphs, code, the title as a lead, and other headings below that of a section."""
+    reader = MarkdownIt("zero").enable(["heading", "backticks"])
     tokens = reader.parse(text)
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):
