@@ -10,32 +10,20 @@ from PIL import Image
 
 from gradtrail.stages.report.numbers import Row, Sources
 
-SCORES = {  # column → name of a score that orders the examples
-    "confidence": "confidence",  # probability of the predicted class, for test examples alone
-    "norm": "gradient norm",
-    "suspicion": "suspicion",  # one minus the mean probability of the label over the training
-    "probability": "probability of the label",
-}
+# Scores that order the examples: the probability of the predicted class (for test examples alone), the norm of the
+# gradient, one minus the mean probability of the label over the training, and its final probability.
+_SCORES = ("confidence", "norm", "suspicion", "probability")
 _PIXELS = 640_000  # of all mistakes together: 816 images of MNIST
 _FEWEST, _MOST = 20, 800  # mistakes, whatever their size
 _CORRECT = 4  # examples of each class
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """Examples chosen by one criterion."""
-
-    name: str
-    score: str  # column that orders them
-    examples: list[Hashable]  # (split, example_id)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """The examples in order, and their groups by id."""
+    """The examples that the page shows, each once."""
 
     examples: list[Row]
-    groups: dict[str, Group]
+    groups: dict[str, list[Hashable]]  # criterion → the examples chosen by it, as (split, example_id)
 
     @property
     def splits(self) -> list[str]:
@@ -55,24 +43,18 @@ def make_gallery(sources: Sources) -> Gallery:
     height, width = sources.info.image_shape
     limit = min(max(_PIXELS // (height * width), _FEWEST), _MOST)
     groups = {
-        "mistakes": Group(name="Mistakes", score="confidence", examples=mistakes(table, limit)),
-        "largest": Group(
-            name="Largest gradients", score="norm", examples=listed(sources.table("gradients/largest"), table)
-        ),
-        "suspects": Group(
-            name="Suspected label errors",
-            score="suspicion",
-            examples=listed(sources.table("gradients/suspects"), table),
-        ),
-        "correct": Group(name="Least confident correct", score="confidence", examples=least_confident(table)),
+        "mistakes": mistakes(table, limit),
+        "largest": listed(sources.table("gradients/largest"), table),
+        "suspects": listed(sources.table("gradients/suspects"), table),
+        "correct": least_confident(table),
     }
-    keys = list(dict.fromkeys(key for group in groups.values() for key in group.examples))
+    keys = list(dict.fromkeys(key for group in groups.values() for key in group))
     rows = table.loc[keys].reset_index().astype({"predicted": int}).to_dict("records")
     examples = [
         row
         | {
-            "groups": [name for name, group in groups.items() if key in group.examples],
-            "scores": {name: row[name] for name in SCORES if np.isfinite(row[name])},
+            "groups": [name for name, group in groups.items() if key in group],
+            "scores": {name: row[name] for name in _SCORES if np.isfinite(row[name])},
             "png": _png(sources.splits[row["split"]].images[row["position"]]),
         }
         for key, row in zip(keys, rows, strict=True)

@@ -21,11 +21,10 @@ from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.pipeline_file import values_of
 from gradtrail.stages.datasets.catalog import stands_in_for, title
 from gradtrail.stages.report import charts
-from gradtrail.stages.report.gallery import SCORES, Gallery
+from gradtrail.stages.report.gallery import Gallery
 from gradtrail.stages.report.numbers import Row, Sources, compute_numbers, flops, size
 
 _TEMPLATES = Path(__file__).parent
-_LONGEST_TITLE = 200
 
 
 @config
@@ -36,8 +35,8 @@ class ReportConfig:
 
     def check(self) -> None:
         """Raise ValueError for an empty or a very long title."""
-        if not 1 <= len(self.title.strip()) <= _LONGEST_TITLE:
-            raise ValueError(f"title must have 1 to {_LONGEST_TITLE} characters, got {self.title[:_LONGEST_TITLE]!r}")
+        if not 1 <= len(self.title.strip()) <= 200:
+            raise ValueError(f"title must have 1 to 200 characters, got {self.title[:200]!r}")
 
 
 def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> str:
@@ -86,7 +85,6 @@ def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> s
         charts=charts.make_charts(sources),
         plot=charts,
         gallery=gallery,
-        scores=SCORES,
         lineage=lineage(sources),
         versions=sources.versions,
     )
