@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, browser, needs_chromium
-from report_folder import make_report_folder, render_page
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_report_folder(tmp_path_factory.mktemp("report"))
-    path = folder / "report.html"
-    path.write_text(render_page(folder))
+def file(page: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page)
     return path
 
 
@@ -25,13 +23,13 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def opened(chromium: Browser, page: Path) -> Iterator[Browser]:
+def opened(chromium: Browser, file: Path) -> Iterator[Browser]:
     """The report, just opened; at the end it has asked for nothing but itself and thrown no error."""
     chromium.ask("Emulation.setScriptExecutionDisabled", value=False)
     chromium.size(1440, 900)
-    chromium.open(page)
+    chromium.open(file)
     yield chromium
-    assert chromium.requests == [page.as_uri()]
+    assert chromium.requests == [file.as_uri()]
     assert chromium.errors == []
 
 
@@ -111,10 +109,10 @@ def test_link_of_the_contents_opens_its_section_and_paper_opens_all(opened: Brow
     assert opened.run("document.querySelectorAll('.fold[open]').length") == 1
 
 
-def test_without_javascript_a_cell_leads_to_its_first_image(chromium: Browser, page: Path) -> None:
+def test_without_javascript_a_cell_leads_to_its_first_image(chromium: Browser, file: Path) -> None:
     chromium.ask("Emulation.setScriptExecutionDisabled", value=True)
     chromium.size(390, 844)
-    chromium.open(page)
+    chromium.open(file)
     chromium.ask("Emulation.setScriptExecutionDisabled", value=False)
     chromium.click(".matrix a[data-label='5'][data-predicted='3']")
     assert chromium.run("document.querySelector(':target').id") == "test-1226"
