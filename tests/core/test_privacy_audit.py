@@ -70,15 +70,6 @@ def test_absent_examples_are_left_out_and_padding_stays_at_the_end() -> None:
 
 
 def test_canaries_whose_coin_is_false_are_in_no_batch_and_the_others_are() -> None:
-<<<<<<< HEAD:tests/core/privacy_audit/test_training.py
-    result = watched()
-    visits = np.bincount(result.batches[result.batches != PADDING], minlength=30)
-    assert not visits[24:][~COINS].any()
-    assert visits[24:][COINS].any()
-    assert result.present.tolist() == [True] * 24 + COINS.tolist()
-    assert result.rate == pytest.approx(10 / 30)
-    assert len(result.batches) == 6
-=======
     trace = trained()
     visits = np.bincount(trace.batches[trace.batches != PADDING], minlength=30)
     assert not visits[24:][~COINS].any()
@@ -86,7 +77,6 @@ def test_canaries_whose_coin_is_false_are_in_no_batch_and_the_others_are() -> No
     assert trace.present.tolist() == [True] * 24 + COINS.tolist()
     assert trace.rate == pytest.approx(10 / 30)
     assert len(trace.batches) == 6
->>>>>>> origin/main:tests/core/test_privacy_audit.py
 
 
 def test_products_and_signals_equal_their_definition() -> None:
