@@ -35,8 +35,7 @@ from gradtrail.core.train.step import (
     params_to_evaluate,
 )
 from gradtrail.core.train.stepping import Put, StepAt
-from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
-from gradtrail.core.xla.static_costs import NO_COST
+from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
 
 
 def on_device(

@@ -1,4 +1,4 @@
-"""Logs what a stage compiled to its run in MLflow: three metrics, tables, a roofline plot, and the programs as text.
+"""Logs what a stage compiled to its run in MLflow: three metrics, tables, and the programs as text.
 
 Out of scope: measuring, which `core/xla` does.
 """
@@ -18,11 +18,10 @@ import pandas as pd
 import psutil
 
 from gradtrail.core.profile.benchmark import MachineRates, measure_rates
-from gradtrail.core.xla.compile_events import Compilation, CompileLog
+from gradtrail.core.xla.compile_log import Compilation, CompileLog
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, Wrapper
 from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
-from gradtrail.stages.profile import time_figures
 from gradtrail.support.errors import one_line
 from gradtrail.support.tracing import Recorder
 from gradtrail.tracking.mlflow.artifacts import COMPILED
@@ -69,7 +68,7 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
             }
         )
         with tempfile.TemporaryDirectory() as folder:
-            write_profile(Path(folder), compiler, rates, log, run.stage.name)
+            write_profile(Path(folder), compiler, rates, log)
             process = _rates(rates) | _log_counts(log, seconds) | _memory(rss)
             table = pd.DataFrame(process.items(), columns=["quantity", "value"])
             table.to_csv(Path(folder) / "process.csv", index=False)
@@ -108,21 +107,25 @@ def tracing(run: TrackedRun) -> Iterator[Wrapper | None]:
 
 def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.DataFrame:
     """Return a table with a row per function: its costs and times, and its rates as shares of the machine's."""
-    rows = [
-        {
-            "function": function.name,
-            **dataclasses.asdict(function.times),
-            "first_call_seconds": function.calls.first if function.calls else float("nan"),
-            "steady_call_seconds": function.calls.steady if function.calls else float("nan"),
-            **_shares(function, rates),
-            "flops_per_second": function.flops_per_second,
-            "bytes_per_second": function.bytes_per_second,
-            "arithmetic_intensity": function.cost.arithmetic_intensity,
-            **dataclasses.asdict(function.cost),
-            "signature": function.signature,
-        }
-        for function in functions
-    ]
+    rows = []
+    for function in functions:
+        steady = function.calls.steady if function.calls else float("nan")
+        pace = {"flops": function.cost.flops / steady, "bytes": function.cost.touched_bytes / steady}
+        rows.append(
+            {
+                "function": function.name,
+                **dataclasses.asdict(function.times),
+                "first_call_seconds": function.calls.first if function.calls else float("nan"),
+                "steady_call_seconds": steady,
+                "share_of_matmul_rate": pace["flops"] / rates.flops_per_second,
+                "share_of_copy_rate": pace["bytes"] / rates.bytes_per_second,
+                "flops_per_second": pace["flops"],
+                "bytes_per_second": pace["bytes"],
+                "arithmetic_intensity": function.cost.arithmetic_intensity,
+                **dataclasses.asdict(function.cost),
+                "signature": function.signature,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -157,27 +160,18 @@ def summary_table(compiler: Compiler, rates: MachineRates, log: CompileLog) -> p
     return pd.concat([result, by_calls], ignore_index=True) if uncompiled else result
 
 
-def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: CompileLog, title: str) -> None:
+def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: CompileLog) -> None:
     """Write the compile profile to a folder.
 
     `functions.csv` has a row for each ahead-of-time compilation, variants and repeated ones included, `calls.csv` one
-    for each compilation that a call caused; `roofline.png` and the programs' texts show `compiler.functions`.
+    for each compilation that a call caused; the programs' texts are those of `compiler.functions`.
     """
-    functions = list(compiler.functions.values())
     profile_table(compiler.compiled, rates).to_csv(folder / "functions.csv", index=False)
-    time_figures.write_function_roofline(folder / "roofline.png", profile_table(functions, rates), rates, title)
     columns = [field.name for field in dataclasses.fields(Compilation)]
     pd.DataFrame(map(dataclasses.astuple, log.unplanned), columns=columns).to_csv(folder / "calls.csv", index=False)
-    for function in functions:
+    for function in compiler.functions.values():
         for kind, text in function.texts().items():
             (folder / f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
-
-
-def _shares(function: CompiledFunction, rates: MachineRates) -> dict[str, float]:
-    return {
-        "share_of_matmul_rate": function.flops_per_second / rates.flops_per_second,
-        "share_of_copy_rate": function.bytes_per_second / rates.bytes_per_second,
-    }
 
 
 def _rates(rates: MachineRates) -> dict[str, float]:
