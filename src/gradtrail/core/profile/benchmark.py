@@ -127,8 +127,10 @@ def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> lis
         for precision in config.precisions
         if not (is_private and precision == "float16")
     }
-    alternatives |= {dataclasses.replace(configured, batch_size=size) for size in config.batch_sizes if size % parts == 0}
-    if train_config.model == "cnn" and not is_private:
+    alternatives |= {
+        dataclasses.replace(configured, batch_size=size) for size in config.batch_sizes if size % parts == 0
+    }
+    if train_config.model.kind == "cnn" and not is_private:
         alternatives |= {dataclasses.replace(configured, remat=not configured.remat)}
     return [configured, *sorted(alternatives - {configured})]
 
