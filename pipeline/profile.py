@@ -13,6 +13,7 @@ from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import set_cpu_devices
+from gradtrail.stages.common.files import write_csv
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.profile import figures, timings
 from gradtrail.tracking.mlflow.compile_report import compiling
@@ -36,7 +37,7 @@ def main(stage: Stage) -> None:
 
         with stage.writing_outs() as new:
             folder = new / "results" / "profile"
-            timings.write_rows(folder / "costs.csv", costs)
+            write_csv(folder / "costs.csv", costs)
             plotting.save(figures.draw_costs(costs, configured, title), folder / "costs.png")
             stage.write_metrics(new, {**info.as_metrics(), **timings.measure(costs, configured)})
             stage.write_costs(new, static_costs(compiled[0].functions.values()))

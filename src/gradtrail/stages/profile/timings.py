@@ -4,7 +4,6 @@ Static costs are outs of the stage. Times go to its run in MLflow only; nothing 
 debug switch on, which changes the compiled functions.
 """
 
-import csv
 import dataclasses
 import functools
 import math
@@ -35,6 +34,7 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.common.files import write_csv
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.profile import figures
 from gradtrail.support.memory import available_bytes
@@ -101,15 +101,6 @@ def measure(costs: Sequence[Row], configured: Variant) -> dict[str, int]:
     """Return the main costs of the configured variant as flat metrics, `<function>_<cost>`; the table has more."""
     by_function = {row["function"]: row for row in figures.variant_rows(costs, configured)}
     return {f"{name}_{cost}": int(by_function[name][cost]) for name, names in _COMPARED.items() for cost in names}
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows of equal keys as CSV."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def take(
@@ -202,7 +193,7 @@ def write(folder: Path, timings: Timings, configured: Variant, title: str) -> No
     """Write the table `functions.csv` and two figures to a folder."""
     device = jax.local_devices()[0]
     title = f"{title} · {f'{os.cpu_count()} cores' if device.platform == 'cpu' else device.device_kind}"
-    write_rows(folder / "functions.csv", timings.rows)
+    write_csv(folder / "functions.csv", timings.rows)
     plotting.save(figures.draw_times(timings.rows, configured, title), folder / "times.png")
     plotting.save(figures.draw_roofline(timings.rows, configured, timings.rates, title), folder / "roofline.png")
 
