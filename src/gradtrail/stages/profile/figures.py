@@ -79,21 +79,21 @@ def _draw_over_batch_size(axis: Axes, rows: Rows, configured: Variant) -> None:
 def draw_times(rows: Rows, configured: Variant, title: str) -> Figure:
     """Draw the time of each function in an epoch by phase, and that of a call in each way to run it."""
     figure, axes = plotting.new_figure(f"Where the time goes · {title}", columns=2, size=(13, 4))
-    chosen = variant_rows(rows, configured)
+    chosen = sorted(variant_rows(rows, configured), key=lambda row: [*_COLOURS].index(row["function"]))
     phases, ways = axes[0]
 
     compiled = [
         {**row, "epoch_seconds": row["steps_per_epoch"] * row["seconds"]} for row in chosen if row["way"] == COMPILED
     ]
-    names, lefts = [row["function"] for row in compiled], [0.0] * len(compiled)
+    names = [f"{row['function']}{', from the cache' if row['cached'] else ''}" for row in compiled]
+    lefts = [0.0] * len(compiled)
     for label, (column, colour) in _PHASES.items():
         widths = [row[column] for row in compiled]
         phases.barh(names, widths, left=lefts, color=colour, label=label)
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     for place, total in enumerate(lefts):
         phases.text(total, place, f" {_seconds(total)}", va="center")
-    is_cached = any(row["cached"] for row in compiled)
-    phases.set(title=f"an epoch of calls{', machine code from the cache' if is_cached else ''}", xlabel="seconds")
+    phases.set(title="an epoch of calls", xlabel="seconds")
 
     labels = [f"{row['function']}, {row['way']}" for row in chosen]
     bars = ways.barh(labels, [row["seconds"] for row in chosen], color=[_COLOURS[row["function"]] for row in chosen])

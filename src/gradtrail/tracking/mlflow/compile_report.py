@@ -25,7 +25,7 @@ from gradtrail.stages.common.files import scratch_folder, write_csv
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.support.errors import one_line
 from gradtrail.support.tracing import Recorder
-from gradtrail.tracking.mlflow.artifacts import COMPILED
+from gradtrail.tracking.mlflow.naming import COMPILED
 from gradtrail.tracking.mlflow.run import TrackedRun
 
 _MIB = 2**20
