@@ -24,9 +24,9 @@ from gradtrail.core.gradients.scores import compile_score
 from gradtrail.core.nn.inference import compile_predict, predict_batch
 from gradtrail.core.nn.models import Model
 from gradtrail.core.nn.precision import Precision
-from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.loop import Program, abstract_state, compile_run_steps, make_program
+from gradtrail.core.train.gradient import Examples
+from gradtrail.core.train.loop import Program, make_program
 from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.train.step import TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
@@ -159,7 +159,7 @@ def compile_variant(
     model = Model(train_config.model_config(image_shape, num_classes), remat=train_config.remat)
     noise = placeholder_noise(train_config.privacy)
     program = make_program(train_config, model, num_examples, jax.local_devices(), noise)
-    functions = [compile_run_steps(program, compiler=compiler)]
+    functions = [program.compile_run_steps(compiler)]
     if is_configured:
         batch_size, smoothing = train_config.batch_size, train_config.label_smoothing
         functions.append(compile_predict(model, batch_size, compiler=compiler))
@@ -255,7 +255,7 @@ class _Loop:
     def __init__(self, compiled: CompiledVariant, examples: Examples):
         program = compiled.program
         order = _order(len(examples.labels), compiled)
-        fresh = (random_state(program), program.records(), order)
+        fresh = (random_state(program), program.empty_records(), order)
         self._state, self._records, self._order = jax.device_put(fresh, replicated(program.mesh))
         self._examples = examples
         self._run = compiled.functions["train_step"]
@@ -296,7 +296,7 @@ def random_state(program: Program) -> TrainState:
             return rng.uniform(1e-3, 0.02, leaf.shape).astype(leaf.dtype)
         return np.zeros(leaf.shape, leaf.dtype)
 
-    return jax.tree.map(draw, abstract_state(program))
+    return jax.tree.map(draw, program.abstract_state)
 
 
 def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
@@ -307,7 +307,7 @@ def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
     program, batch_size = compiled.program, compiled.variant.batch_size
     shuffled = np.random.default_rng(0).permutation(num_examples).astype(np.int32)
     batches = np.resize(shuffled, (program.steps_per_epoch, batch_size))
-    rows = program.records().rows
+    rows = program.empty_records().rows
     padding = rows.indices.shape[1] - batch_size if rows else 0
     return np.pad(batches, ((0, 0), (0, padding)), constant_values=batching.PADDING)
 
