@@ -193,7 +193,7 @@ def time_variants(
     by_operation = functools.partial(predict_batch, configured.model)
     runs.append(("predict", configured, WITHOUT_JIT, functools.partial(_repeat_without_jit, by_operation, arguments)))
 
-    with compiler.guard(_OPERATIONS):  # the warm-up without jit compiles each operation by itself
+    with compiler.guarded(_OPERATIONS):  # the warm-up without jit compiles each operation by itself
         counts = [_fitting(run, config, compiler.clock) for *_, run in runs]
     calls = [functools.partial(run, count) for (*_, run), count in zip(runs, counts, strict=True)]
     timings = interleaved(calls, compiler.clock, seconds=config.seconds)

@@ -5,7 +5,6 @@ kind of processor. Times vary from run to run and are kept apart from them. The 
 """
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 import math
@@ -25,7 +24,6 @@ from gradtrail.core.xla.compile_log import LONGEST_LINE, CompileLog, cache_hits,
 TIMED_CALLS = 12  # timed calls of each function: the first, and enough others for a median
 _ALIAS = re.compile(r"\((\d+), \{[^}]*\}, (?:may|must)-alias\)")  # in a program's header: parameter of a result
 _COUNTED = ("flops", "transcendentals", "bytes accessed")  # costs that XLA counts once for the body of a loop
-Guard = Callable[[str], contextlib.AbstractContextManager[object]]
 Wrapper = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
@@ -129,36 +127,27 @@ class CompiledFunction:
         return results
 
 
+@dataclass(eq=False)
 class Compiler:
-    """Compiles functions ahead of time and records every compilation.
+    """Compiles functions ahead of time and records every compilation."""
 
-    Args:
-        clock: returns seconds, such as `time.perf_counter`.
-        guard: digest of a program → a context to compile it in, such as a lock of a shared cache.
-        log: open log that counts these compilations as planned.
-        wrapper: name, executable → a callable to use instead, such as one that records the calls.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        guard: Guard | None = None,
-        log: CompileLog | None = None,
-        wrapper: Wrapper | None = None,
-    ):
-        self.clock = clock
-        self.guard = guard or (lambda _: contextlib.nullcontext())
-        self.log = log or CompileLog()
-        self._wrapper = wrapper or (lambda _, call: call)
-        self._suffix = ""
-        self.functions: dict[str, CompiledFunction] = {}  # last function of each name, in order of first compilation
-        self.compiled: list[CompiledFunction] = []  # every compilation in order, without its executable
+    clock: Callable[[], float]  # returns seconds, such as `time.perf_counter`
+    # digest of a program → a context to compile it in, such as a lock of a shared cache
+    guard: Callable[[str], contextlib.AbstractContextManager[object]] | None = None
+    log: CompileLog = field(default_factory=CompileLog)  # counts these compilations as planned while it is open
+    wrapper: Wrapper | None = None  # name, executable → a callable to use instead, such as one that records the calls
+    variant: str = ""  # added to the names in `compiled`
+    # last function of each name, in the order of their first compilation
+    functions: dict[str, CompiledFunction] = field(default_factory=dict)
+    compiled: list[CompiledFunction] = field(default_factory=list)  # every compilation in order, without executables
 
     def for_variant(self, label: str) -> "Compiler":
-        """Return a compiler for a variant of the same functions; its compilations have the variant in their names."""
-        variant = copy.copy(self)
-        variant._suffix, variant.functions = f" ({label})", {}
-        return variant
+        """Return a compiler for a variant of the same functions: `compiled` is shared, `functions` is not."""
+        return dataclasses.replace(self, variant=f" ({label})", functions={})
+
+    def guarded(self, program: str) -> contextlib.AbstractContextManager[object]:
+        """Return the context to compile a program in, given its digest."""
+        return self.guard(program) if self.guard else contextlib.nullcontext()
 
     @property
     def warnings(self) -> list[str]:
@@ -186,27 +175,23 @@ class Compiler:
         trips_of: Callable[..., int] = lambda *_: 1,
         unread_bytes: int = 0,
     ) -> CompiledFunction:
-        """Compile `function` for the shapes and dtypes of `args`.
+        """Compile a pure function for the shapes and dtypes of `args`, which may be abstract.
 
         Under `jax.disable_jit` and `jax.debug_nans` nothing is compiled ahead of time: the result runs by `jax.jit`,
         takes any shape, and its costs are reported as zero.
 
         Args:
-            name: name of its costs and times in reports.
-            function: pure; takes and returns pytrees of arrays.
-            args: arrays, or `jax.ShapeDtypeStruct` in their place.
             donate_argnums: arguments whose memory the results may reuse; the caller's arrays become invalid.
             expect_donated: arguments whose memory the results must reuse; `lost_donations` lists those that XLA did not
                 alias, like those of `donate_argnums`. A separate list, so that a forgotten donation is reported.
-            out_shardings: shardings of the results; None leaves them to the compiler.
             trips_of: number of iterations of a loop whose bounds are arguments, see `CompiledFunction`.
             unread_bytes: size of the rows of an argument that the program does not gather; XLA's cost analysis on CPU
                 counts the whole argument as read.
         """
         config: Any = jax.config  # mypy does not know its switches
+        wrap = self.wrapper or (lambda _, call: call)
         if config.jax_disable_jit or config.jax_debug_nans:
-            call = self._wrapper(name, jax.jit(function))
-            return CompiledFunction(name=name, call=call, cost=NO_COST, times=NO_TIMES)
+            return CompiledFunction(name=name, call=wrap(name, jax.jit(function)), cost=NO_COST, times=NO_TIMES)
 
         placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
         with self.log.planned():
@@ -217,7 +202,7 @@ class Compiler:
             lowered = traced.lower()
             lowered_at = self.clock()
             stablehlo = lowered.as_text()
-            with self.guard(hashlib.sha256(stablehlo.encode()).hexdigest()), cache_hits() as hits:
+            with self.guarded(hashlib.sha256(stablehlo.encode()).hexdigest()), cache_hits() as hits:
                 compile_started = self.clock()
                 executable = lowered.compile()
                 compile_ended = self.clock()
@@ -226,7 +211,7 @@ class Compiler:
 
         compiled = CompiledFunction(
             name=name,
-            call=self._wrapper(name, executable),
+            call=wrap(name, executable),
             cost=cost,
             times=CompileTimes(
                 trace_seconds=traced_at - started,
@@ -242,7 +227,7 @@ class Compiler:
             texts=lambda: {"jaxpr": str(traced.jaxpr), "stablehlo": stablehlo, "hlo": hlo},
         )
         self.functions[name] = compiled
-        self.compiled.append(dataclasses.replace(compiled, name=name + self._suffix, call=_no_executable, texts=dict))
+        self.compiled.append(dataclasses.replace(compiled, name=name + self.variant, call=_no_executable, texts=dict))
         return compiled
 
 
