@@ -30,7 +30,7 @@ from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program, make_program, on_device, train
 from gradtrail.core.train.loss_scaling import LossScalingConfig
-from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, ScheduleFree
+from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop, ScheduleFree
 from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
 from gradtrail.core.train.schedules import Constant, Cosine, Exponential, OneCycle, Piecewise, Schedule, WarmupCosine
 from gradtrail.core.train.step import RunKeys, TrainState
@@ -59,6 +59,7 @@ NETWORKS: dict[str, Network] = {
 }
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": SGD(learning_rate=0.1, momentum=0.9, nesterov=True),
+    "rmsprop": RMSprop(learning_rate=0.01, decay=0.9, eps=1e-8, momentum=0.0),
     "adam": Adam(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8),
     "adamw": AdamW(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05),
     "lion": Lion(learning_rate=0.001, b1=0.9, b2=0.99, weight_decay=0.05),
