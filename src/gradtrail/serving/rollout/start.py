@@ -26,9 +26,7 @@ Load = Callable[[str], Awaitable[Served]]
 class RolloutConfig:
     """The options of `gradtrail serve` about models to come."""
 
-    follow_seconds: Annotated[
-        float, Bounds(at_least=0, at_most=3600)
-    ]  # between checks of an alias; 0 for none
+    follow_seconds: Annotated[float, Bounds(at_least=0, at_most=3600)]  # between checks of an alias; 0 for none
     challenger: str | None = None  # URI of a model on trial, or `@ALIAS` of the served model's name
     trial: TrialConfig | None = None  # how the challenger is tried
 
