@@ -18,7 +18,7 @@ from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.common.split import Split
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.data.preprocessing import PreprocessConfig
-from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, Params
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.profile.variants import ProfileConfig
@@ -152,6 +152,7 @@ def preprocess_config(**overrides: Any) -> PreprocessConfig:
 def gradients_config(**overrides: Any) -> GradientsConfig:
     config = GradientsConfig(
         weights="final",
+        examples="auto",
         top_fraction=0.1,
         num_largest=4,
         num_suspects=3,

@@ -10,7 +10,7 @@ from factories import NUM_CLASSES
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalysis, epoch_column
-from gradtrail.core.gradients.diagnostics import ClassStructure
+from gradtrail.core.gradients.chunks import ClassStructure
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.profile.benchmark import MachineRates, StepTimes
 from gradtrail.core.profile.variants import Variant

@@ -34,7 +34,7 @@ from gradtrail.core.evaluate import metrics
 from gradtrail.core.evaluate.calibration import fit_temperature
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.gradients import analysis, passes
-from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
@@ -262,7 +262,7 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
         few = dataclasses.replace(gradients, num_influenced=influenced, test_examples=(), curvature_iterations=2)
         exact = compile_exact(model, config.label_smoothing, sample_size(splits), compiler=compiler)
         scores = analysis.analyze(compiled, trajectory, splits, few, _NUM_CLASSES).scores
-        float64_errors(exact, trajectory.params[1], splits, scores, label_smoothing=config.label_smoothing)
+        float64_errors(exact, trajectory.params[1], splits, scores, config.label_smoothing)
     keep("gradients", compiler)
     return _costs("gradients", compiler, log)
 

@@ -9,23 +9,32 @@ import numpy as np
 import pytest
 from definitions import per_example_grads
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split, split_of
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
 
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
 from gradtrail.core.config import ConfigError
+from gradtrail.core.gradients import analysis as gradient_analysis
 from gradtrail.core.gradients import chunks as gradient_chunks
 from gradtrail.core.gradients import passes as gradient_passes
 from gradtrail.core.gradients.analysis import (
     GradientAnalysis,
     Trajectory,
+    affordable_examples,
+    analysis_flops,
     analyze,
+    checkpoint_weights,
     epoch_column,
+    largest_eigenvalue,
     num_influenced,
     num_visits,
 )
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, num_parameters
+from gradtrail.core.per_example.norms import summed_grad
 
 MODEL = Model(model_config())
 SMOOTHING = 0.1
@@ -52,12 +61,11 @@ WEIGHTS = TRAJECTORY.weights
 
 
 @functools.cache
-def passes(largest: int = 16, *, curvature: bool = False) -> GradientPasses:
+def passes(largest: int = 16, *, kind: str = "mlp", curvature: bool = False) -> GradientPasses:
+    model, mesh = Model(model_config(kind=kind)), make_mesh(jax.devices()[:1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_passes, "_LARGEST_BATCH", largest)
-        return compile_passes(
-            MODEL, SMOOTHING, 2, curvature=curvature, compiler=new_compiler(), mesh=make_mesh(jax.devices()[:1])
-        )
+        return compile_passes(model, SMOOTHING, 2, curvature=curvature, compiler=new_compiler(), mesh=mesh)
 
 
 VISITS: list[int] = []
@@ -183,9 +191,11 @@ def test_chunks_are_as_many_as_their_sums_fit_into_memory(
 
 def test_chunk_sums_take_the_announced_memory(analysis: GradientAnalysis) -> None:
     size = num_parameters(MODEL.abstract_params())
-    chunks = gradient_chunks.chunk_gradients(passes(), PARAMS[4], SPLITS["train"], NUM_CLASSES, advance=lambda _: None)
+    chunks = gradient_chunks.chunk_gradients(
+        passes().sums, PARAMS[4], SPLITS["train"], NUM_CLASSES, advance=lambda _: None
+    )
     assert chunks.sums.nbytes <= gradient_chunks.chunk_bytes(size, NUM_CLASSES)
-    close(chunks.total(), gradients(4, "train").sum(axis=0))
+    close(chunks.sums.sum(axis=0), gradients(4, "train").sum(axis=0))
     np.testing.assert_array_equal(np.bincount(chunks.chunk_of), chunks.sizes)
 
 
@@ -193,5 +203,61 @@ def test_chunk_sums_take_the_announced_memory(analysis: GradientAnalysis) -> Non
 def test_a_class_that_fits_into_few_batches_has_as_many_chunks_as_a_large_one(largest: int) -> None:
     whole = split(40, seed=1)
     compiled, counts = passes(largest), np.bincount(whole.labels, minlength=NUM_CLASSES)
-    chunks = gradient_chunks.chunk_gradients(compiled, PARAMS[4], whole, NUM_CLASSES, advance=lambda _: None)
+    chunks = gradient_chunks.chunk_gradients(compiled.sums, PARAMS[4], whole, NUM_CLASSES, advance=lambda _: None)
     np.testing.assert_array_equal(np.bincount(chunks.classes, minlength=NUM_CLASSES), np.minimum(counts, 10))
+
+
+@pytest.mark.parametrize("which", ["auto", "all"])
+def test_a_costly_network_is_analyzed_by_a_sample_within_its_budget(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, config = passes(), gradients_config(examples=which)
+    assert affordable_examples(compiled, config, 3, 60_000, 10_000) == 60_000
+    monkeypatch.setattr(gradient_analysis, "_AFFORDABLE_FLOPS", 0)
+    count = affordable_examples(compiled, config, 3, 60_000, 10_000)
+    if which == "all":
+        assert count == 60_000
+        return
+    budget = 4 * 60_000 * compiled.sums.work
+    assert 5_000 < count < 60_000
+    assert analysis_flops(compiled, config, 3, count, 10_000) <= budget
+    assert analysis_flops(compiled, config, 3, count + 100, 10_000) > budget
+    assert affordable_examples(compiled, config, 50, 60_000, 10_000) == 5_000, "and not fewer"
+    assert affordable_examples(compiled, config, 50, 4_000, 10_000) == 4_000
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, unique=True).map(sorted),
+    st.integers(1, 5),
+    st.integers(1, 6),
+)
+def test_every_step_counts_for_the_epoch_that_lies_nearest(epochs: list[int], steps: int, trained: int) -> None:
+    rates = np.random.default_rng(0).uniform(0.1, 1, steps * trained).astype(np.float32)
+    expected = dict.fromkeys(epochs, 0.0)
+    for step, rate in enumerate(rates):
+        place = (step + 0.5) / steps
+        expected[min(epochs, key=lambda epoch: abs(place - epoch))] += float(rate)
+    result = checkpoint_weights(epochs, rates, steps)
+    np.testing.assert_allclose(result, list(expected.values()), rtol=1e-6)
+    assert result.sum() == pytest.approx(float(rates.sum()), rel=1e-6)
+
+
+SPLIT = random_split(9)
+IMAGES, LABELS = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", pytest.param("cnn", marks=pytest.mark.slow)])
+def test_largest_eigenvalue_is_that_of_the_hessian(kind: str) -> None:
+    model = Model(model_config(kind=kind))
+    params = initial_params(model)
+    flat, unravel = ravel_pytree(params)
+
+    def grad(flat: jax.Array) -> jax.Array:
+        mask = jnp.ones(9, bool)
+        return ravel_pytree(summed_grad(model, unravel(flat), IMAGES, LABELS, mask, label_smoothing=SMOOTHING))[0]
+
+    hessian = np.asarray(jax.jit(jax.jacrev(grad))(flat), np.float64)
+    eigenvalues = np.linalg.eigvalsh((hessian + hessian.T) / 2)
+    largest = eigenvalues[np.argmax(np.abs(eigenvalues))] / 9
+    compiled = passes(4, kind=kind, curvature=True)
+    assert largest_eigenvalue(compiled.hessian, params, SPLIT, 60, seed=2) == pytest.approx(largest, rel=0.02)

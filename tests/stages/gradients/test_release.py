@@ -15,7 +15,7 @@ from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, anal
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
 from gradtrail.stages.artifacts.privacy import RELEASED
-from gradtrail.stages.gradients import figures, summary, tables
+from gradtrail.stages.gradients import figures, outputs, summary
 from gradtrail.stages.gradients.inputs import DYNAMICS, scored_splits
 
 SPLITS = {"train": random_split(30), "validation": random_split(6), "test": random_split(9)}
@@ -75,11 +75,17 @@ def test_scores_of_other_splits_are_as_before(
     assert sum(visits) == num_visits(TRAJECTORY, scored_splits(SPLITS, PUBLISHED))
 
 
-def made(analysis: GradientAnalysis, *, release: bool) -> tables.Tables:
+def made(analysis: GradientAnalysis, *, release: bool) -> outputs.Tables:
     public_splits = scored_splits(SPLITS, a_guarantee(release=release))
     dynamics = learning_dynamics(len(public_splits["train"]))
     assert {*dynamics} == {*DYNAMICS} - {"example_id"}
-    return tables.make_tables(tables.score_table(public_splits, analysis.scores, dynamics), analysis, CONFIG)
+    return outputs.make_tables(outputs.score_table(public_splits, analysis.scores, dynamics), analysis, CONFIG)
+
+
+def added(scratch: Path, analysis: GradientAnalysis, *, release: bool) -> outputs.Analyses:
+    result = outputs.Analyses(scratch)
+    result.add(0, made(analysis, release=release), analysis, {"float64_error/loss": 1e-6})
+    return result
 
 
 def test_outs_to_publish_have_their_schema_and_no_training_example(
@@ -87,9 +93,7 @@ def test_outs_to_publish_have_their_schema_and_no_training_example(
 ) -> None:
     whole, part, _ = analyses
     for name, analysis in (("whole", whole), ("published", part)):
-        release = name == "published"
-        made_tables = made(analysis, release=release)
-        tables.write_tables(tmp_path / name, made_tables, {"float64_error/loss": 1e-6})
+        made_tables = added(tmp_path, analysis, release=name == "published").write(tmp_path / name, CONFIG)
     figures.draw(tmp_path / "published", made_tables, part, scored_splits(SPLITS, PUBLISHED), "a title", 5)
     schemas = [pq.read_schema(tmp_path / name / "scores.parquet") for name in ("whole", "published")]
     assert schemas[0].equals(schemas[1])
@@ -106,16 +110,15 @@ def test_outs_to_publish_have_their_schema_and_no_training_example(
 
 
 def test_metrics_and_words_to_publish_leave_the_training_split_out(
-    analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]],
+    analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]], tmp_path: Path
 ) -> None:
     _, part, _ = analyses
     made_tables = made(part, release=True)
-    metrics = tables.measure(made_tables, part)
+    metrics = outputs.measure(made_tables, part)
     assert set(metrics) == {"num_examples", "validation_grad_norm_median", "test_grad_norm_median"}
     assert metrics["num_examples"] == 15
-    words = summary.with_privacy_note(
-        summary.summarize("a title", made_tables, part, metrics, CONFIG, 5, (0,)), PUBLISHED
-    )
+    notes = summary.make_notes(PUBLISHED, {}, {}, scored_splits(SPLITS, PUBLISHED)["train"])
+    words = summary.summarize("a title", made_tables, added(tmp_path, part, release=True), CONFIG, 5, notes)
     assert words.startswith(f"# Summary of per-example gradients: a title\n\n{RELEASED}\n\n## Suspected")
     assert "train split" not in words
-    assert words.count("## ") == 1
+    assert words.count("## ") == 2

@@ -12,7 +12,7 @@ from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
 from gradtrail.core.gradients.scores import rank_correlation
 from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.gradients.tables import SUSPICION, Tables
+from gradtrail.stages.gradients.outputs import SUSPICION, Tables
 
 
 def draw(

@@ -1,21 +1,18 @@
 """`summary.md`: the results of the gradient analysis in sentences, written from its tables and metrics alone."""
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from gradtrail.core.gradients.analysis import GradientAnalysis
-from gradtrail.core.gradients.config import GradientsConfig
-from gradtrail.core.gradients.exact import ERROR, LIMITS, NUM_EXAMPLES
-from gradtrail.core.nn.models import Model
-from gradtrail.core.nn.precision import Precision
+from gradtrail.core.common.split import Split
+from gradtrail.core.gradients.analysis import GradientAnalysis, GradientsConfig
+from gradtrail.core.gradients.exact import ERROR, NUM_EXAMPLES
 from gradtrail.core.per_example.noise_scale import NoiseScale
-from gradtrail.core.per_example.norms import unknown_layers
 from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED, PrivacyGuarantee
-from gradtrail.stages.gradients.tables import Tables, typical_noise_scale
+from gradtrail.stages.gradients import every_example
+from gradtrail.stages.gradients.outputs import Analyses, Tables, measure, typical_noise_scale
 
 _NAMED = 5  # examples that a sentence names
 _STRONG = 0.5  # rank correlation
@@ -24,23 +21,23 @@ _STRONG = 0.5  # rank correlation
 def summarize(
     title: str,
     tables: Tables,
-    analysis: GradientAnalysis,
-    metrics: dict[str, float],
+    analyses: Analyses,
     config: GradientsConfig,
     batch_size: int,
-    seeds: Sequence[int],
+    notes: Sequence[str] = (),
 ) -> str:
     """Return the summary in Markdown.
 
     Args:
         title: model, weights and data set.
         tables: the stage's tables.
-        analysis: analysis behind the tables; of several members, that of the first.
-        metrics: metrics of these tables.
+        analyses: analyses behind the tables.
         config: the section `gradients` of `params.yaml`.
         batch_size: batch size of the training.
-        seeds: seeds of the members.
+        notes: paragraphs below the heading, see `make_notes`.
     """
+    analysis = analyses.first
+    metrics = measure(tables, analysis)
     sections = {"Suspected label errors": _suspects(tables, metrics)}
     if tables.has_training_rows:
         sections = {"Largest gradients": _largest(tables, metrics, config), **sections}
@@ -49,40 +46,43 @@ def summarize(
             "Classes": _classes(analysis),
             "Learning": _learning(tables, metrics),
         }
-    if errors := {name.removeprefix(ERROR): value for name, value in metrics.items() if name.startswith(ERROR)}:
-        sections["Numerical errors"] = _errors(errors)
+    if analyses.errors:
+        sections["Numerical errors"] = _errors(
+            {name.removeprefix(ERROR): error for name, error in analyses.errors.items()}
+        )
     body = "\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items())
-    parts = [f"# Summary of per-example gradients: {title}", *_members(seeds), body]
+    parts = [f"# Summary of per-example gradients: {title}", *notes, *_members(analyses.seeds), body]
     return "\n\n".join(parts) + "\n"
 
 
-def with_privacy_note(words: str, guarantee: PrivacyGuarantee | None, every_example: str = "") -> str:
-    """Return the summary with notes below its heading: the privacy of the training, and the use of a sample."""
+def make_notes(
+    guarantee: PrivacyGuarantee | None, every: Mapping[str, float], sampled: Mapping[str, int], train: Split
+) -> list[str]:
+    """Return paragraphs on the privacy of the training, and on the use of a sample of the training examples.
+
+    Args:
+        guarantee: guarantee of a private training.
+        every: metrics of `score_every_example`; empty if it was not called.
+        sampled: result of `sample_metrics`.
+        train: training examples, of which the analyzed ones may be a sample.
+    """
+    analyzed = sampled.get("sampled_train_examples", len(train))
     notes = [] if guarantee is None else [RELEASED if guarantee.release else NOT_COVERED]
-    heading, _, rest = words.partition("\n\n")
-    return "\n\n".join([heading, *notes, *([every_example] if every_example else []), rest])
-
-
-def warn_of_unknown_layers(model: Model) -> None:
-    """Warn on stderr, in one line, of layers whose per-example gradients have no fast implementation."""
-    if names := unknown_layers(model):
-        print(
-            f"gradients: warning: no fast per-example gradients for {', '.join(names)}; falling back to vmap(grad), "
-            "which is slow",
-            file=sys.stderr,
+    if every:
+        notes.append(
+            f"The training split has {every['every_example/examples']:,.0f} examples. What follows is of "
+            f"{analyzed:,} of them, evenly spaced; the scores of all are in `{every_example.NAME}`: their mean "
+            f"gradient norm is {every['every_example/grad_norm_mean']:.3g}, the largest "
+            f"{every['every_example/grad_norm_max']:.3g}, and {every['every_example/misclassified']:.2%} of them are "
+            "misclassified."
         )
-
-
-def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:
-    """Warn on stderr, in one line, of a score whose error is larger than the model's precision explains."""
-    large = {name: value for name, value in errors.items() if not value <= LIMITS[precision]}  # also NaN
-    if large:
-        name = max(large, key=lambda key: large[key])
-        print(
-            f"gradients: warning: {name.removeprefix(ERROR)} differs from its float64 value by {errors[name]:g}, "
-            f"relative; up to {LIMITS[precision]:g} is usual for {precision}",
-            file=sys.stderr,
+    elif sampled:
+        notes.append(
+            f"What follows is of {analyzed:,} of the {len(train):,} training examples, evenly spaced, and of all "
+            "others: with this network, all would take longer than four epochs of training. `gradients.examples: all` "
+            "analyzes all of them."
         )
+    return notes
 
 
 def _members(seeds: Sequence[int]) -> list[str]:
@@ -197,7 +197,9 @@ def _learning(tables: Tables, metrics: dict[str, float]) -> str:
 
 def _errors(errors: Mapping[str, float]) -> str:
     """Return a sentence on the errors of the scores against float64."""
-    parts = ", ".join(f"{errors[name]:.2g} of {name}" for name in sorted(errors, key=lambda key: -errors[key]))
+    parts = ", ".join(
+        f"{errors[name]:.2g} of {name.removeprefix(ERROR)}" for name in sorted(errors, key=lambda key: -errors[key])
+    )
     return (
         f"The scores of {NUM_EXAMPLES} examples, or of all where there are fewer, evenly spaced over all splits, were "
         f"computed again in float64, one gradient after the other. The largest errors of this sample, relative to the "
