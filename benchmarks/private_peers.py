@@ -78,7 +78,7 @@ def ours(task: PrivateTask) -> Round:
     noise = {"ordinary": None, "noiseless": 0.0, "private": NOISE_MULTIPLIER}[task.method]
     model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES))
     program = loop.make_program(config, model, EXAMPLES, jax.local_devices(), noise)
-    engine = loop.compile_engine(program, compiler=Compiler(time.perf_counter))
+    engine = program.compile(Compiler(time.perf_counter))
     state, records = engine.init(keys_of(config.seeds_of(config.seed))), engine.records()
     examples = loop.on_device(*make_data(EXAMPLES), program.mesh)
     epochs = itertools.count()
@@ -209,7 +209,7 @@ def _config(task: PrivateTask) -> Any:
     )
     config = project_train_config(Task(peer=peer, examples=EXAMPLES, rounds=EPOCHS - 1))
     if task.network == "strided":
-        config = replace(config, cnn=replace(config.cnn, channels=SMALL_CHANNELS, hidden=SMALL_HIDDEN))
+        config = replace(config, model=replace(config.model, channels=SMALL_CHANNELS, hidden=SMALL_HIDDEN))
     private = replace(
         config.privacy,
         enabled=task.method != "ordinary",

@@ -56,9 +56,10 @@ def closure_of(stage: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
-def test_code_deps_are_the_folders_that_the_script_imports(stage: str) -> None:
+def test_code_deps_are_the_folders_and_files_that_the_script_imports(stage: str) -> None:
     package = [module.split(".") for module in closure_of(stage) if module.startswith("gradtrail.")]
-    rooms = {f"src/gradtrail/{first}/{second}" for _, first, second, *_ in package}
+    paths = {Path("src/gradtrail", first, second) for _, first, second, *_ in package}
+    rooms = {str(path if (ROOT / path).is_dir() else path.with_suffix(".py")) for path in paths}
     listed = {dep for dep in PIPELINE[stage].deps if is_code(dep)}
     assert listed == rooms | {f"pipeline/{stage}.py"}
 

@@ -62,7 +62,7 @@ WEIGHTS = TRAJECTORY.weights
 
 @functools.cache
 def passes(largest: int = 16, *, kind: str = "mlp", curvature: bool = False) -> GradientPasses:
-    model, mesh = Model(model_config(kind=kind)), make_mesh(jax.devices()[:1])
+    model, mesh = Model(model_config(kind)), make_mesh(jax.devices()[:1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_passes, "_LARGEST_BATCH", largest)
         return compile_passes(model, SMOOTHING, 2, curvature=curvature, compiler=new_compiler(), mesh=mesh)
@@ -248,7 +248,7 @@ IMAGES, LABELS = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_largest_eigenvalue_is_that_of_the_hessian(kind: str) -> None:
-    model = Model(model_config(kind=kind))
+    model = Model(model_config(kind))
     params = initial_params(model)
     flat, unravel = ravel_pytree(params)
 

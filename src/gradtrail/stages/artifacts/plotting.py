@@ -57,7 +57,8 @@ def save(figure: Figure, path: Path) -> None:
         low, high = axis.get_view_interval()
         if axis.get_scale() == "log" and high >= 100 * low:
             axis.set_minor_locator(NullLocator())
-    FigureCanvasAgg(figure).print_png(path)  # `savefig` draws twice: once only for the layout
+    canvas: Any = FigureCanvasAgg(figure)  # without types
+    canvas.print_png(path)  # `savefig` would draw a second time, only for the layout
 
 
 def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns: int = 10) -> Figure:
