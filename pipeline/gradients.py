@@ -34,7 +34,7 @@ def main(stage: Stage) -> None:
         passes, exact = inputs.compile_all(first, splits, config, compiler=compiler)
         rows = inputs.choose_examples(passes, config, splits, first.trajectory)
         analyzed = inputs.take_train(splits, rows)
-        analyses = outputs.Analyses(scratch)
+        analyses = outputs.Analyses(scratch, len(splits["train"]))
         for member in itertools.chain([first], members):
             visits = num_visits(member.trajectory, analyzed)
             with progress_bar(f"gradients {member.name}".strip(), visits, unit="steps") as bar:
@@ -48,15 +48,13 @@ def main(stage: Stage) -> None:
             results = new / "results" / "gradients"
             tables = analyses.write(results, config)
             every = score_large(passes, first.weights, large, results)
-            title = (
-                f"{first.model.config.name}, {first.about.title(config.weights, len(analyses.seeds))} on {info.label}"
-            )
-            figures.draw(results, tables, analyses.first, analyzed, title, first.trajectory.batch_size)
-            sampled = outputs.sample_metrics(analyzed, splits)
-            notes = summary.make_notes(guarantee, every, sampled, splits["train"])
-            words = summary.summarize(title, tables, analyses, config, first.trajectory.batch_size, notes)
+            weights = first.about.title(config.weights, len(analyses.seeds))
+            title = f"{first.model.config.name}, {weights} on {info.label}"
+            batch_size = first.trajectory.batch_size
+            figures.draw(results, tables, analyses.first, analyzed, title, batch_size)
+            words = summary.summarize(title, tables, analyses, config, batch_size, guarantee, every)
             (results / "summary.md").write_text(words, encoding="utf-8")
-            stage.write_metrics(new, info.as_metrics() | analyses.metrics() | every | sampled)
+            stage.write_metrics(new, info.as_metrics() | analyses.metrics() | every)
             stage.write_costs(new, static_costs(passes.functions))
 
         run.outs()

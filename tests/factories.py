@@ -160,7 +160,6 @@ def gradients_config(**overrides: Any) -> GradientsConfig:
         num_suspects=3,
         num_influenced=2,
         bootstrap_samples=100,
-        curvature_iterations=0,
         test_examples=(),
     )
     return dataclasses.replace(config, **overrides)

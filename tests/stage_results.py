@@ -41,7 +41,6 @@ def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSE
         classes=ClassStructure(cosine=matrix, coherence=matrix / 9, share=np.full(num_classes, 1 / num_classes)),
         influenced=influenced,
         influence=rng.normal(size=(sizes["train"], len(influenced))).astype(np.float32),
-        curvature=None,
     )
 
 

@@ -248,7 +248,6 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
             model,
             config.label_smoothing,
             influenced,
-            curvature=gradients.curvature_iterations > 0,
             compiler=compiler,
             mesh=make_mesh(jax.local_devices()[:1]),
         )
@@ -260,7 +259,7 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
             steps_per_epoch=1,
             batch_size=_FEW,
         )
-        few = dataclasses.replace(gradients, num_influenced=influenced, test_examples=(), curvature_iterations=2)
+        few = dataclasses.replace(gradients, num_influenced=influenced, test_examples=())
         exact = compile_exact(model, config.label_smoothing, sample_size(splits), compiler=compiler)
         scores = analysis.analyze(compiled, trajectory, splits, few, _NUM_CLASSES).scores
         float64_errors(exact, trajectory.params[1], splits, scores, config.label_smoothing)

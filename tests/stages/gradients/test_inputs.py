@@ -117,7 +117,7 @@ def test_even_sample_is_chosen_and_announced(
     rates = np.ones(60, np.float32)
     trajectory = Trajectory(params=params, scored=19, learning_rates=rates, steps_per_epoch=3, batch_size=4)
     mesh = make_mesh(jax.devices()[:1])
-    passes = compile_passes(model, 0.1, 2, curvature=False, compiler=new_compiler(), mesh=mesh)
+    passes = compile_passes(model, 0.1, 2, compiler=new_compiler(), mesh=mesh)
     sample = take_train(splits, choose_examples(passes, gradients_config(), splits, trajectory))["train"]
     expected = random_split(60).example_id[:: 3 if costly else 1]
     np.testing.assert_array_equal(sample.example_id, expected)

@@ -28,7 +28,7 @@ TRAJECTORY = Trajectory(
     steps_per_epoch=6,
     batch_size=5,
 )
-CONFIG = gradients_config(curvature_iterations=2)
+CONFIG = gradients_config()
 OF_TRAINING = ("noise_scale", "classes", "influence")
 
 
@@ -36,7 +36,7 @@ OF_TRAINING = ("noise_scale", "classes", "influence")
 def analyses() -> tuple[GradientAnalysis, GradientAnalysis, list[int]]:
     """Of all examples, and of those that may be told of; and the visits that the latter took."""
     mesh, visits = make_mesh(jax.devices()[:1]), []
-    passes = compile_passes(MODEL, 0.1, 2, curvature=True, compiler=new_compiler(), mesh=mesh)
+    passes = compile_passes(MODEL, 0.1, 2, compiler=new_compiler(), mesh=mesh)
     whole = analyze(passes, TRAJECTORY, SPLITS, CONFIG, NUM_CLASSES)
     public_splits = scored_splits(SPLITS, PUBLISHED)
     part = analyze(
@@ -69,7 +69,6 @@ def test_scores_of_other_splits_are_as_before(
         assert values.shape == (0,)
         assert values.dtype == whole.scores["train"][name].dtype
     assert part.noise_scales == {}
-    assert part.curvature is None
     assert part.influence.shape == (0, 2)
     np.testing.assert_array_equal(part.influenced, whole.influenced)
     assert sum(visits) == num_visits(TRAJECTORY, scored_splits(SPLITS, PUBLISHED))
@@ -83,7 +82,7 @@ def made(analysis: GradientAnalysis, *, release: bool) -> outputs.Tables:
 
 
 def added(scratch: Path, analysis: GradientAnalysis, *, release: bool) -> outputs.Analyses:
-    result = outputs.Analyses(scratch)
+    result = outputs.Analyses(scratch, 0)
     result.add(0, made(analysis, release=release), analysis, {"float64_error/loss": 1e-6})
     return result
 
@@ -117,8 +116,8 @@ def test_metrics_and_words_to_publish_leave_the_training_split_out(
     metrics = outputs.measure(made_tables, part)
     assert set(metrics) == {"num_examples", "validation_grad_norm_median", "test_grad_norm_median"}
     assert metrics["num_examples"] == 15
-    notes = summary.make_notes(PUBLISHED, {}, {}, scored_splits(SPLITS, PUBLISHED)["train"])
-    words = summary.summarize("a title", made_tables, added(tmp_path, part, release=True), CONFIG, 5, notes)
+    analyses_of_part = added(tmp_path, part, release=True)
+    words = summary.summarize("a title", made_tables, analyses_of_part, CONFIG, 5, PUBLISHED)
     assert words.startswith(f"# Summary of per-example gradients: a title\n\n{RELEASED}\n\n## Suspected")
     assert "train split" not in words
     assert words.count("## ") == 2

@@ -25,7 +25,7 @@ from gradtrail.core.config import (
     config,
 )
 from gradtrail.core.gradients.chunks import ChunkGradients, ClassStructure, chunk_gradients, class_structure
-from gradtrail.core.gradients.passes import GradientPasses, Pass
+from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.gradients.scores import largest
 from gradtrail.core.nn.models import HostParams, Params, WeightsKind
 from gradtrail.core.per_example.noise_scale import NoiseScale, from_chunks
@@ -33,8 +33,7 @@ from gradtrail.core.per_example.noise_scale import NoiseScale, from_chunks
 Scores = dict[str, np.ndarray]
 EPOCH_SCORES = ("grad_norm", "el2n", "loss", "probability", "margin")  # scores reported for every kept epoch
 MEAN = "_mean"  # suffix of a score's mean over the kept epochs after training began
-_SEED = 0  # seed of the bootstrap and of the power iteration
-_TINY = 1e-30  # below every norm but 0
+_SEED = 0  # seed of the bootstrap
 
 # `gradients.examples: auto` analyzes all training examples for this number of FLOPs, half a minute on two cores, or
 # for those of this many epochs of training, whichever is more; otherwise a sample of not fewer examples than this
@@ -58,8 +57,6 @@ class GradientsConfig:
     num_influenced: Annotated[int, Bounds(at_least=1, at_most=_MAX_TEST_EXAMPLES)]
     # number of bootstrap samples for the interval of the noise scale
     bootstrap_samples: Annotated[int, Bounds(at_least=100, at_most=100_000)]
-    # number of power iterations for the largest eigenvalue of the Hessian; 0 to skip it
-    curvature_iterations: Annotated[int, Bounds(at_least=0, at_most=10_000)]
     # `example_id` of the test examples whose influences are computed; empty for those with the largest loss
     test_examples: tuple[CountOrZero, ...]
 
@@ -97,8 +94,6 @@ class GradientAnalysis:
     influenced: Int[np.ndarray, " influenced"]
     # influence of each training example on each of those, float32; positive if it lowered the loss
     influence: Float[np.ndarray, "examples influenced"]
-    # largest eigenvalue of the Hessian of the mean training loss at the scored epoch; None if it is not configured
-    curvature: float | None
 
 
 def epoch_column(name: str, epoch: int) -> str:
@@ -118,21 +113,20 @@ def num_visits(trajectory: Trajectory, splits: Mapping[str, Split]) -> int:
     return epochs * everywhere + aligned + 2 * epochs * in_training
 
 
-def analysis_flops(passes: GradientPasses, config: GradientsConfig, epochs: int, train: int, others: int) -> float:
+def analysis_flops(passes: GradientPasses, epochs: int, train: int, others: int) -> float:
     """Return the static FLOPs of `analyze` for numbers of kept epochs, training and other examples; see `Pass.work`."""
     each_epoch = (train + others) * passes.score.work + train * (passes.sums.work + passes.products.work)
-    curvature = config.curvature_iterations * train * passes.hessian.work if passes.hessian else 0.0
-    return epochs * each_epoch + (train + others) * passes.dots.work + curvature
+    return epochs * each_epoch + (train + others) * passes.dots.work
 
 
-def affordable_examples(passes: GradientPasses, config: GradientsConfig, epochs: int, train: int, others: int) -> int:
+def affordable_examples(passes: GradientPasses, epochs: int, train: int, others: int) -> int:
     """Return the number of training examples to analyze: all, or for a costly network as many as fit into a budget.
 
     It follows from static costs, never from times, so that it is the same on every run. It is rounded down to hundreds.
     """
     budget = max(_AFFORDABLE_FLOPS, _AFFORDABLE_EPOCHS * train * passes.sums.work)
-    fixed, everything = (analysis_flops(passes, config, epochs, count, others) for count in (0, train))
-    if config.examples == "all" or everything <= budget:
+    fixed, everything = (analysis_flops(passes, epochs, count, others) for count in (0, train))
+    if everything <= budget:
         return train
     affordable = int((budget - fixed) / (everything - fixed) * train)
     return min(train, max(_SMALLEST_SAMPLE, affordable // 100 * 100))
@@ -154,7 +148,7 @@ def analyze(
     Args:
         passes: passes compiled for the model and for `num_influenced` examples.
         splits: splits by name, with `train` and `test`.
-        config: chosen test examples, number of bootstrap samples and of iterations.
+        config: chosen test examples, number of bootstrap samples.
         advance: called with the number of examples that a pass has processed, `num_visits` in all, and with 0 and a
             `message` after each epoch.
 
@@ -206,17 +200,12 @@ def analyze(
             aligned = _align(passes, params, splits, chunks, by_epoch[epoch], num_classes, advance)
         advance(0, message=f"epoch {epoch}")
 
-    curvature = None
-    if passes.hessian and config.curvature_iterations and len(train):
-        params = passes.place(trajectory.params[trajectory.scored])
-        curvature = largest_eigenvalue(passes.hessian, params, train, config.curvature_iterations, seed=_SEED)
     return GradientAnalysis(
         scores={name: _split_scores(by_epoch, trajectory, name) | aligned[name] for name in splits},
         noise_scales=noise_scales,
         classes=classes,
         influenced=influenced,
         influence=influence.astype(np.float32),
-        curvature=curvature,
     )
 
 
@@ -232,41 +221,6 @@ def checkpoint_weights(
     middle = (np.arange(len(learning_rates)) + 0.5) / steps_per_epoch  # middle of each step, in epochs
     nearest = np.argmin(np.abs(middle[:, None] - np.asarray(epochs, float)[None]), axis=1)
     return np.bincount(nearest, weights=learning_rates.astype(np.float64), minlength=len(epochs))
-
-
-def largest_eigenvalue(
-    hessian: Pass, params: Params | HostParams, split: Split, iterations: int, *, seed: int
-) -> float:
-    """Return the eigenvalue of largest magnitude of the Hessian of the mean loss over a split.
-
-    The power iteration is on the host, in float64; each product reduces the error by the ratio of the two largest
-    eigenvalues. `seed` is that of the first direction, which is drawn from a normal distribution.
-    """
-
-    def product(direction: HostParams) -> HostParams:
-        total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
-        for start in range(0, len(split), hessian.batch_size):
-            rows = np.arange(start, min(start + hessian.batch_size, len(split)))
-            part, _ = hessian.function((params, direction), hessian.masked_batch(split, rows))
-            total = jax.tree.map(lambda sums, leaf: sums + np.asarray(leaf), total, part)
-        return jax.tree.map(lambda leaf: leaf / len(split), total)
-
-    def dot(left: HostParams, right: HostParams) -> float:  # `np.sum` adds in one order, a BLAS in varying ones
-        products = jax.tree.map(lambda a, b: np.sum(np.multiply(a, b, dtype=np.float64)), left, right)
-        return float(sum(jax.tree.leaves(products)))
-
-    def unit(direction: HostParams) -> HostParams:
-        norm = max(np.sqrt(dot(direction, direction)), _TINY)
-        return jax.tree.map(lambda leaf: (leaf / norm).astype(np.float32), direction)
-
-    rng = np.random.default_rng(seed)
-    direction = unit(jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), params))
-    eigenvalue = 0.0
-    for _ in range(iterations):
-        along = product(direction)
-        eigenvalue = dot(direction, along)
-        direction = unit(along)
-    return eigenvalue
 
 
 def _choose(config: GradientsConfig, test: Split, scores: Scores) -> Int[np.ndarray, " influenced"]:

@@ -70,9 +70,6 @@ class GradientPasses:
     products: Pass
     signals: CompiledFunction  # params, images, labels → signals, of as many examples as `products` takes
     sums: Pass  # whole = params, batch = (images, labels, mask); sum = the summed gradient
-    # whole = (params, direction), batch as for `sums`; sum = the Hessian of the summed loss times the direction. None
-    # without curvature.
-    hessian: Pass | None
 
     def place(self, params: Params | HostParams) -> Params:
         """Copy parameters to every device, once for many calls."""
@@ -81,8 +78,8 @@ class GradientPasses:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        passes = (self.score, self.dots, self.products, self.sums, self.hessian)
-        return [*(compiled.function for compiled in passes if compiled), self.signals]
+        passes = (self.score, self.dots, self.products, self.sums)
+        return [*(compiled.function for compiled in passes), self.signals]
 
 
 def compile_passes(
@@ -90,7 +87,6 @@ def compile_passes(
     label_smoothing: float,
     num_others: int,
     *,
-    curvature: bool,
     compiler: Compiler,
     mesh: Mesh,
 ) -> GradientPasses:
@@ -100,7 +96,6 @@ def compile_passes(
 
     Args:
         num_others: number of examples whose gradients `products` compares with.
-        curvature: True to compile the product with the Hessian too.
         mesh: the devices that each batch is split over.
     """
     params = model.abstract_params()
@@ -122,15 +117,6 @@ def compile_passes(
 
     def sums(params: Any, batch: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
         return norms.summed_grad(model, params, *batch, label_smoothing=label_smoothing), ()
-
-    def hessian(whole: Any, batch: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
-        params, direction = whole
-
-        def grad(params: Params) -> Params:
-            return norms.summed_grad(model, params, *batch, label_smoothing=label_smoothing)
-
-        # Forward over reverse mode (Pearlmutter, Neural Computation 6(1), 1994): about twice the cost of a gradient
-        return jax.jvp(grad, (params,), (direction,))[1], ()
 
     def compile_pass(name: str, function: Callable, whole: Any, *, masked: bool = False) -> Pass:
         """Compile a function for the largest microbatch within the budget; a `masked` one takes a mask too."""
@@ -157,7 +143,6 @@ def compile_passes(
             out_shardings=replicated(mesh),
         ),
         sums=compile_pass("sum_grads", sums, params, masked=True),
-        hessian=compile_pass("hessian_product", hessian, (params, params), masked=True) if curvature else None,
     )
 
 

@@ -166,7 +166,6 @@ def compile_all(
         member.model,
         member.about.label_smoothing,
         num_influenced(config, len(splits["test"])),
-        curvature=config.curvature_iterations > 0,
         compiler=compiler,
         mesh=make_mesh(jax.local_devices()[:1]),
     )
@@ -185,14 +184,14 @@ def choose_examples(
     """
     num_train, num_epochs = len(splits["train"]), len(trajectory.params)
     num_others = sum(map(len, splits.values())) - num_train
-    count = affordable_examples(passes, config, num_epochs, num_train, num_others)
+    count = num_train if config.examples == "all" else affordable_examples(passes, num_epochs, num_train, num_others)
 
     # The time of a batch, of whichever examples, scaled by static costs
     score, test = passes.score, splits["test"]
     params, some = passes.place(trajectory.params[trajectory.scored]), np.resize(np.arange(len(test)), score.batch_size)
     for _ in range(3):  # the first call is slower
         score.function(params, (test.images[some], test.labels[some]))
-    batches = analysis_flops(passes, config, num_epochs, count, num_others) / (score.batch_size * score.work or np.nan)
+    batches = analysis_flops(passes, num_epochs, count, num_others) / (score.batch_size * score.work or np.nan)
     seconds = score.function.calls.steady * batches if score.function.calls else np.nan
 
     message = f"gradients: {count + num_others:,} examples x {num_epochs} kept epochs"

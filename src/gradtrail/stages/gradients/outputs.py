@@ -76,7 +76,8 @@ class Analyses:
     first: GradientAnalysis  # analysis of the first member
     _tables: Tables  # of the first member
 
-    def __init__(self, scratch: Path):
+    def __init__(self, scratch: Path, num_train: int):
+        self.num_train = num_train  # number of training examples, of which a sample may be analyzed
         self.seeds: list[int] = []
         self.errors: dict[str, float] = {}  # largest error of each kind over the members, see `float64_errors`
         self._scratch = scratch
@@ -92,8 +93,9 @@ class Analyses:
         tables.scores.to_parquet(self._path(seed), index=False)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of a single member, or means and spreads over several."""
-        return over_members(self._metrics)
+        """Return the metrics of a single member, or means and spreads over several; and the size of a sample."""
+        sampled = len(self._tables.train)
+        return over_members(self._metrics) | ({"sampled_train_examples": sampled} if sampled < self.num_train else {})
 
     def write(self, results: Path, config: GradientsConfig) -> Tables:
         """Write the scores of each member, and the tables of a single member or of the mean scores over several."""
@@ -338,18 +340,11 @@ def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
         "first_grad_norm_rank_correlation_input_norm": rank_correlation(
             train[first].to_numpy(), train["input_norm"].to_numpy()
         ),
-        "hessian_largest_eigenvalue": math.nan if analysis.curvature is None else analysis.curvature,
     }
     for _, row in detection[detection["score"] == "mean_probability"].iterrows():
         of_training |= {f"label_errors_{name}": float(row[name]) for name in _DETECTION[2:]}
     finite = {name: value for name, value in of_training.items() if np.isfinite(value)}
     return metrics | {str(name): value for name, value in splits["train"].items()} | finite
-
-
-def sample_metrics(analyzed: Mapping[str, Split], splits: Mapping[str, Split]) -> dict[str, int]:
-    """Return the number of training examples that were analyzed, if it is a sample."""
-    count = len(analyzed["train"])
-    return {"sampled_train_examples": count} if count < len(splits["train"]) else {}
 
 
 def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:
