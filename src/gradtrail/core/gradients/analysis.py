@@ -113,23 +113,24 @@ def num_visits(trajectory: Trajectory, splits: Mapping[str, Split]) -> int:
     return epochs * everywhere + aligned + 2 * epochs * in_training
 
 
-def analysis_flops(passes: GradientPasses, epochs: int, train: int, others: int) -> float:
+def analysis_flops(passes: GradientPasses, num_epochs: int, num_train: int, num_others: int) -> float:
     """Return the static FLOPs of `analyze` for numbers of kept epochs, training and other examples; see `Pass.work`."""
-    each_epoch = (train + others) * passes.score.work + train * (passes.sums.work + passes.products.work)
-    return epochs * each_epoch + (train + others) * passes.dots.work
+    everywhere = num_train + num_others
+    each_epoch = everywhere * passes.score.work + num_train * (passes.sums.work + passes.products.work)
+    return num_epochs * each_epoch + everywhere * passes.dots.work
 
 
-def affordable_examples(passes: GradientPasses, epochs: int, train: int, others: int) -> int:
+def affordable_examples(passes: GradientPasses, num_epochs: int, num_train: int, num_others: int) -> int:
     """Return the number of training examples to analyze: all, or for a costly network as many as fit into a budget.
 
     It follows from static costs, never from times, so that it is the same on every run. It is rounded down to hundreds.
     """
-    budget = max(_AFFORDABLE_FLOPS, _AFFORDABLE_EPOCHS * train * passes.sums.work)
-    fixed, everything = (analysis_flops(passes, epochs, count, others) for count in (0, train))
+    budget = max(_AFFORDABLE_FLOPS, _AFFORDABLE_EPOCHS * num_train * passes.sums.work)
+    fixed, everything = (analysis_flops(passes, num_epochs, count, num_others) for count in (0, num_train))
     if everything <= budget:
-        return train
-    affordable = int((budget - fixed) / (everything - fixed) * train)
-    return min(train, max(_SMALLEST_SAMPLE, affordable // 100 * 100))
+        return num_train
+    affordable = int((budget - fixed) / (everything - fixed) * num_train)
+    return min(num_train, max(_SMALLEST_SAMPLE, affordable // 100 * 100))
 
 
 def analyze(
@@ -265,10 +266,10 @@ def _align(
 ) -> dict[str, Scores]:
     """Return the cosine of each example's gradient with the mean training gradient, of all and of its class."""
     dots = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}
-    total = _unit(np.sum(chunks.sums, axis=0))
+    mean = _unit(np.sum(chunks.sums, axis=0))
     for label in range(num_classes):
-        own = _unit(np.sum(chunks.sums[chunks.classes == label], axis=0))
-        directions = passes.place(_unraveled(np.stack([total, own]), params))
+        class_mean = _unit(np.sum(chunks.sums[chunks.classes == label], axis=0))
+        directions = passes.place(_unraveled(np.stack([mean, class_mean]), params))
         for name, split in splits.items():
             rows = np.flatnonzero(split.labels == label)
             if len(rows):

@@ -100,9 +100,9 @@ def compile_passes(
     """
     params = model.abstract_params()
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
-    others = _abstract_rows(model, num_others)
+    influenced = _abstract_rows(model, num_others)
     compute_signals = functools.partial(norms.signals, model, label_smoothing=label_smoothing)
-    signals = jax.eval_shape(compute_signals, params, *others)
+    signals = jax.eval_shape(compute_signals, params, *influenced)
 
     def score(params: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
         return (), scores.score_batch(model, params, *batch, label_smoothing=label_smoothing)
@@ -139,7 +139,7 @@ def compile_passes(
         signals=compiler.compile(
             "signals",
             compute_signals,
-            *with_sharding((params, *others), replicated(mesh)),
+            *with_sharding((params, *influenced), replicated(mesh)),
             out_shardings=replicated(mesh),
         ),
         sums=compile_pass("sum_grads", sums, params, masked=True),
