@@ -1,0 +1,360 @@
+"""A stopped training ends with the bits of one that was not; members are what trainings by themselves would be."""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from factories import ROOT, dataset_info, make_engine, private_config, random_split, train_config
+from scipy import stats
+
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import num_parameters
+from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.history import EpochRecord, History
+from gradtrail.core.train.keys import keys_of
+from gradtrail.core.train.loop import Chunk
+from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
+from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.train import figures, tables
+from gradtrail.stages.train.checkpoints import Checkpoints, state_on_host
+from gradtrail.stages.train.outputs import Outputs
+from gradtrail.stages.train.secret import VARIABLE, read_secret, training_secret
+from gradtrail.stages.train.training import NullListener, Training, TrainResult
+from gradtrail.support.errors import UserError
+from gradtrail.support.signals import Stopped
+
+SPLIT = random_split(10)  # three steps an epoch
+CONFIGS = {
+    "much at once": train_config(
+        model=MLP(hidden=(5,), activation="relu", dropout=0.5),
+        average_decay=0.9,
+        precision="float16",
+        accumulation_steps=2,
+        epochs=3,
+    ),
+    "early stopping": train_config(optimizer="schedule_free", patience=1, epochs=3),
+}
+EPSILONS = (0.5, 0.75, 1.0)
+SECRET = "correct horse battery staple, and more"  # noqa: S105
+PRIVATE = train_config(epochs=3, privacy=dataclasses.replace(NOT_PRIVATE, enabled=True))
+
+
+class Listener(NullListener):
+    """Asks the process to stop after some of the chunks of a network, as Ctrl-C does."""
+
+    def __init__(self, chunks: int | None = None, folder: Path | None = None):
+        self.left = chunks
+        self.folder = folder
+        self.epochs: list[int] = []
+
+    @contextlib.contextmanager
+    def member(self, training: Training, seeds: MemberSeeds) -> Iterator[Checkpoints]:
+        yield Checkpoints(self.folder and self.folder / str(seeds), 1e9, lambda: 0.0)
+
+    def after_epoch(self, history: History, seconds: float) -> None:
+        self.epochs.append(history.epochs[-1].epoch)
+
+    def diverged(self, chunk: Chunk) -> None:
+        pytest.fail("diverged")
+
+
+class StoppedTraining(Training):
+    """A training whose listener asks it to stop; no epoch is better than the first."""
+
+    def validate(self, params: Any) -> dict[str, float]:
+        return {"loss": float(np.abs(params["layers"][0]["kernel"]).sum()), "accuracy": 0.5}
+
+
+def training_of(
+    config: TrainConfig, listener: Listener, *, steps_per_call: int = 1, secret: str | None = None, **fields: Any
+) -> Training:
+    training = StoppedTraining(
+        config=config,
+        runtime=load_section("runtime", RuntimeConfig, ROOT / "params.yaml"),
+        info=dataset_info(),
+        train=SPLIT,
+        validation=SPLIT,
+        devices=jax.local_devices(),
+        steps_per_call=steps_per_call,
+        secret=secret,
+        **fields,
+    )
+    program, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT)
+
+    def run_steps(*arguments: Any) -> Any:
+        result = program.run_steps(*arguments)
+        if listener.left is not None:
+            listener.left -= 1
+            if listener.left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    training.program = dataclasses.replace(program, run_steps=run_steps, config=config)
+    return training
+
+
+def run(config: TrainConfig, folder: Path | None, listener: Listener, **fields: Any) -> TrainResult:
+    training = training_of(config, listener, **fields)
+    return training.train_network(config.seeds_of(config.seed), Checkpoints(folder, 1e9, lambda: 0.0), listener)
+
+
+def bits(result: TrainResult) -> dict[Any, bytes]:
+    state = dict(enumerate(jax.tree.leaves(state_on_host(result.state))))
+    return {name: np.asarray(leaf).tobytes() for name, leaf in (state | result.history.as_arrays()).items()}
+
+
+@pytest.mark.parametrize(("name", "steps"), [("much at once", 9), ("early stopping", 6)])
+def test_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
+    name: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So it does after any: what follows a resumed step depends on nothing but its checkpoint."""
+    straight = run(CONFIGS[name], None, Listener(None), steps_per_call=1000)
+    epochs: list[int] = []
+    for step in range(1, steps + 1):
+        listener = Listener(1)
+        with pytest.raises(Stopped, match=f"stopped after step {step} of 9; `dvc repro` resumes from there"):
+            run(CONFIGS[name], tmp_path, listener)
+        epochs += listener.epochs
+        assert (f"resuming after step {step - 1}, from a checkpoint" in capsys.readouterr().err) == (step > 1)
+    result = run(CONFIGS[name], tmp_path, listener := Listener(1))
+    assert listener.left == 1, "nothing was left to do"
+    assert epochs == list(range(1, steps // 3 + 1)), "each was logged once"
+    assert bits(result) == bits(straight)
+
+
+def test_killed_private_training_spends_no_more_and_its_checkpoints_do_not_hold_its_keys(tmp_path: Path) -> None:
+    straight = run(PRIVATE, None, Listener(None), secret=SECRET)
+    engine, seeds = make_engine(PRIVATE, SPLIT)[0], PRIVATE.seeds_of(PRIVATE.seed)
+    keys = keys_of(seeds, secret=SECRET)
+    in_state = jax.tree.map(jax.random.key_data, engine.init(keys).keys)
+    made = [*np.asarray(jax.random.key_data(keys))[[1, 4]], np.asarray(in_state.order), np.asarray(in_state.noise)]
+    hidden = [SECRET.encode(), *(key.tobytes() for key in made)]
+    for step, chunks in ((1, 1), (4, 3), (7, 3)):
+        with pytest.raises(Stopped, match=f"stopped after step {step} "):
+            run(PRIVATE, tmp_path, Listener(chunks), secret=SECRET)
+        written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        assert written
+        assert not any(key in content for key in hidden for content in written)
+    result = run(PRIVATE, tmp_path, Listener(None), secret=SECRET)
+    assert sum(len(part.loss) for part in result.history.steps) == 9, "no step was made twice"
+    assert bits(result) == bits(straight)
+
+
+def test_another_secret_gives_other_noise_and_the_state_does_not_show_which() -> None:
+    results = [run(PRIVATE, None, Listener(None), secret=secret) for secret in (SECRET, "another", None)]
+    keys = [jax.tree.leaves(state_on_host(result.state).keys) for result in results]
+    assert len(keys[0]) == 4
+    for each in keys[1:]:
+        np.testing.assert_array_equal(each, keys[0])
+    assert len({result.history.epochs[-1].loss for result in results}) == 3
+
+
+def test_progress_shows_epsilon_but_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
+    training = training_of(PRIVATE, listener := Listener(), secret=SECRET, spending=SimpleNamespace(epsilons=EPSILONS))
+    training.train_network(PRIVATE.seeds_of(0), Checkpoints(None, 1e9), listener)
+    said = capfd.readouterr().err
+    assert all(f"epsilon {spent} (" in said for spent in ("0.5", "0.75", "1"))
+    assert SECRET not in said + repr(training)
+
+
+def privacy(secret: str | None = None) -> PrivacyConfig:
+    digest = secret and hashlib.sha256(secret.encode()).hexdigest()
+    return dataclasses.replace(NOT_PRIVATE, enabled=True, secret_sha256=digest)
+
+
+def test_secret_is_asked_for_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert read_secret(privacy()) is None
+    assert read_secret(dataclasses.replace(privacy(SECRET), enabled=False)) is None
+    with pytest.raises(UserError, match=r"^GRADTRAIL_PRIVACY_SECRET is not set"):
+        read_secret(privacy(SECRET))
+    monkeypatch.setenv(VARIABLE, SECRET)
+    assert read_secret(privacy(SECRET)) == SECRET
+    assert read_secret(privacy()) is None, "a training that asks for none has none"
+    with pytest.raises(UserError, match="another SHA-256") as caught:
+        read_secret(privacy("another"))
+    assert SECRET not in str(caught.value)
+
+
+def epochs(count: int = 3) -> list[EpochRecord]:
+    names = [field.name for field in dataclasses.fields(EpochRecord) if field.name != "epoch"]
+    return [EpochRecord(epoch=epoch, **dict.fromkeys(names, 0.5)) for epoch in range(1, count + 1)]
+
+
+def test_epsilon_is_a_column_and_a_panel_of_private_trainings_alone() -> None:
+    public, private = tables.epoch_table(epochs()), tables.epoch_table(epochs(2), EPSILONS)
+    assert "epsilon" not in public
+    assert private["epsilon"].tolist() == [0.5, 0.75]
+    assert len(figures.draw_learning_curves(public, "title").axes) == 2
+    assert [axis.get_ylabel() for axis in figures.draw_learning_curves(private, "title").axes][2:] == ["epsilon"]
+
+
+def test_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "short")
+    with pytest.raises(UserError, match=r"must have at least 32 characters, got 5"):
+        read_secret(privacy("short"))
+
+
+def test_trainings_with_one_secret_have_secrets_of_their_own_and_members_the_same() -> None:
+    config, split = private_config(), random_split(6)
+    secret = training_secret(SECRET, config, split)
+    assert training_secret(None, config, split) is None
+    assert training_secret(SECRET, dataclasses.replace(config, seed=3, members=4), split) == secret
+    other_secrets = [
+        training_secret(SECRET, dataclasses.replace(config, clip_norm=0.5), split),
+        training_secret(SECRET, config, random_split(7)),
+        training_secret("another", config, split),
+    ]
+    assert len({secret, *other_secrets}) == 4
+
+
+CONFIG = train_config(model=MLP(hidden=(5,), activation="relu", dropout=0.5), epochs=2, keep_epochs=(0, 1))
+
+
+def train(config: TrainConfig, to: Path, checkpoints: Path | None = None, *, chunks: int | None = None) -> Path:
+    """Train all members; return the folder of the outs."""
+    training = training_of(config, listener := Listener(chunks, checkpoints), steps_per_call=2)
+    (to / "scratch").mkdir(parents=True, exist_ok=True)
+    outputs = Outputs(training, to / "scratch")
+    training.run(listener, outputs.add)
+    outputs.write(to)
+    return to
+
+
+def bytes_in(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".png")
+    own = (path for path in files if "members" not in path.parts)
+    return {path.relative_to(folder).as_posix(): digest(path) for path in own}
+
+
+def test_a_member_has_the_bytes_of_the_training_with_its_seed(tmp_path: Path) -> None:
+    several = train(dataclasses.replace(CONFIG, seed=3, members=3), tmp_path / "several")
+    assert read_seeds(several / "models") == [3, 4, 5]
+    found = []
+    for seed in (3, 4, 5):
+        alone = train(dataclasses.replace(CONFIG, seed=seed), tmp_path / f"alone {seed}")
+        for out in ("models", "results/train"):
+            folder = read_folders(several / out, several / "models")[seed]
+            member = {path.relative_to(folder).as_posix(): digest(path) for path in folder.rglob("*") if path.is_file()}
+            assert member == bytes_in(alone / out)
+            assert read_folders(alone / out, alone / "models") == {seed: alone / out}
+        found.append(digest(alone / "models" / "final.safetensors"))
+    assert len({*found}) == 3
+    assert digest(several / "models" / "final.safetensors") == found[0]
+
+
+def test_what_is_not_varied_is_that_of_the_seed() -> None:
+    config = dataclasses.replace(CONFIG, seed=1, members=3, vary=("order", "dropout"))
+    assert [dataclasses.astuple(config.seeds_of(seed)) for seed in config.seeds] == [
+        (1, 1, 1, 1, None),
+        (1, 2, 1, 2, None),
+        (1, 3, 1, 3, None),
+    ]
+
+
+@pytest.mark.parametrize(("vary", "differ"), [("initialization", {0, 2}), ("order", {2}), ("dropout", {2})])
+def test_each_purpose_has_its_own_seed(vary: Any, differ: set[int], tmp_path: Path) -> None:
+    """With another seed for one purpose the initial weights stay, or the order, or else only the result differs."""
+    config = dataclasses.replace(CONFIG, members=2, vary=(vary,))
+    folders = read_folders(train(config, tmp_path) / "models", tmp_path / "models").values()
+    initial, final = (
+        {digest(folder / name) for folder in folders} for name in ("epochs/000.safetensors", "final.safetensors")
+    )
+    assert (len(initial) == 2) == (0 in differ)
+    assert len(final) == 2
+
+
+def test_one_more_member_trains_one_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(dataclasses.replace(CONFIG, members=2), tmp_path / "two", tmp_path / "checkpoints")
+    capsys.readouterr()
+    three = train(dataclasses.replace(CONFIG, members=3), tmp_path / "three", tmp_path / "checkpoints")
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "checkpoint" in line] == [
+        f"train seed {seed}: trained before, from a checkpoint" for seed in (0, 1)
+    ]
+    assert {line.partition(":")[0] for line in said if "epoch" in line} == {"train seed 2"}
+    anew = train(dataclasses.replace(CONFIG, members=3), tmp_path / "anew")
+    for out in ("models", "results"):
+        assert digest(three / out) == digest(anew / out)
+
+
+def test_a_training_that_is_stopped_in_any_member_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    config, to, checkpoints = dataclasses.replace(CONFIG, members=2), tmp_path / "stopped", tmp_path / "checkpoints"
+    for number, chunks in enumerate((1, 2, 2, 3)):  # a member has four: in the first twice, then in the second
+        with pytest.raises(Stopped):
+            train(config, tmp_path / f"stopped {number}", checkpoints, chunks=chunks)
+    train(config, to, checkpoints)
+    straight = train(config, tmp_path / "straight")
+    for out in ("models", "results"):
+        assert digest(to / out) == digest(straight / out)
+
+
+def test_the_table_of_epochs_is_the_mean_with_its_interval(tmp_path: Path) -> None:
+    folder = train(dataclasses.replace(CONFIG, members=3), tmp_path) / "results" / "train"
+    own = [pd.read_csv(path / "epochs.csv") for path in read_folders(folder, tmp_path / "models").values()]
+    mean = pd.read_csv(folder / "epochs.csv")
+    assert mean["epoch"].tolist() == [1, 2]
+    losses = np.array([table["loss"] for table in own])
+    np.testing.assert_allclose(mean["loss"], losses.mean(axis=0), rtol=1e-8)
+    low, high = stats.t.interval(0.95, 2, losses.mean(axis=0), stats.sem(losses, axis=0))
+    np.testing.assert_allclose(mean[["loss_low", "loss_high"]].to_numpy().T, [low, high], rtol=1e-7)
+
+
+def test_metrics_are_means_with_their_spread() -> None:
+    each = [
+        {"dataset": "mnist", "steps": 5, "loss": loss, "loss_low": 0.0, "loss_high": 1.0, "best_epoch": epoch}
+        for loss, epoch in ((0.1, 1), (0.2, 1), (0.6, 2))
+    ]
+    assert over_members(each[:1]) == each[0]
+    found = over_members(each)
+    assert (found["members"], found["dataset"], found["steps"]) == (3, "mnist", 5)
+    assert found["loss"] == pytest.approx(0.3)
+    assert found["loss_sd"] == pytest.approx(np.std([0.1, 0.2, 0.6], ddof=1))
+    expected = stats.t.interval(0.95, 2, 0.3, stats.sem([0.1, 0.2, 0.6]))
+    assert (found["loss_low"], found["loss_high"]) == pytest.approx((0.0, expected[1]))
+    assert found["best_epoch"] == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "ends"),
+    [
+        ("accuracy", (0.82, 0.99), (0.0, 1.0)),
+        ("expected_calibration_error_uncalibrated", (0.01, 0.2), (0.0, 1.0)),
+        ("label_errors_false_negative_rate", (0.01, 0.9), (0.0, 1.0)),
+        ("first_grad_norm_rank_correlation_input_norm", (0.9, -0.9), (-1.0, 1.0)),
+        ("validation_loss", (0.1, 0.9), (0.0, 5.58)),
+        ("coherence_across_classes", (0.1, 0.9), (-4.58, 5.58)),
+    ],
+)
+def test_the_interval_of_a_mean_ends_at_possible_values(
+    name: str, values: tuple[float, float], ends: tuple[float, float]
+) -> None:
+    found = spread(name, values)
+    assert (found.low, found.high) == pytest.approx(ends, abs=0.01)
+
+
+def test_more_members_than_the_disk_holds_are_refused_with_how_many_would_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = training_of(CONFIG, Listener())
+    size = num_parameters(training.program.abstract_state.params)
+    each = (4 + 10) * 4 * size + 32 * 10  # four files of weights, ten copies in a checkpoint, ten examples
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5 * each))
+    for members, fits in ((1, True), (5, True), (6, False)):
+        training.config = dataclasses.replace(CONFIG, members=members)
+        message = rf"^train\.members: {members} members take .* GB of disk space are free; at most 5 fit$"
+        with contextlib.nullcontext() if fits else pytest.raises(UserError, match=message):
+            Outputs(training, tmp_path)
