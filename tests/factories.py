@@ -18,12 +18,12 @@ from gradtrail.core.audit.networks import AuditConfig
 from gradtrail.core.common.split import Split
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.data.preprocessing import PreprocessConfig
-from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
 from gradtrail.core.privacy_audit import PrivacyAuditConfig
-from gradtrail.core.profile.variants import ProfileConfig
+from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train import schedules
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples
@@ -165,12 +165,12 @@ def preprocess_config(**overrides: Any) -> PreprocessConfig:
 def gradients_config(**overrides: Any) -> GradientsConfig:
     config = GradientsConfig(
         weights="final",
+        examples="auto",
         top_fraction=0.1,
         num_largest=4,
         num_suspects=3,
         num_influenced=2,
         bootstrap_samples=100,
-        curvature_iterations=0,
         test_examples=(),
     )
     return dataclasses.replace(config, **overrides)

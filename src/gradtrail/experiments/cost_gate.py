@@ -33,7 +33,7 @@ from gradtrail.core.evaluate import metrics
 from gradtrail.core.evaluate.calibration import fit_temperature
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.gradients import analysis, passes
-from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
@@ -41,9 +41,8 @@ from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import Program
 from gradtrail.core.train.privacy import placeholder_noise
-from gradtrail.core.xla.compile_events import CompileLog
-from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
-from gradtrail.core.xla.static_costs import NO_COST
+from gradtrail.core.xla.compile_log import CompileLog
+from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig, set_cpu_devices, set_up_jax
 from gradtrail.stages.common.files import write_json
@@ -250,7 +249,6 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
             model,
             config.label_smoothing,
             influenced,
-            curvature=gradients.curvature_iterations > 0,
             compiler=compiler,
             mesh=make_mesh(jax.local_devices()[:1]),
         )
@@ -262,10 +260,10 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
             steps_per_epoch=1,
             batch_size=_FEW,
         )
-        few = dataclasses.replace(gradients, num_influenced=influenced, test_examples=(), curvature_iterations=2)
+        few = dataclasses.replace(gradients, num_influenced=influenced, test_examples=())
         exact = compile_exact(model, config.label_smoothing, sample_size(splits), compiler=compiler)
         scores = analysis.analyze(compiled, trajectory, splits, few, _NUM_CLASSES).scores
-        float64_errors(exact, trajectory.params[1], splits, scores, label_smoothing=config.label_smoothing)
+        float64_errors(exact, trajectory.params[1], splits, scores, config.label_smoothing)
     keep("gradients", compiler)
     return _costs("gradients", compiler, log)
 
