@@ -26,7 +26,7 @@ from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.tracking.lineage.state import Identity
@@ -52,8 +52,8 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     stage = Identity("train")
     config = dataclasses.replace(stage.params(TrainConfig), epochs=epochs, keep_epochs=(), privacy=NOT_PRIVATE)
     runtime = stage.runtime
-    info = dataset.read_info(Path("data/processed"))
-    train, validation = (dataset.read_split(Path(f"data/processed/{name}.npz"), info) for name in dataset.SPLITS[:2])
+    info = data_files.read_info(Path("data/processed"))
+    train, validation = (data_files.read_split(Path(f"data/processed/{name}"), info) for name in data_files.SPLITS[:2])
     model = Model(config.model_config(info.image_shape, info.num_classes))
     compiler = Compiler(time.perf_counter)
     engine = loop.compile_engine(loop.make_program(config, model, len(train), jax.local_devices()), compiler=compiler)

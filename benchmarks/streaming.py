@@ -33,9 +33,7 @@ from rich.table import Table
 from ruamel.yaml import YAML
 
 from benchmarks.record import record
-from gradtrail.stages.artifacts.shards import taken, write_shards
-from gradtrail.stages.artifacts.splits import read_split
-from gradtrail.stages.common.dataset import SPLITS, read_info, write_processed
+from gradtrail.stages.artifacts.data_files import SPLITS, read_info, read_split, taken, write_processed, write_shards
 
 ROOT = Path(__file__).parents[1]
 _COPIED = ("dvc.yaml", "pipeline", "src", "pyproject.toml")
@@ -160,7 +158,7 @@ def copied(project: Project, versions: int) -> None:
     """Put copies of the digits in the place of the training split, in shards."""
     folder = project.folder / "data/processed"
     info = read_info(folder)
-    digits = read_split(folder / "train.npz", info)
+    digits = read_split(folder / "train", info)
     shutil.rmtree(folder)
     parts = (dataclasses.replace(digits, example_id=digits.example_id + 60_000 * copy) for copy in range(versions))
     splits = {name: taken(digits, slice(5_000)) for name in SPLITS}

@@ -27,9 +27,8 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.artifacts.shards import ShardedSplit
-from gradtrail.stages.artifacts.splits import SAMPLE, sample_rows
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files
+from gradtrail.stages.artifacts.data_files import SAMPLE, ShardedSplit, sample_rows
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
@@ -49,7 +48,7 @@ class Part:
     def __len__(self) -> int:
         return min(SCORED, len(self._split) - self._start)
 
-    def read_split(self, start: int, stop: int) -> dataset.Split:
+    def read_split(self, start: int, stop: int) -> data_files.Split:
         """Return the examples in [start, stop) of the part."""
         return self._split.read_split(self._start + start, self._start + stop)
 
@@ -65,8 +64,8 @@ def main() -> None:
     """Measure and print."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
-    info = dataset.read_info(Path("data/processed"))
-    split = ShardedSplit(Path("data/processed/train.npz"), info)
+    info = data_files.read_info(Path("data/processed"))
+    split = ShardedSplit(Path("data/processed/train"), info)
     some = split.read_split(0, min(IN_MEMORY, len(split)))
     config = dataclasses.replace(load_section("train", TrainConfig), epochs=1000, privacy=NOT_PRIVATE)
     model = Model(config.model_config(info.image_shape, info.num_classes))

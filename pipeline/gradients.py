@@ -17,9 +17,9 @@ from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages.artifacts import data_files
+from gradtrail.stages.artifacts.data_files import read_samples, read_split
 from gradtrail.stages.artifacts.privacy import read_guarantee
-from gradtrail.stages.artifacts.splits import open_large, read_samples
-from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import every_example, figures, inputs, members, summary, tables
 from gradtrail.support.memory import require_memory_for_model
@@ -30,10 +30,10 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
-    info = dataset.read_info(Path("data/processed"))
+    info = data_files.read_info(Path("data/processed"))
     guarantee = read_guarantee(Path("results/train"))
     splits = inputs.scored_splits(read_samples(Path("data/processed"), info), guarantee)
-    large = open_large(Path("data/processed/train.npz"), info) if len(splits["train"]) else None
+    train = read_split(Path("data/processed/train"), info)
     rest = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
     first = next(rest)
     model, about, trajectory = first.model, first.about, first.trajectory
@@ -62,10 +62,10 @@ def main(stage: Stage) -> None:
             scores = tables.score_table(splits, analysis.scores, member.dynamics)
             analyzed.add(member.seed, tables.make_tables(scores, analysis, config), analysis, errors)
         every: dict[str, float] = {}
-        if large is not None:
-            with progress_bar("gradients of every example", len(large), unit="steps") as bar:
+        if 0 < len(splits["train"]) < len(train):
+            with progress_bar("gradients of every example", len(train), unit="steps") as bar:
                 weights, path = first.trajectory.params[first.trajectory.scored], scratch / every_example.NAME
-                every = every_example.score_every_example(passes, weights, large, path, advance=bar.advance)
+                every = every_example.score_every_example(passes, weights, train, path, advance=bar.advance)
         summary.warn_of_errors(analyzed.errors, model.config.precision)
         score_tables = analyzed.tables(config)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from gradtrail.core.profile.variants import ProfileConfig, Variant
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import static_costs
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.profile import figures, programs, tables, timings
@@ -22,7 +22,7 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config, train_config = stage.params(ProfileConfig), stage.params(TrainConfig, "train")
-    info = dataset.read_info(Path("data/processed"))
+    info = data_files.read_info(Path("data/processed"))
     configured = Variant.from_config(train_config)
     title = f"{train_config.model_config(info.image_shape, info.num_classes).name} on {info.label}"
     set_cpu_devices(train_config.shards)

@@ -14,9 +14,9 @@ from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.artifacts.privacy import write_guarantee
-from gradtrail.stages.common import dataset
 from gradtrail.stages.common.setup import cached_compiler
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.train import figures, members, tables
@@ -51,7 +51,7 @@ def main(stage: Stage) -> None:
     config = stage.params(TrainConfig)
     training = load_training(Path("data/processed"), config, stage.runtime, stage.processes)
     info, train, spending = training.info, training.train, training.spending
-    validation = dataset.read_split(Path("data/processed/validation.npz"), info)
+    validation = data_files.read_split(Path("data/processed/validation"), info)
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         model, engine = training.model, training.compile(compiler)

@@ -13,7 +13,7 @@ from projects import ROOT
 from ruamel.yaml import YAML
 
 from gradtrail.core.common.split import Split
-from gradtrail.stages.common.dataset import DatasetInfo, write_processed
+from gradtrail.stages.artifacts.data_files import DatasetInfo, write_processed
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.stages.report import inputs, page
 

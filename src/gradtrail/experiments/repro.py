@@ -23,7 +23,7 @@ from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.pipeline_file import FILES, sha256_of
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.datasets.catalog import DATASETS, stands_in_for, title
+from gradtrail.stages.datasets import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, with_store
 from gradtrail.support.git import git
 from gradtrail.support.paths import private_folder

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gradtrail.core.nn.models import Model, ModelConfig, Params
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.params import validate
 from gradtrail.support.errors import UserError, one_line
 

@@ -3,11 +3,10 @@
 Memory holds parts of the split, never a table of it. Ranks and galleries, which need all examples, use the sample.
 """
 
-import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,26 +15,17 @@ import pyarrow.parquet as pq
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.nn.models import HostParams, Params
+from gradtrail.stages.artifacts.data_files import take_rows
 
 NAME = "every_train_example.parquet"
 _PART = 2**15  # examples that are read, scored and written at a time, rounded up to whole batches
 _LABELS = ("example_id", "label", "true_label")
 
 
-class Parts(Protocol):
-    """A split whose examples are read in parts."""
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-
-    def read_split(self, start: int, stop: int) -> Split:
-        """Return the examples in [start, stop)."""
-
-
 def score_every_example(
     passes: GradientPasses,
     params: Params | HostParams,
-    train: Parts,
+    train: Split,
     path: Path,
     *,
     advance: Callable[..., object] = lambda *_, **__: None,
@@ -58,7 +48,8 @@ def score_every_example(
     norms, squares, largest, wrong = 0.0, 0.0, 0.0, 0
     size = -(-_PART // passes.score.batch_size) * passes.score.batch_size
     with _Writer(path) as writer:
-        for part in _ahead(train, size):
+        for start in range(0, len(train), size):
+            part = take_rows(train, slice(start, start + size))
             columns = _identity(part) | passes.score(placed, part.images, part.labels, advance=advance)
             columns["correct"] = columns["predicted"] == columns["label"]
             writer.add(columns)
@@ -91,20 +82,6 @@ def summarize(metrics: Mapping[str, float], sample: int) -> str:
 def _identity(part: Split) -> dict[str, np.ndarray]:
     columns = (part.example_id, part.labels, part.true_labels)
     return dict(zip(_LABELS, columns, strict=True))
-
-
-def _ahead(train: Parts, size: int) -> Iterator[Split]:
-    """Yield a split in parts; the next one is read in the background."""
-    waiting: collections.deque[Future[Split]] = collections.deque()
-    pool = ThreadPoolExecutor(1, thread_name_prefix="read")
-    try:
-        for start in range(0, len(train), size):
-            waiting.append(pool.submit(train.read_split, start, min(start + size, len(train))))
-            if len(waiting) > 1:
-                yield waiting.popleft().result()
-        yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 class _Writer:

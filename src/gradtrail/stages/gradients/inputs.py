@@ -11,12 +11,11 @@ import pandas as pd
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.nn.models import Model, Params, WeightsKind
+from gradtrail.stages.artifacts.data_files import DatasetInfo, sample_rows
 from gradtrail.stages.artifacts.members import read_folders
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
-from gradtrail.stages.artifacts.splits import sample_rows
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data
-from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError, one_line
 
 DYNAMICS = ("example_id", "forgetting_events", "first_correct_epoch", "mean_probability", "probability_std")

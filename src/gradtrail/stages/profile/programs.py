@@ -17,7 +17,7 @@ from gradtrail.core.profile.variants import (
 )
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.setup import cache_disabled
 from gradtrail.support.running_time import allowed_cores
 

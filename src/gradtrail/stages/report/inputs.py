@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from gradtrail.core.common.split import Split
+from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info, read_samples
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
-from gradtrail.stages.artifacts.splits import read_samples
-from gradtrail.stages.common.dataset import DatasetInfo, read_info
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.files import read_mapping
 from gradtrail.stages.common.params import read_yaml

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.pipeline_file import StageSpec, values_of
-from gradtrail.stages.datasets.catalog import stands_in_for
+from gradtrail.stages.datasets import stands_in_for
 from gradtrail.stages.report import charts
 from gradtrail.stages.report.components import Section
 from gradtrail.stages.report.inputs import Sources

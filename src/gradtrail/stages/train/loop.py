@@ -13,7 +13,6 @@ from gradtrail.core.common.split import Split
 from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
-from gradtrail.core.train.feed import Source
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Engine
@@ -100,7 +99,7 @@ class TrainResult:
 def train_members(
     engine: Engine,
     validate: Callable[[HostParams], dict[str, float]],
-    train: Split | Source,
+    train: Split,
     config: TrainConfig,
     *,
     members: Members,
@@ -133,7 +132,7 @@ def train_members(
 def run(
     engine: Engine,
     validate: Callable[[HostParams], dict[str, float]],
-    train: Split | Source,
+    train: Split,
     config: TrainConfig,
     *,
     member: Member,
@@ -151,7 +150,8 @@ def run(
         FloatingPointError: the training diverged; one line.
         Stopped: the process was asked to stop; a checkpoint was written.
     """
-    examples = loop.on_device(train.images, train.labels, engine.mesh) if isinstance(train, Split) else train
+    is_streamed = engine.steps_per_block is not None
+    examples = train if is_streamed else loop.on_device(train.images, train.labels, engine.mesh)
     state, checkpoints = engine.init(keys_of(member.seeds, member.secret)), member.checkpoints
     without_secret, with_secret = _exchange_keys(engine, member, state)
     new_history = functools.partial(

@@ -12,8 +12,8 @@ from jaxtyping import Int
 
 from gradtrail.core.nn.models import ModelConfig
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.members import FOLDER, member_folder, spread, write_seeds
-from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.train import tables
 from gradtrail.stages.train.loop import TrainResult
 from gradtrail.stages.train.release import redacted_history

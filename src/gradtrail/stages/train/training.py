@@ -18,12 +18,9 @@ from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.loop import Engine
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
-from gradtrail.stages.artifacts import accounting, splits
+from gradtrail.stages.artifacts import accounting, data_files
 from gradtrail.stages.artifacts.accounting import Spending
-from gradtrail.stages.artifacts.shards import ShardedSplit
-from gradtrail.stages.artifacts.splits import InMemorySource
-from gradtrail.stages.common import dataset
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.processes import Processes
@@ -31,7 +28,10 @@ from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
 from gradtrail.stages.train.loop import Members, NullListener, train_members
 from gradtrail.stages.train.secret import read_secret, training_secret
+from gradtrail.support.errors import UserError
 from gradtrail.support.memory import require_memory
+
+LARGEST_ON_DEVICE = 2**28  # bytes of images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Training:
     config: TrainConfig
     runtime: RuntimeConfig
     info: DatasetInfo
-    train: Split | InMemorySource | ShardedSplit  # training split, whole or streamed in parts
+    train: Split  # training split
     spending: Spending | None  # privacy budget of a private training; else None
     devices: Sequence[jax.Device]  # one for each shard, of all processes
     processes: Processes  # processes that train together
@@ -62,14 +62,17 @@ class Training:
     @property
     def sampled(self) -> Int[np.ndarray, " sampled"]:
         """Positions of the training examples whose learning dynamics are recorded: of a large split a sample."""
-        return splits.sample_rows(len(self.train))
+        return data_files.sample_rows(len(self.train))
 
     @property
     def sampled_id(self) -> Int[np.ndarray, " sampled"]:
         """The `example_id` of each of these."""
-        if isinstance(self.train, ShardedSplit):
-            return self.train.take_column("example_id", self.sampled)
         return self.train.example_id[self.sampled]
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether blocks of the split are copied to the device, not the whole; a private training samples the whole."""
+        return not self.config.privacy.enabled and self.train.images.nbytes > LARGEST_ON_DEVICE
 
     def compile(self, compiler: Compiler) -> Engine:
         """Compile the functions of the training.
@@ -78,14 +81,13 @@ class Training:
             ConfigError: the training cannot be made of these data; one line.
         """
         noise = self.spending.noise_multiplier if self.spending else None
-        streamed = not isinstance(self.train, Split)
         program = loop.make_program(
             self.config,
             self.model,
             len(self.train),
             self.devices,
             noise_multiplier=noise,
-            streamed=streamed,
+            streamed=self.is_streamed,
             sampled=self.sampled if len(self.sampled) < len(self.train) else None,
         )
         return loop.compile_engine(program, compiler=compiler)
@@ -108,7 +110,7 @@ class Training:
         """Return what the members have in common; see there for `checkpoints`."""
         return Members(
             checkpoints=checkpoints,
-            secret=training_secret(self.secret, self.config, self.train) if isinstance(self.train, Split) else None,
+            secret=training_secret(self.secret, self.config, self.train),
             epsilons=self.epsilons,
             processes=self.processes,
         )
@@ -147,9 +149,15 @@ def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig, pro
         UserError: data or secret are missing or damaged, or this process has other data or params than process 0.
         ConfigError: the processes cannot have equally many shards, or no noise keeps the budget of a private training.
     """
-    info = dataset.read_info(folder)
+    info = data_files.read_info(folder)
     private = config.privacy.enabled
-    train = splits.open_train(folder / "train.npz", info, stream_above_mib=runtime.stream_above_mib, private=private)
+    if private and info.versions > 1:
+        raise UserError(
+            f"train.privacy.enabled: {folder / 'train'} has {info.versions} versions of each example "
+            "(preprocess.deformations): each would count separately; train.privacy.augmentation_multiplicity counts "
+            "augmentations as one"
+        )
+    train = data_files.read_split(folder / "train", info)
     environment = repr(load_section("environment", EnvironmentConfig))
     processes.require_same(
         {"train of params.yaml": repr(config), "environment of params.yaml": environment, str(folder): info.digest}
