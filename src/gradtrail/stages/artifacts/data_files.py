@@ -111,7 +111,7 @@ def read_split(folder: Path, info: DatasetInfo) -> Split:
             columns[path.stem] = np.asarray(np.load(path, mmap_mode="r"))
         except FileNotFoundError:
             raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise UserError(f"{path}: damaged ({error}); `dvc checkout` restores it") from None
     size = info.examples.get(folder.name)
     for name, column in columns.items():
