@@ -2,9 +2,9 @@
 
     python -m benchmarks.streaming_rates [ROUNDS]
 
-Both in turn; 55,000 examples are in memory. Reads `data/processed` and `params.yaml` of the working folder. Prints one line of JSON: processor seconds and seconds
-for each million of examples, of training and of scoring every example, for both. On a machine that others use as well,
-processor time says more.
+Both in turn; 55,000 examples are in memory. Reads `data/processed` and `params.yaml` of the working folder. Prints one
+line of JSON: processor seconds and seconds for each million of examples, of training and of scoring every example, for
+both. On a machine that others use as well, processor time says more.
 """
 
 import dataclasses

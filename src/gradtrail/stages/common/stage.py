@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.digests import Stamps, changed_files, stamps_of
 from gradtrail.stages.common.dvc_cache import restoring_outs
-from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, refuse_variables, set_up_jax, uses_jax
 from gradtrail.stages.common.files import read_mapping, write_json, writing_outs
 from gradtrail.stages.common.inputs import Inputs, read_inputs
 from gradtrail.stages.common.overrides import PARAMS
@@ -91,7 +91,7 @@ class Stage:
         """Refuse an environment that may change results, and set all that can; see `environment`."""
         is_read = "environment" in self.spec.params.get("params.yaml", ())
         config = self.params(EnvironmentConfig, "environment") if is_read else None
-        refuse_unknown_variables(config)
+        refuse_variables(config)
         if config and self.computes:
             self.set_up_jax()
 
