@@ -14,14 +14,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from gradtrail.core.common.batching import Order
-from gradtrail.core.common.sharding import over_batch
+from gradtrail.core.common.sharding import AXIS
 from gradtrail.core.common.split import Split
-from gradtrail.core.train.batch_gradient import Examples
+from gradtrail.core.train.gradient import Examples
 
+_BLOCK_SPEC = PartitionSpec(None, AXIS)  # each device has a part of every batch of a block
 _ROWS = 2**15  # rows of a block: 26 MB of 28 x 28 pixels
 _AHEAD = 2  # blocks that are gathered ahead while one is computed
 
@@ -42,10 +43,15 @@ def steps_in_block(batch_size: int, steps_per_epoch: int) -> int:
     return min(steps_per_epoch, max(1, _ROWS // batch_size))
 
 
-def positions(step: Int[Array, ""], batch_size: int, steps_per_block: int, num_shards: int) -> Int[Array, " batch"]:
-    """Return the positions of a step's rows in each shard's part of a block, int32."""
-    rows_per_shard = batch_size // num_shards
-    return step % steps_per_block * rows_per_shard + jax.numpy.arange(batch_size, dtype=np.int32) % rows_per_shard
+def abstract_examples(
+    num_examples: int, image_shape: tuple[int, int], batch_size: int, steps_per_block: int | None, mesh: Mesh
+) -> Any:
+    """Return the shapes, dtypes and shardings of a split on the devices, or of a block of its batches."""
+    sharding = NamedSharding(mesh, _BLOCK_SPEC if steps_per_block else PartitionSpec())
+    leading = (steps_per_block, batch_size) if steps_per_block else (num_examples,)
+    images: Any = jax.ShapeDtypeStruct((*leading, *image_shape), np.uint8, sharding=sharding)
+    labels: Any = jax.ShapeDtypeStruct(leading, np.int32, sharding=sharding)
+    return Examples(images=images, labels=labels)
 
 
 def unread_bytes(examples: Any, rows: int) -> int:
@@ -64,19 +70,18 @@ def unread_bytes(examples: Any, rows: int) -> int:
 def blocks(split: Split, order: Order, mesh: Mesh, *, steps_per_block: int, first: int) -> Iterator[Block]:
     """Yield the blocks of an epoch, starting with the one that contains step `first`; all have one shape.
 
-    Each shard of a block's arrays has the rows of its part of each batch, batch after batch, in the order of the steps,
-    at `positions`. Padding has the data of example 0, as in `batching.gather`.
+    A block's arrays have a leading axis for the steps; each shard has its part of each batch. Padding has the data of
+    example 0, as in `batching.gather`.
     """
 
     def gather(batches: Int[np.ndarray, "steps batch"]) -> Examples:
-        by_shard = batches.reshape(len(batches), mesh.size, -1).swapaxes(0, 1).reshape(mesh.size, -1)
-        rows = np.maximum(by_shard, 0)
+        rows, sharding = np.maximum(batches, 0), NamedSharding(mesh, _BLOCK_SPEC)
 
         def on_devices(column: np.ndarray) -> Array:
-            def of_shard(index: Any) -> np.ndarray:
-                return column.take(rows[(index[0].start or 0) // rows.shape[1]], axis=0)
+            def gather_part(index: Any) -> np.ndarray:
+                return column.take(rows[index[:2]], axis=0)
 
-            return jax.make_array_from_callback((batches.size, *column.shape[1:]), over_batch(mesh), of_shard)
+            return jax.make_array_from_callback((*rows.shape, *column.shape[1:]), sharding, gather_part)
 
         return Examples(images=on_devices(split.images), labels=on_devices(split.labels))
 
