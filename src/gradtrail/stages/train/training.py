@@ -114,8 +114,8 @@ class Training:
         if is_private and info.versions > 1:
             raise UserError(
                 f"train.privacy.enabled: {folder / 'train'} has {info.versions} versions of each example "
-                "(preprocess.deformations): each would count separately; train.privacy.augmentation_multiplicity counts "
-                "augmentations as one"
+                "(preprocess.deformations), and each would count separately; "
+                "train.privacy.augmentation_multiplicity counts augmentations as one"
             )
         train = data_files.read_split(folder / "train", info)
         require_same(
