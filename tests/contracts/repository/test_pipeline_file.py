@@ -95,7 +95,7 @@ def test_params_are_the_sections_that_the_script_loads(stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
-def test_one_name_for_stage_script_folder_section_and_metrics(stage: str) -> None:
+def test_one_name_for_stage_script_module_section_and_metrics(stage: str) -> None:
     assert (ROOT / "pipeline" / f"{stage}.py").is_file()
     module = ROOT / "src" / "gradtrail" / "stages" / stage
     assert module.is_dir() or module.with_suffix(".py").is_file()

@@ -24,7 +24,6 @@ from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
-from gradtrail.core.train.pytrees import add_prefix, leaves_by_name
 from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
 from gradtrail.stages.common.digests import digest
@@ -114,8 +113,8 @@ def run(config: TrainConfig, folder: Path | None, listener: Listener, **fields: 
     return training.train_network(config.seeds_of(config.seed), Checkpoints(folder, 1e9, lambda: 0.0), listener)
 
 
-def bits(result: TrainResult) -> dict[str, bytes]:
-    state = add_prefix("state", leaves_by_name(state_on_host(result.state)))
+def bits(result: TrainResult) -> dict[Any, bytes]:
+    state = dict(enumerate(jax.tree.leaves(state_on_host(result.state))))
     return {name: np.asarray(leaf).tobytes() for name, leaf in (state | result.history.as_arrays()).items()}
 
 

@@ -225,7 +225,7 @@ class Training:
         state = program.init(keys_of(seeds, self.secret))
         secret_keys, public_keys = state.keys, program.init(keys_of(seeds)).keys if self.secret else None
         params = on_host(state.params)
-        history = History(config.keep_epochs, params, precision=config.precision, num_sampled=program.num_sampled)
+        history = History(config.keep_epochs, params, program.num_sampled, config.precision)
         state, records, seconds_before = self._restored(checkpoints, state, history, secret_keys)
         is_over = self._is_over(int(state.step), history)
         if int(state.step):
