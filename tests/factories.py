@@ -23,7 +23,7 @@ from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
 from gradtrail.core.privacy_audit import PrivacyAuditConfig
-from gradtrail.core.profile.variants import ProfileConfig
+from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train import schedules
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples

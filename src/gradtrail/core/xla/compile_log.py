@@ -1,9 +1,8 @@
 """Records what JAX compiles while a block runs: how often, for how long, and which compilations were unplanned.
 
-Counts, durations and names of functions are the public events of `jax.monitoring`. JAX sends them from the thread that
-compiles, below the call that causes it, so the Python stack has the line of the project. Events carry no shapes: those
-are read from JAX's log record "Compiling <function> with global shapes and types"; if a version of JAX changes that
-record, shapes are unknown and nothing else changes.
+Counts, durations and names are those of the events of `jax.monitoring`. JAX sends them from the thread that compiles,
+below the call that causes it, so the Python stack has the line of the project. Shapes are read from JAX's log record
+"Compiling <function> with global shapes and types"; they are unknown if a version of JAX changes that record.
 """
 
 import contextlib
@@ -29,10 +28,9 @@ _COUNTED = {
 }
 _DURATIONS = "/jax/core/compile/"  # tracing, lowering and compiling
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # one per program, on a cache hit too
-_LOGGER = "jax._src.interpreters.pxla"
+_LOGGER = logging.getLogger("jax._src.interpreters.pxla")
 _RECORD = re.compile(r"Compiling (.+?) with global shapes and types \((.*?),?\)\. Arg")
-_INSTALLED = {"site-packages", "dist-packages"}
-_STANDARD_LIBRARY = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parent)
 LONGEST_LINE = 400  # characters of shapes in a warning
 _MOST_LINES = 20
 
@@ -47,38 +45,24 @@ class Compilation:
 
 
 class CompileLog:
-    """Log of what JAX compiles, in all threads, while this context manager is open.
-
-    It owns its listeners and its log handler: they are registered when the block is entered and removed when it ends.
-
-    Attributes:
-        unplanned: compilations that calls caused, in order: all except those under `planned`. A program from the
-            persistent cache counts too. Empty if `jax_disable_jit` or `jax_debug_nans` was on when the block was
-            entered: nothing is compiled ahead of time then.
-        compilations: number of programs that were compiled or read from the persistent cache.
-        requests: number of look-ups in the persistent compilation cache.
-        hits: number of look-ups that found a program.
-        misses: number of look-ups that did not.
-        seconds: time spent on tracing, lowering and compiling, cache retrieval included.
-    """
+    """Log of what JAX compiles, in all threads, while this context manager is open."""
 
     def __init__(self) -> None:
+        # Compilations that calls caused, programs from the persistent cache included: all except those under
+        # `planned`. Empty if `jax_disable_jit` or `jax_debug_nans` is on: then nothing is compiled ahead of time.
         self.unplanned: list[Compilation] = []
-        self.compilations = self.requests = self.hits = self.misses = 0
-        self.seconds = 0.0
+        self.compilations = 0  # programs that were compiled or read from the persistent cache
+        self.requests = self.hits = self.misses = 0  # look-ups in the persistent cache
+        self.seconds = 0.0  # time spent on tracing, lowering, compiling and reading the cache
         self._lock = threading.Lock()  # threads may compile concurrently
-        self._thread = threading.local()
-        self._handler = logging.Handler()
-        self._handler.emit = self._take_signature  # type: ignore[method-assign]
+        self._thread = threading.local()  # per thread: `is_planned`, and `signatures` by name of the function
 
     def __enter__(self) -> "CompileLog":
         config: Any = jax.config  # mypy does not know its switches
         self._is_debugging = config.jax_disable_jit or config.jax_debug_nans
-        logger = logging.getLogger(_LOGGER)
-        self._before = logger.level, logger.propagate
-        logger.addHandler(self._handler)
-        logger.setLevel(logging.DEBUG)
-        logger.propagate = bool(config.jax_log_compiles)
+        self._level = _LOGGER.level
+        _LOGGER.setLevel(logging.DEBUG)
+        _LOGGER.addFilter(self._take_signature)
         jax.monitoring.register_event_listener(self._count)
         jax.monitoring.register_event_duration_secs_listener(self._time)
         return self
@@ -86,10 +70,8 @@ class CompileLog:
     def __exit__(self, *_: object) -> None:
         jax.monitoring.unregister_event_duration_listener(self._time)
         jax.monitoring.unregister_event_listener(self._count)
-        logger = logging.getLogger(_LOGGER)
-        logger.removeHandler(self._handler)
-        logger.setLevel(self._before[0])
-        logger.propagate = self._before[1]
+        _LOGGER.removeFilter(self._take_signature)
+        _LOGGER.setLevel(self._level)
 
     @contextlib.contextmanager
     def planned(self) -> Iterator[None]:
@@ -106,37 +88,32 @@ class CompileLog:
         return getattr(self._thread, "is_planned", False)
 
     @property
-    def _lowered(self) -> dict[str, str]:
-        """The signatures of what this thread is about to compile, by name."""
-        return self._thread.__dict__.setdefault("lowered", {})
+    def _signatures(self) -> dict[str, str]:
+        return self._thread.__dict__.setdefault("signatures", {})
 
-    def _take_signature(self, record: logging.LogRecord) -> None:
-        """Record the shapes of what this thread is about to compile."""
+    def _take_signature(self, record: logging.LogRecord) -> bool:
+        """Record the shapes of what this thread is about to compile; pass on what JAX logs without this log too."""
         if match := _RECORD.match(record.getMessage()):
-            self._lowered[match[1]] = re.sub(r"ShapedArray\(([^()]*)\)", r"\1", match[2]) or "no arguments"
+            self._signatures[match[1]] = re.sub(r"ShapedArray\(([^()]*)\)", r"\1", match[2]) or "no arguments"
+        return record.levelno > logging.DEBUG
 
     def _count(self, event: str, **_: Any) -> None:
         if name := _COUNTED.get(event):
             with self._lock:
                 setattr(self, name, getattr(self, name) + 1)
 
-    def _time(self, event: str, duration_secs: float, **about: Any) -> None:
+    def _time(self, event: str, duration_secs: float, **details: Any) -> None:
         if not event.startswith(_DURATIONS):
             return
         with self._lock:
             self.seconds += duration_secs
             self.compilations += event == _COMPILED
         if event == _COMPILED:
-            self._take_compilation(str(about.get("fun_name", "unknown function")))
-
-    def _take_compilation(self, name: str) -> None:
-        signature = self._lowered.pop(name, "unknown shapes")
-        if self._is_planned or self._is_debugging:
-            return
-        function = re.sub(r"^\w+\((.*)\)$", r"\1", name)  # f of `jit(f)`
-        compilation = Compilation(function=function, signature=signature, line=project_line())
-        with self._lock:
-            self.unplanned.append(compilation)
+            name = str(details.get("fun_name", "unknown function"))
+            signature = self._signatures.pop(name, "unknown shapes")
+            if not (self._is_planned or self._is_debugging):
+                function = re.sub(r"^\w+\((.*)\)$", r"\1", name)  # f of `jit(f)`
+                self.unplanned.append(Compilation(function=function, signature=signature, line=project_line()))
 
 
 @contextlib.contextmanager
@@ -184,18 +161,8 @@ def project_line() -> str:
     """Return the innermost line on this thread's stack that is neither in a library nor in this package."""
     for frame, number in traceback.walk_stack(sys._getframe()):  # with None it skips callers
         path = Path(frame.f_code.co_filename)
-        if not _is_library(path):
-            with contextlib.suppress(ValueError):
-                path = path.relative_to(Path.cwd())
-            return f"{path}:{number}"
+        is_generated = "<" in str(path)
+        if is_generated or "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _LIBRARIES):
+            continue
+        return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{number}"
     return "an unknown line"
-
-
-def _is_library(path: Path) -> bool:
-    """Return whether code belongs to an installed package, the standard library or this package, or is generated."""
-    above = {str(folder) for folder in path.parents}
-    is_generated = path.name.startswith("<") or str(path).startswith("<")
-    return is_generated or not _INSTALLED.isdisjoint(path.parts) or bool(above & {*_STANDARD_LIBRARY, _HERE})
-
-
-_HERE = str(Path(__file__).parent)
