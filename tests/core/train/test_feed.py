@@ -149,7 +149,7 @@ def bits(config, streamed, sampled=None):
     examples = SPLIT if streamed else on_device(SPLIT.images, SPLIT.labels, engine.mesh)
     *_, chunk = train(engine, engine.init(seed_keys(0)), examples, steps_per_call=50)
     shape = program.examples.images.shape
-    assert not streamed or program.examples.images.sharding.shard_shape(shape)[0] == shape[0] // 2
+    assert not streamed or program.examples.images.sharding.shard_shape(shape)[1] == shape[1] // 2
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((chunk.state.params, chunk.records))]
 
 
@@ -157,7 +157,7 @@ augmentation = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0
 noisy = MLP(hidden=(5,), activation="relu", dropout=0.5)
 for config in (
     train_config(batch_size=16, shards=2),
-    train_config(batch_size=16, shards=2, mlp=noisy, augmentation=augmentation, accumulation_steps=2),
+    train_config(batch_size=16, shards=2, model=noisy, augmentation=augmentation, accumulation_steps=2),
 ):
     assert bits(config, True) == bits(config, False)
 SPLIT = random_split(WINDOW + 5_000, shape=(2, 3))  # two windows
