@@ -12,7 +12,6 @@ from gradtrail.core.common.validation import POSITIVE_SHARE, SEED, SHARE, check_
 from gradtrail.core.data.config import AugmentationConfig
 
 _MAX_DEFORMATIONS = 1000  # MNIST8M has 135
-_MAX_SHARD_MIB = 2**20
 Seed: TypeAlias = int | tuple[int, ...]
 _SPLIT, _SUBSET, _NOISE = range(3)  # independent streams of random numbers from one seed
 
@@ -86,7 +85,6 @@ class PreprocessConfig:
     corrections: Literal[False, True, "test"]
     deformations: int  # number of versions of each training example, itself included; see `deformation.versions_of`
     deformation: AugmentationConfig  # ranges of the deformations, drawn once for each version of an example
-    shard_mib: int | None  # largest size of a shard of the training split, in MiB; None for whole arrays in one file
 
     def __post_init__(self) -> None:
         check_fields(
@@ -96,7 +94,6 @@ class PreprocessConfig:
             subset_fraction={"above": 0, "at_most": 1},
             label_noise=SHARE,
             deformations={"at_least": 1, "at_most": _MAX_DEFORMATIONS},
-            shard_mib={"at_least": 1, "at_most": _MAX_SHARD_MIB},
         )
         if self.deformations > 1 and not self.deformation.enabled:
             raise ValueError(f"deformation must change something where deformations is {self.deformations}; all are 0")

@@ -16,9 +16,9 @@ from gradtrail.core.evaluate.calibration import fit_temperature, log_mean_softma
 from gradtrail.core.evaluate.metrics import EvaluateConfig, Evaluation
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.artifacts.weights import read_weights, require_same_data
-from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError
 
 _ENSEMBLE = (

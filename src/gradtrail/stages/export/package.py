@@ -13,11 +13,11 @@ from safetensors.numpy import save
 from gradtrail.core.export.forward import ExportConfig, Platform, export_forward, tensors
 from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind
 from gradtrail.stages.artifacts.calibration import Evaluated
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.exported import FORMAT, MANIFEST, WEIGHTS, Manifest, program_name
 from gradtrail.stages.artifacts.weights import read_weights, require_same_data
-from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.files import write_json
-from gradtrail.stages.datasets.catalog import class_names
+from gradtrail.stages.datasets import class_names
 from gradtrail.support.errors import UserError
 
 _PACKAGES = ("flax", "jax", "jaxlib")  # packages whose versions are recorded
