@@ -9,13 +9,13 @@ from pathlib import Path
 
 import jax
 
-from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.analysis import analyze, num_influenced, num_visits
 from gradtrail.core.gradients.chunks import chunk_bytes
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import num_parameters
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts.privacy import read_guarantee
 from gradtrail.stages.artifacts.splits import open_large, read_samples

@@ -6,7 +6,7 @@ start_tracker(__name__)
 
 from pathlib import Path
 
-from gradtrail.core.data.preprocessing import PreprocessConfig, prepare
+from gradtrail.core.data import PreprocessConfig, prepare
 from gradtrail.stages.artifacts import idx
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage

@@ -15,9 +15,7 @@ import pytest
 from jaxtyping import Array
 
 from gradtrail.core.audit.config import AuditConfig
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.config import AugmentationConfig
-from gradtrail.core.data.preprocessing import PreprocessConfig
+from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, Params
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig

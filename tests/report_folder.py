@@ -12,7 +12,7 @@ import pandas as pd
 from projects import ROOT
 from ruamel.yaml import YAML
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.common.dataset import DatasetInfo, write_processed
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.stages.report import inputs, page

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 if TYPE_CHECKING:
-    from gradtrail.stages.export.package import Network
+    from gradtrail.stages.export import Network
 
 OURS = "gradtrail"
 PACKAGES = {"onnx": ("onnx==1.23.2", "onnxruntime==1.32.0"), "torch": ("torch==2.13.0",)}
@@ -110,7 +110,7 @@ def random_network(kind: str) -> "Network":
 
     from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig
     from gradtrail.stages.common.params import read_yaml
-    from gradtrail.stages.export.package import Network
+    from gradtrail.stages.export import Network
 
     train = read_yaml(ROOT / "params.yaml")["train"]
     mlp = MLPConfig(hidden=tuple(train["mlp"]["hidden"]), activation="relu", dropout=0.0) if kind == "mlp" else None
@@ -143,8 +143,8 @@ def random_network(kind: str) -> "Network":
 
 def write_models(kind: str, folder: Path) -> tuple[Path, Path]:
     """Write an export of a random network, and the model that MLflow logs of it."""
-    from gradtrail.core.export.forward import ExportConfig
-    from gradtrail.stages.export.package import write_export
+    from gradtrail.core.export import ExportConfig
+    from gradtrail.stages.export import write_export
     from gradtrail.tracking.mlflow.models import save
 
     export, logged = folder / f"{kind}-export", folder / f"{kind}-mlflow"

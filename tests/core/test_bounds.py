@@ -9,8 +9,8 @@ import pytest
 from factories import CNN, gradients_config, model_config, preprocess_config, profile_config, train_config
 
 from gradtrail.core.common.validation import check
-from gradtrail.core.evaluate.metrics import EvaluateConfig
-from gradtrail.core.export.forward import ExportConfig
+from gradtrail.core.evaluate import EvaluateConfig
+from gradtrail.core.export import ExportConfig
 from gradtrail.core.train.optimizers import OptimizerKind
 from gradtrail.stages.common.environment import EnvironmentConfig
 from gradtrail.stages.report.page import ReportConfig

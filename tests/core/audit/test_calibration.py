@@ -6,8 +6,8 @@ import pytest
 from gradtrail.core.audit.calibration import confident_rate, density_ratio, positions, probability_wrong
 from gradtrail.core.audit.noise import draw_confused, draw_uniform, plant
 from gradtrail.core.audit.streams import Stream, stream
-from gradtrail.core.common.intervals import share_interval
-from gradtrail.core.evaluate.calibration import bins_of_equal_width, fill_bins
+from gradtrail.core.evaluate import bins_of_equal_width, fill_bins
+from gradtrail.core.intervals import share_interval
 
 RNG = np.random.default_rng(0)
 WRONG = RNG.normal(3, 1, 20_000)

@@ -16,8 +16,8 @@ from gradtrail.core.audit.ensemble import (
     cross_validate,
 )
 from gradtrail.core.audit.scores import CANDIDATES, label_scores, probabilities
-from gradtrail.core.common.split import Split
 from gradtrail.core.config import ConfigError
+from gradtrail.core.data import Split
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model
 

@@ -21,7 +21,7 @@ from gradtrail.core.gradients.diagnostics import (
     largest_eigenvalue,
 )
 from gradtrail.core.nn.models import Model
-from gradtrail.core.per_example.norms import summed_grad
+from gradtrail.core.per_example import summed_grad
 
 GRADIENTS = np.random.default_rng(0).normal(size=(12, 7)) + 0.5
 CLASSES = np.repeat([0, 1, 2], [5, 4, 3])

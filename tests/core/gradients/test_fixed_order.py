@@ -14,7 +14,7 @@ from factories import ROOT
 
 from gradtrail.core.gradients.analysis import _class_structure, _unit
 from gradtrail.core.gradients.chunks import ChunkGradients
-from gradtrail.core.per_example.noise_scale import from_chunks
+from gradtrail.core.noise_scale import from_chunks
 
 CHUNKS, CLASSES = 60, 6
 

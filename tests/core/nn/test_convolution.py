@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradtrail.core.nn.convolution import convolve, max_pool
-from gradtrail.core.nn.precision import Precision
+from gradtrail.core.nn.arithmetic import Precision, convolve, max_pool
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 CASES = [  # kernel size, channels, height, width, batch, features

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradtrail.core.nn.precision import Precision, matmul
+from gradtrail.core.nn.arithmetic import Precision, matmul
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 SHAPES = [(1, 1, 1), (1, 7, 10), (33, 5, 1), (13, 27, 10)]  # rows, inner, columns

@@ -15,7 +15,7 @@ from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
 from gradtrail.core.nn.models import Model
 from gradtrail.core.profile import benchmark
 from gradtrail.core.profile.benchmark import Bench, _order, interleaved, random_state, steps_until_it_pays

@@ -18,9 +18,8 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.common.batching import BLOCK, WINDOW
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.batching import BLOCK, WINDOW
+from gradtrail.core.data import AugmentationConfig, Split
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train import feed
 from gradtrail.core.train.batch_gradient import Examples
@@ -148,8 +147,8 @@ import jax
 import numpy as np
 from factories import NUM_CLASSES, new_compiler, random_split, seed_keys, train_config
 
-from gradtrail.core.common.batching import WINDOW
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.batching import WINDOW
+from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
 

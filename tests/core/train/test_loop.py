@@ -21,9 +21,9 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.common import batching
+from gradtrail.core import batching
 from gradtrail.core.config import ConfigError
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program

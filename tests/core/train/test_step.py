@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 from factories import CNN, NUM_CLASSES, cases, random_split, seed_keys, train_config
 
-from gradtrail.core.common.batching import PADDING
-from gradtrail.core.common.sharding import make_mesh, replicated
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.batching import PADDING
+from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import MLPConfig, Model
-from gradtrail.core.nn.precision import Precision
+from gradtrail.core.sharding import make_mesh, replicated
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.loss_scaling import LossScalingConfig

@@ -11,7 +11,7 @@ import pytest
 from factories import SHAPE, dataset_info, random_split
 from untrusted import refusal
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.shards import COLUMNS, ShardedSplit, take_rows, write_shards
 from gradtrail.stages.common.dataset import DatasetInfo, read_json, sha256

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from factories import dataset_info, random_split
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.artifacts.splits import read_splits
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.dataset import DatasetInfo

@@ -11,9 +11,9 @@ import pytest
 import untrusted
 from factories import ROOT
 
-from gradtrail.core.data.preprocessing import PreprocessConfig
+from gradtrail.core.data import PreprocessConfig
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import Model, ModelKind
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import abstract_state, make_program
 from gradtrail.core.train.optimizers import OptimizerKind

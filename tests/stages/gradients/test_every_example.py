@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from factories import SHAPE, dataset_info, random_split
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.passes import Pass
 from gradtrail.stages.artifacts.shards import ShardedSplit, write_shards
 from gradtrail.stages.artifacts.splits import InMemorySource

@@ -8,7 +8,7 @@ import pytest
 from factories import dataset_info, preprocess_config, random_split
 from matplotlib.figure import Figure
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts import splits as reading
 from gradtrail.stages.artifacts.shards import ShardedSplit

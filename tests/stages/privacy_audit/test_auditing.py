@@ -12,9 +12,9 @@ from scipy import stats
 from scipy.optimize import linprog
 
 from benchmarks import planted_faults
-from gradtrail.core.common.batching import PADDING
-from gradtrail.core.common.split import Split
+from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
+from gradtrail.core.data import Split
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit.scores import Products
 from gradtrail.core.privacy_audit.training import AuditTrace, compile_audit

@@ -15,7 +15,7 @@ wrong label is less conspicuous. Both estimates are then too low for the ambiguo
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.common.intervals import Interval, share_interval
+from gradtrail.core.intervals import Interval, share_interval
 
 # Bins of the share of planted labels with a lower score: fine where correct labels begin, 2 % each above
 _EDGES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.04, 1.0, 49)])

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE_SHARE, SEED, check_fields
 from gradtrail.core.config import MAX_GALLERY
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import CNNConfig, MLPConfig
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import VARIED, TrainConfig
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import (

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from gradtrail.core import batching
 from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.audit.streams import Stream, stream
-from gradtrail.core.common import batching
-from gradtrail.core.common.split import Split
 from gradtrail.core.config import ConfigError
+from gradtrail.core.data import Split
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example.norms import squared_grad_norms
+from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.keys import keys_of

@@ -12,7 +12,7 @@ from gradtrail.core.audit.noise import Seed, draw_confused, draw_uniform
 from gradtrail.core.audit.planting import NoiseKind, Planted
 from gradtrail.core.audit.scores import fit_temperature, label_scores, probabilities
 from gradtrail.core.audit.streams import Stream, stream
-from gradtrail.core.common.intervals import Interval
+from gradtrail.core.intervals import Interval
 
 
 @dataclass(frozen=True, kw_only=True)

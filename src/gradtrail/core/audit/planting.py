@@ -13,7 +13,7 @@ from gradtrail.core.audit.ensemble import CrossValidation, OutOfFoldLogits, cros
 from gradtrail.core.audit.noise import draw_confused, draw_uniform, plant
 from gradtrail.core.audit.scores import probabilities
 from gradtrail.core.audit.streams import Stream, stream
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 
 NoiseKind = Literal["uniform", "confused"]
 KINDS: tuple[NoiseKind, ...] = ("uniform", "confused")

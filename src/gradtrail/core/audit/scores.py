@@ -6,8 +6,8 @@ Every score is larger for a more suspicious label.
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.evaluate import calibration
-from gradtrail.core.evaluate.calibration import log_softmax
+from gradtrail.core import evaluate
+from gradtrail.core.evaluate import log_softmax
 
 Logits = Float[np.ndarray, "networks examples classes"]
 Labels = Int[np.ndarray, " examples"]
@@ -26,7 +26,7 @@ def probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "netw
 def fit_temperature(logits: Logits, labels: Labels) -> float:
     """Return the temperature of the networks, fitted on at most 10,000 examples that they were not trained on."""
     every = -(-len(labels) // _FITTED)
-    return calibration.fit_temperature(logits[:, ::every], labels[::every])
+    return evaluate.fit_temperature(logits[:, ::every], labels[::every])
 
 
 def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str, Float[np.ndarray, " examples"]]:

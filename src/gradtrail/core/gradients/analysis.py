@@ -8,15 +8,15 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.common.split import Split
 from gradtrail.core.config import ConfigError
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.chunks import ChunkGradients, chunk_gradients
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.diagnostics import ClassStructure, checkpoint_weights, class_structure, largest_eigenvalue
 from gradtrail.core.gradients.passes import GradientPasses, Pass, mean_hessian_product
 from gradtrail.core.gradients.scores import largest
 from gradtrail.core.nn.models import HostParams, Params
-from gradtrail.core.per_example.noise_scale import NoiseScale, from_chunks
+from gradtrail.core.noise_scale import NoiseScale, from_chunks
 
 Scores = dict[str, np.ndarray]
 EPOCH_SCORES = ("grad_norm", "el2n", "loss", "probability", "margin")  # scores reported for every kept epoch

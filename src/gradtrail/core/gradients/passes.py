@@ -15,13 +15,12 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import data_parallel, over_batch, replicated, with_sharding
-from gradtrail.core.common.split import Split
+from gradtrail.core import batching, per_example
+from gradtrail.core.data import Split
 from gradtrail.core.gradients import scores
 from gradtrail.core.gradients.diagnostics import hessian_product
 from gradtrail.core.nn.models import HostParams, Model, Params
-from gradtrail.core.per_example import norms
+from gradtrail.core.sharding import data_parallel, over_batch, replicated, with_sharding
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, compile_within
 
 _LARGEST_BATCH = 512  # examples per device: larger batches are no faster
@@ -97,7 +96,7 @@ def compile_passes(
         mesh: the devices that each batch is split over.
     """
     params = model.abstract_params()
-    compute_signals = functools.partial(norms.signals, model, label_smoothing=label_smoothing)
+    compute_signals = functools.partial(per_example.signals, model, label_smoothing=label_smoothing)
     test_signals = _abstract_rows(model, num_others)
     compile_rows = functools.partial(_compile_pass, model, mesh, compiler)
     compile_sums = functools.partial(compile_rows, masked=True)
@@ -108,20 +107,20 @@ def compile_passes(
 
     def dots(whole: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
         params, directions = whole
-        rows = norms.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)
+        rows = per_example.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)
         return (), {"dots": rows}
 
     def products(whole: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
         params, test_signals = whole
-        rows = norms.grad_products(model, params, *batch, test_signals, label_smoothing=label_smoothing)
+        rows = per_example.grad_products(model, params, *batch, test_signals, label_smoothing=label_smoothing)
         return (), {"products": rows}
 
     def sums(params: Any, batch: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
-        return norms.summed_grad(model, params, *batch, label_smoothing=label_smoothing), ()
+        return per_example.summed_grad(model, params, *batch, label_smoothing=label_smoothing), ()
 
     def hessian(whole: Any, batch: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
         def grad(params: Params) -> Params:
-            return norms.summed_grad(model, params, *batch, label_smoothing=label_smoothing)
+            return per_example.summed_grad(model, params, *batch, label_smoothing=label_smoothing)
 
         return hessian_product(grad, *whole), ()
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt8
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.split import Split
+from gradtrail.core import batching
+from gradtrail.core.data import Split
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler

@@ -15,29 +15,31 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree, UInt8
 
-from gradtrail.core.common.batching import normalize
-from gradtrail.core.common.names import model_name
+from gradtrail.core.batching import normalize
 from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_WIDTH, SHARE, check, check_fields
 from gradtrail.core.config import ConfigError
-from gradtrail.core.nn.blocks import Block, NormKind, make_norm, rematerialized_block
+from gradtrail.core.names import model_name
+from gradtrail.core.nn.arithmetic import Precision, max_pool, rematerialized
 from gradtrail.core.nn.features import FeaturesKind, num_features, oriented_gradients, pixels_of, require_pixels
 from gradtrail.core.nn.layers import (
     ActivationKind,
     Convolution,
     Dense,
+    GroupNorm,
     Layer,
+    LayerNorm,
     Tap,
     activate,
     dropout,
     folded,
     identity_tap,
 )
-from gradtrail.core.nn.precision import Precision
 
 Params: TypeAlias = PyTree[Float[Array, "..."]]
 HostParams: TypeAlias = PyTree[Float[np.ndarray, "..."]]
 AbstractParams: TypeAlias = PyTree[Float[jax.ShapeDtypeStruct, "..."]]
 ModelKind = Literal["linear", "mlp", "cnn"]
+NormKind = Literal["none", "group", "layer"]
 WeightsKind = Literal["final", "best"]
 _PATCHES_BYTES = 8 * 2**20  # patches of a tile's largest convolution; half and twice as much take as long or longer
 _MAX_LAYERS = 256  # more would compile for minutes
@@ -161,6 +163,37 @@ class ModelConfig:
         return self.mlp.hidden if self.mlp else self.cnn.hidden if self.cnn else ()
 
 
+class Block(nnx.Module):
+    """A convolution, its normalization, and the activation; with max pooling at the end of a stack."""
+
+    def __init__(
+        self, convolution: Convolution, norm: GroupNorm | LayerNorm | None, activation: ActivationKind, *, pools: bool
+    ):
+        self.convolution = convolution
+        self.norm = norm
+        self.activation = activation
+        self.pools = pools
+
+    def __call__(self, inputs: Float[Array, "channels height width batch"], tap: Tap) -> Array:
+        outputs = tap(self.convolution, inputs)
+        if self.norm is not None:
+            outputs = tap(self.norm, outputs)
+        outputs = max_pool(outputs) if self.pools else outputs
+        return activate(outputs, self.activation)  # after pooling, which it commutes with, it has a quarter of the work
+
+    def recomputed(self, inputs: Float[Array, "channels height width batch"]) -> Array:
+        """Apply the block; the backward pass recomputes its activations."""
+        graphdef, state = nnx.split(self)
+        return rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, identity_tap))(state, inputs)
+
+
+def make_norm(kind: NormKind, num_channels: int, groups: int) -> GroupNorm | LayerNorm | None:
+    """Return the norm of a block; None for none."""
+    if kind == "group":
+        return GroupNorm(num_channels, groups)
+    return LayerNorm(num_channels) if kind == "layer" else None
+
+
 class Head(nnx.Module):
     """Dense layers with an activation between them: a whole perceptron, or the end of a convolutional network."""
 
@@ -218,7 +251,7 @@ class ConvolutionalNetwork(Head):
         activations = jnp.moveaxis(pixels_of(images, self.features), 0, -1)[None]
         for block in self.blocks:
             recomputes = self.remat and tap is identity_tap
-            activations = rematerialized_block(block)(activations) if recomputes else block(activations, tap)
+            activations = block.recomputed(activations) if recomputes else block(activations, tap)
         features = activations.reshape(-1, images.shape[0]).T
         return self.classify(dropout(features, self.dropout, folded(key, len(self.layers))), key, tap)
 
@@ -313,6 +346,12 @@ class Model:
 def num_parameters(params: Params | HostParams | AbstractParams) -> int:
     """Count the scalars in a pytree of arrays or of abstract arrays."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def by_path(params: Params | HostParams | AbstractParams) -> dict[str, Any]:
+    """Return the leaves of a pytree like the parameters by their paths, such as `layers/0/kernel`."""
+    leaves = jax.tree.leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _layers(network: nnx.Module) -> dict[str, Layer]:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from gradtrail.core.canaries import CanaryKind
 from gradtrail.core.common.validation import POSITIVE_SHARE, SEED, check_fields
-from gradtrail.core.data.canaries import CanaryKind
 
 
 @dataclass(frozen=True, kw_only=True)

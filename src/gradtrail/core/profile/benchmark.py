@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import replicated
+from gradtrail.core import batching
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
+from gradtrail.core.sharding import replicated
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.loop import Program, abstract_state
 from gradtrail.core.train.step import TrainState

@@ -8,9 +8,9 @@ import jax
 
 from gradtrail.core.common.validation import POSITIVE, check, check_fields
 from gradtrail.core.gradients.scores import compile_score
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.inference import compile_predict
 from gradtrail.core.nn.models import Model
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import Program, compile_run_steps, make_program
 from gradtrail.core.train.privacy import placeholder_noise

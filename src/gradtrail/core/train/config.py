@@ -13,10 +13,10 @@ from gradtrail.core.common.validation import (
     SHARE,
     check_fields,
 )
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.features import FeaturesKind, require_pixels
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, ModelConfig, ModelKind
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import (
     AdamConfig,

@@ -19,8 +19,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
-from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW, Order
-from gradtrail.core.common.sharding import over_batch
+from gradtrail.core.batching import BLOCK, PADDING, WINDOW, Order
+from gradtrail.core.sharding import over_batch
 from gradtrail.core.train.batch_gradient import Examples
 
 _ROWS = 2**15  # rows of a block of steps: 26 MB of 28 x 28 pixels

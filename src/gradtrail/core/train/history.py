@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import HostParams, Params
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.batch_gradient import RowRecord
 from gradtrail.core.train.dynamics import LearningDynamics
 from gradtrail.core.train.loop import Chunk

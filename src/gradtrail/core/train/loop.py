@@ -14,10 +14,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import make_mesh, over_batch, put, replicated, with_sharding
+from gradtrail.core import batching
 from gradtrail.core.config import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.sharding import make_mesh, over_batch, put, replicated, with_sharding
 from gradtrail.core.train import feed, stepping
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, TrainConfig

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key, UInt32
 
-from gradtrail.core.common import batching
+from gradtrail.core import batching
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example.clipped_sum import Clipping, clipped_grad_sum
+from gradtrail.core.per_example import Clipping, clipped_grad_sum
 from gradtrail.core.train import threefry
 from gradtrail.core.train.batch_gradient import (
     BatchGradient,

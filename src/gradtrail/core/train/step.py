@@ -13,9 +13,9 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import data_parallel
+from gradtrail.core import batching
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.sharding import data_parallel
 from gradtrail.core.train.batch_gradient import BatchGradient, Examples, RowRecord, Rows, Shared, make_gradient
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loss_scaling import LossScale, all_finite, initial_scale, next_scale

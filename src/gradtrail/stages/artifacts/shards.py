@@ -21,7 +21,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.common.dataset import (
     INDEX,
     DatasetInfo,

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.artifacts.shards import ShardedSplit, take_rows
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.dataset import SPLITS, DatasetInfo

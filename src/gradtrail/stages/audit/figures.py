@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.calibration import Bins
+from gradtrail.core.data import Split
+from gradtrail.core.evaluate import Bins
 from gradtrail.stages.artifacts import plotting
 
 

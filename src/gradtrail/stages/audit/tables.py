@@ -9,8 +9,8 @@ import pandas as pd
 from gradtrail.core.audit.findings import Findings
 from gradtrail.core.audit.planting import NoiseKind, Planted
 from gradtrail.core.audit.scores import CANDIDATES, fit_temperature, label_scores
-from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.calibration import Bins, bins_of_equal_width, fill_bins
+from gradtrail.core.data import Split
+from gradtrail.core.evaluate import Bins, bins_of_equal_width, fill_bins
 
 SUSPECT = ["split", "example_id", "label", "score", "proposed_label", "proposed_probability", "probability_wrong"]
 _BINS = 15  # of the calibration error

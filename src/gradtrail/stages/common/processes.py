@@ -4,7 +4,7 @@ Process 0 alone writes outputs, tracks, and prints; the others compute. They are
 scheduler that JAX knows, see `docs/several_hosts.md`. What depends on the clock, on signals or on the host is decided
 by process 0, and the others get it with `agreed`: from JAX's coordination service, as gloo's collectives wait for 30 s
 at most. A process that stops answering ends the others by JAX's heartbeat: it aborts them, and `gradtrail.launch` says
-in one line which one it was. Out of scope: what they compute together, and how (`core/common/sharding.py`).
+in one line which one it was. Out of scope: what they compute together, and how (`core/sharding.py`).
 """
 
 import contextlib

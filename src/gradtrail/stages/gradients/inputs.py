@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.nn.models import Model, Params, WeightsKind
 from gradtrail.stages.artifacts.members import read_folders

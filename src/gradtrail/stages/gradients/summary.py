@@ -9,10 +9,10 @@ import pandas as pd
 from gradtrail.core.gradients.analysis import GradientAnalysis
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.exact import ERROR, LIMITS, NUM_EXAMPLES
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import Model
-from gradtrail.core.nn.precision import Precision
-from gradtrail.core.per_example.noise_scale import NoiseScale
-from gradtrail.core.per_example.norms import unknown_layers
+from gradtrail.core.noise_scale import NoiseScale
+from gradtrail.core.per_example import unknown_layers
 from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED, PrivacyGuarantee
 from gradtrail.stages.gradients.tables import Tables, typical_noise_scale

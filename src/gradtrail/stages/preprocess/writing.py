@@ -5,9 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.deformation import versions_of
-from gradtrail.core.data.preprocessing import PreprocessConfig
+from gradtrail.core.data import PreprocessConfig, Split
 from gradtrail.stages.artifacts.shards import join, write_shards
 from gradtrail.stages.common.dataset import DatasetInfo, measure_splits, write_processed
 
@@ -33,9 +31,16 @@ def write(
         num_ids: number of examples in the original file of the training split.
         advance: function that is called with the number of examples of each part.
     """
-    versions = versions_of(
-        splits["train"], config.deformations, config.deformation, seed=config.seed, num_ids=num_ids, advance=advance
-    )
+    train = splits["train"]
+    versions: Iterable[Split] = [train]
+    if config.deformations == 1:
+        advance(len(train))
+    else:
+        from gradtrail.core.augmentation import versions_of  # imports JAX, which a single version does not need
+
+        versions = versions_of(
+            train, config.deformations, config.deformation, seed=config.seed, num_ids=num_ids, advance=advance
+        )
     shard_mib = config.shard_mib
     if shard_mib is None:
         splits = {**splits, "train": join(versions)}

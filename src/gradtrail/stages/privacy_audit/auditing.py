@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.canaries import Canaries, draw_membership, make_canaries
 from gradtrail.core.config import ConfigError
-from gradtrail.core.data.canaries import Canaries, draw_membership, make_canaries
+from gradtrail.core.data import Split
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.privacy_audit.scores import batch_scores, fixed_order_scores, guess
 from gradtrail.core.privacy_audit.training import AuditProgram, AuditTrace, run_audited_training

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
 from gradtrail.core.privacy_audit.training import AuditTrace
 
 _SIGMAS = 6.0

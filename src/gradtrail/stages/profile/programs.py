@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from gradtrail.core.common.batching import WINDOW
+from gradtrail.core.batching import WINDOW
 from gradtrail.core.profile.variants import (
     CompiledVariant,
     ProfileConfig,

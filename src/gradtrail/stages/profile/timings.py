@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from gradtrail.core.common.intervals import median_interval
+from gradtrail.core.intervals import median_interval
 from gradtrail.core.profile.benchmark import Bench, FunctionTime, MachineRates, StepTimes, measure_rates
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
 from gradtrail.core.xla.compiler import Compiler

@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtrail.core.common.sharding import put
+from gradtrail.core.sharding import put
 from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord, TrainState

@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import PrivacyConfig
 from gradtrail.support.errors import UserError

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.report.inputs import Sources
 
 _PIXELS = 640_000  # of all mistakes together: 816 images of MNIST

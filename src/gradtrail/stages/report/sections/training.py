@@ -1,6 +1,6 @@
 """The report's sections on the data and the training, from params, metrics and tables alone."""
 
-from gradtrail.core.common import names
+from gradtrail.core import names
 from gradtrail.stages.datasets.catalog import title
 from gradtrail.stages.report.components import Figure, Section, Table, count, percent, size
 from gradtrail.stages.report.inputs import Sources
