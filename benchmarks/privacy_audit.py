@@ -20,12 +20,14 @@ from rich.table import Table
 from benchmarks.planted_faults import FAULTS, planted
 from benchmarks.record import record
 from gradtrail.core.data import Split
+from gradtrail.core.nn.mlp import Linear
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.privacy_audit.scores import guess
 from gradtrail.core.privacy_audit.training import AuditProgram, compile_audit
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.optimizers import SGDConfig
+from gradtrail.core.train.optimizers import SGD
+from gradtrail.core.train.schedules import Constant
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import accounting
 from gradtrail.stages.common import dataset
@@ -47,12 +49,11 @@ def private_config(epsilon: float) -> TrainConfig:
     )
     return dataclasses.replace(
         config,
-        model="linear",
+        model=Linear(),
         batch_size=BATCH_SIZE,
         epochs=EPOCHS,
-        optimizer="sgd",
-        sgd=SGDConfig(learning_rate=0.5, momentum=0.0, nesterov=False),
-        schedule="constant",
+        optimizer=SGD(learning_rate=0.5, momentum=0.0, nesterov=False),
+        schedule=Constant(warmup_fraction=0.0),
         clip_norm=None,
         label_smoothing=0.0,
         privacy=privacy,

@@ -209,7 +209,7 @@ def _config(task: PrivateTask) -> Any:
     )
     config = project_train_config(Task(peer=peer, examples=EXAMPLES, rounds=EPOCHS - 1))
     if task.network == "strided":
-        config = replace(config, cnn=replace(config.cnn, channels=SMALL_CHANNELS, hidden=SMALL_HIDDEN))
+        config = replace(config, model=replace(config.model, channels=SMALL_CHANNELS, hidden=SMALL_HIDDEN))
     private = replace(
         config.privacy,
         enabled=task.method != "ordinary",

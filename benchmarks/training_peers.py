@@ -254,22 +254,17 @@ def torch_network(model: ModelName) -> Any:
 def project_train_config(task: Task) -> "TrainConfig":
     """Return the params of the project with everything replaced that the work of a step depends on."""
     from gradtrail.core.data import AugmentationConfig
-    from gradtrail.core.nn.models import CNNConfig, MLPConfig
+    from gradtrail.core.nn.cnn import CNN
+    from gradtrail.core.nn.mlp import MLP
     from gradtrail.core.train.config import TrainConfig
-    from gradtrail.core.train.optimizers import AdamConfig
+    from gradtrail.core.train.optimizers import Adam
     from gradtrail.core.train.privacy import NOT_PRIVATE
-    from gradtrail.core.train.schedules import ConstantConfig
+    from gradtrail.core.train.schedules import Constant
     from gradtrail.stages.common.params import load_section
 
-    return replace(
-        load_section("train", TrainConfig),
-        seed=0,
-        epochs=task.rounds + 1,
-        batch_size=task.peer.batch_size,
-        accumulation_steps=1,
-        model=task.peer.model,
-        mlp=MLPConfig(hidden=HIDDEN["mlp"], activation="relu", dropout=0.0),
-        cnn=CNNConfig(
+    networks = {
+        "mlp": MLP(hidden=HIDDEN["mlp"], activation="relu", dropout=0.0),
+        "cnn": CNN(
             channels=CHANNELS,
             convolutions=1,
             kernel_size=KERNEL_SIZE,
@@ -279,13 +274,19 @@ def project_train_config(task: Task) -> "TrainConfig":
             activation="relu",
             dropout=0.0,
         ),
+    }
+    return replace(
+        load_section("train", TrainConfig),
+        seed=0,
+        epochs=task.rounds + 1,
+        batch_size=task.peer.batch_size,
+        accumulation_steps=1,
+        model=networks[task.peer.model],
         features="none",
         precision=task.peer.precision,
         remat=False,
-        optimizer=task.peer.optimizer,
-        adam=AdamConfig(learning_rate=LEARNING_RATE, b1=0.9, b2=0.999, eps=1e-8),
-        schedule="constant",
-        constant=ConstantConfig(warmup_fraction=0.0),
+        optimizer=Adam(learning_rate=LEARNING_RATE, b1=0.9, b2=0.999, eps=1e-8),
+        schedule=Constant(warmup_fraction=0.0),
         clip_norm=None,
         average_decay=None,
         label_smoothing=0.0,

@@ -11,12 +11,14 @@ import numpy as np
 
 from gradtrail.core import export
 from gradtrail.core.export import ExportConfig
-from gradtrail.core.nn.models import CNNConfig, HostParams, MLPConfig, Model, ModelConfig
+from gradtrail.core.nn.cnn import CNN
+from gradtrail.core.nn.mlp import MLP, Linear
+from gradtrail.core.nn.models import HostParams, Model, ModelConfig
 from gradtrail.stages.export import Network, write_export
 
 SHAPE = (28, 28)
 CLASSES = tuple(map(str, range(10)))
-_CNN = CNNConfig(
+_CNN = CNN(
     channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(8,), activation="relu", dropout=0.0
 )
 _CERTAIN = 20.0  # a logit beyond those of random weights
@@ -30,10 +32,10 @@ def small_network(
     members: int = 1,
 ) -> Network:
     """Return a network of random weights; one that says a class `always`, with high confidence."""
+    mlp = MLP(hidden=(8,), activation="relu", dropout=0.0)
+    networks: dict[str, Any] = {"linear": Linear(), "mlp": mlp, "cnn": _CNN}
     config = ModelConfig(
-        kind=model,
-        mlp=MLPConfig(hidden=(8,), activation="relu", dropout=0.0) if model == "mlp" else None,
-        cnn=_CNN if model == "cnn" else None,
+        network=networks[model],
         features="none",
         precision="float32",
         image_shape=SHAPE,

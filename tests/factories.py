@@ -17,33 +17,20 @@ from jaxtyping import Array
 from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
 from gradtrail.core.gradients.config import GradientsConfig
-from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, Params
+from gradtrail.core.nn.cnn import CNN
+from gradtrail.core.nn.mlp import MLP, Linear
+from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.profile.variants import ProfileConfig
+from gradtrail.core.train import schedules
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program, on_device, train
 from gradtrail.core.train.loss_scaling import LossScalingConfig
-from gradtrail.core.train.optimizers import (
-    AdamConfig,
-    AdamWConfig,
-    LionConfig,
-    MuonConfig,
-    OptimizerConfig,
-    ScheduleFreeConfig,
-    SGDConfig,
-)
+from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, ScheduleFree
 from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
-from gradtrail.core.train.schedules import (
-    ConstantConfig,
-    CosineConfig,
-    ExponentialConfig,
-    LinearConfig,
-    OneCycleConfig,
-    PiecewiseConfig,
-    WarmupCosineConfig,
-)
+from gradtrail.core.train.schedules import Constant, Cosine, Exponential, OneCycle, Piecewise, Schedule, WarmupCosine
 from gradtrail.core.train.step import RunKeys, TrainState
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.dataset import DatasetInfo
@@ -57,12 +44,40 @@ def new_compiler(clock: Callable[[], float] | None = None) -> Compiler:
     return Compiler(clock or (lambda: 0.0))
 
 
-CNN = CNNConfig(
+SMALL_CNN = CNN(
     channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(5,), activation="relu", dropout=0.0
 )
 
 
+# The configs that `train_config` uses for a kind that is given by its name
+NETWORKS: dict[str, Network] = {
+    "linear": Linear(),
+    "mlp": MLP(hidden=(5,), activation="relu", dropout=0.0),
+    "cnn": SMALL_CNN,
+}
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": SGD(learning_rate=0.1, momentum=0.9, nesterov=True),
+    "adam": Adam(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8),
+    "adamw": AdamW(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05),
+    "lion": Lion(learning_rate=0.001, b1=0.9, b2=0.99, weight_decay=0.05),
+    "muon": Muon(learning_rate=0.02, adam_learning_rate=0.01, beta=0.95, weight_decay=0.05),
+    "schedule_free": ScheduleFree(
+        learning_rate=0.01, warmup_fraction=0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05
+    ),
+}
+SCHEDULES: dict[str, Schedule] = {
+    "constant": Constant(warmup_fraction=0.0),
+    "cosine": Cosine(end_fraction=0.0),
+    "warmup_cosine": WarmupCosine(warmup_fraction=0.25, end_fraction=0.1),
+    "linear": schedules.Linear(end_fraction=0.1),
+    "exponential": Exponential(end_fraction=0.01),
+    "piecewise": Piecewise(boundaries=(0.5, 0.75), factor=0.1),
+    "one_cycle": OneCycle(warmup_fraction=0.3, div_factor=25.0, final_div_factor=1e4),
+}
+
+
 def train_config(**overrides: Any) -> TrainConfig:
+    """A config of a small training; `model`, `optimizer` and `schedule` may be names of kinds."""
     config = TrainConfig(
         seed=0,
         members=1,
@@ -72,32 +87,15 @@ def train_config(**overrides: Any) -> TrainConfig:
         accumulation_steps=1,
         shards=1,
         reduction="ordered",
-        model="mlp",
-        mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.0),
-        cnn=CNN,
+        model=NETWORKS["mlp"],
         features="none",
         precision="float32",
         loss_scaling=LossScalingConfig(
             initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
         ),
         remat=False,
-        optimizer="sgd",
-        sgd=SGDConfig(learning_rate=0.1, momentum=0.9, nesterov=True),
-        adam=AdamConfig(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8),
-        adamw=AdamWConfig(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05),
-        lion=LionConfig(learning_rate=0.001, b1=0.9, b2=0.99, weight_decay=0.05),
-        muon=MuonConfig(learning_rate=0.02, adam_learning_rate=0.01, beta=0.95, weight_decay=0.05),
-        schedule_free=ScheduleFreeConfig(
-            learning_rate=0.01, warmup_fraction=0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05
-        ),
-        schedule="warmup_cosine",
-        constant=ConstantConfig(warmup_fraction=0.0),
-        cosine=CosineConfig(end_fraction=0.0),
-        warmup_cosine=WarmupCosineConfig(warmup_fraction=0.25, end_fraction=0.1),
-        linear=LinearConfig(end_fraction=0.1),
-        exponential=ExponentialConfig(end_fraction=0.01),
-        piecewise=PiecewiseConfig(boundaries=(0.5, 0.75), factor=0.1),
-        one_cycle=OneCycleConfig(warmup_fraction=0.3, div_factor=25.0, final_div_factor=1e4),
+        optimizer=OPTIMIZERS["sgd"],
+        schedule=SCHEDULES["warmup_cosine"],
         clip_norm=1.0,
         average_decay=None,
         label_smoothing=0.1,
@@ -106,6 +104,10 @@ def train_config(**overrides: Any) -> TrainConfig:
         keep_epochs=(0, 1),
         patience=None,
     )
+    kinds: dict[str, Any] = {"model": NETWORKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+    for field in kinds.keys() & overrides.keys():
+        if isinstance(name := overrides[field], str):
+            overrides[field] = kinds[field][name]
     return dataclasses.replace(config, **overrides)
 
 
@@ -166,14 +168,8 @@ def profile_config(**overrides: Any) -> ProfileConfig:
     return dataclasses.replace(config, **overrides)
 
 
-def optimizer_config(**overrides: Any) -> OptimizerConfig:
-    return dataclasses.replace(train_config().optimizer_config(), **overrides)
-
-
-def model_config(**overrides: Any) -> ModelConfig:
-    """A perceptron; `kind="cnn"` or `kind="linear"` alone switches the network."""
-    kind = overrides.get("kind", "mlp")
-    config = train_config(model=kind).model_config(SHAPE, NUM_CLASSES)
+def model_config(network: Network | str = "mlp", **overrides: Any) -> ModelConfig:
+    config = train_config(model=network).model_config(SHAPE, NUM_CLASSES)
     return dataclasses.replace(config, **overrides)
 
 

@@ -1,6 +1,7 @@
 """The servers that the benchmark compares: how each is made, started, asked and ended."""
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -108,22 +109,14 @@ def random_network(kind: str) -> "Network":
     """Return a network with the layers of `params.yaml`, in float32, and random weights."""
     import jax
 
-    from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig
-    from gradtrail.stages.common.params import read_yaml
+    from gradtrail.core.nn.models import Model
+    from gradtrail.core.train.config import TrainConfig
+    from gradtrail.stages.common.params import read_yaml, validate
     from gradtrail.stages.export import Network
 
-    train = read_yaml(ROOT / "params.yaml")["train"]
-    mlp = MLPConfig(hidden=tuple(train["mlp"]["hidden"]), activation="relu", dropout=0.0) if kind == "mlp" else None
-    of_cnn = {name: tuple(value) if isinstance(value, list) else value for name, value in train["cnn"].items()}
-    config = ModelConfig(
-        kind=kind,  # type: ignore[arg-type]
-        mlp=mlp,
-        cnn=CNNConfig(**of_cnn) if kind == "cnn" else None,
-        features="none",
-        precision="float32",
-        image_shape=(28, 28),
-        num_classes=10,
-    )
+    section = read_yaml(ROOT / "params.yaml")["train"] | {"model": kind}
+    train = validate(section, TrainConfig, "train")
+    config = dataclasses.replace(train.model_config((28, 28), 10), features="none", precision="float32")
     model, rng = Model(config), np.random.default_rng(0)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:

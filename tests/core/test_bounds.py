@@ -3,15 +3,24 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-from factories import CNN, gradients_config, model_config, preprocess_config, profile_config, train_config
+from factories import (
+    NETWORKS,
+    OPTIMIZERS,
+    SCHEDULES,
+    SMALL_CNN,
+    gradients_config,
+    model_config,
+    preprocess_config,
+    profile_config,
+    train_config,
+)
 
 from gradtrail.core.common.validation import check
 from gradtrail.core.evaluate import EvaluateConfig
 from gradtrail.core.export import ExportConfig
-from gradtrail.core.train.optimizers import OptimizerKind
 from gradtrail.stages.common.environment import EnvironmentConfig
 from gradtrail.stages.report.page import ReportConfig
 
@@ -43,17 +52,17 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
             "growth_interval": (0,),
         },
     ),
-    (TRAIN.constant, {"warmup_fraction": (1.0,)}),
-    (TRAIN.cosine, {"end_fraction": (-0.1,)}),
-    (TRAIN.warmup_cosine, {"warmup_fraction": (1.0,), "end_fraction": (1.1,)}),
-    (TRAIN.linear, {"end_fraction": (1.1,)}),
-    (TRAIN.exponential, {"end_fraction": (0.0,)}),
-    (TRAIN.piecewise, {"boundaries": ((0.5, 1.0), (0.5, 0.5)), "factor": (0.0,)}),
-    (TRAIN.one_cycle, {"warmup_fraction": (0.0,), "div_factor": (0.5,), "final_div_factor": (0.5,)}),
+    (SCHEDULES["constant"], {"warmup_fraction": (1.0,)}),
+    (SCHEDULES["cosine"], {"end_fraction": (-0.1,)}),
+    (SCHEDULES["warmup_cosine"], {"warmup_fraction": (1.0,), "end_fraction": (1.1,)}),
+    (SCHEDULES["linear"], {"end_fraction": (1.1,)}),
+    (SCHEDULES["exponential"], {"end_fraction": (0.0,)}),
+    (SCHEDULES["piecewise"], {"boundaries": ((0.5, 1.0), (0.5, 0.5)), "factor": (0.0,)}),
+    (SCHEDULES["one_cycle"], {"warmup_fraction": (0.0,), "div_factor": (0.5,), "final_div_factor": (0.5,)}),
     (TRAIN.augmentation, {"shift": (-1.0,), "rotation": (181.0,), "scale": (1.0,), "shear": (90.0,), "cutout": (-1,)}),
-    (TRAIN.mlp, {"hidden": ((), (5, -1)), "dropout": (-0.1, 1.0)}),
+    (NETWORKS["mlp"], {"hidden": ((), (5, -1)), "dropout": (-0.1, 1.0)}),
     (
-        dataclasses.replace(CNN, channels=(4, 6)),
+        dataclasses.replace(SMALL_CNN, channels=(4, 6)),
         {
             "channels": ((), (4, 0)),
             "hidden": ((0,),),
@@ -88,10 +97,7 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
         profile_config(smallest_batch_size=33, largest_batch_size=64),
         {"precisions": ((),), "smallest_batch_size": (0,), "largest_batch_size": (4, 63), "steps": (1,)},
     ),
-    *(
-        (getattr(TRAIN, kind), {key: (-0.1,) for key in vars(getattr(TRAIN, kind)) if key != "nesterov"})
-        for kind in get_args(OptimizerKind)
-    ),
+    *((optimizer, {key: (-0.1,) for key in vars(optimizer) if key != "nesterov"}) for optimizer in OPTIMIZERS.values()),
 ]
 
 
@@ -109,10 +115,10 @@ def test_values_out_of_range_are_refused_by_name(config: Any, key: str, value: A
     ("make", "message"),
     [
         (
-            lambda: dataclasses.replace(CNN, channels=(4, 6), groups=4, norm="group"),
+            lambda: dataclasses.replace(SMALL_CNN, channels=(4, 6), groups=4, norm="group"),
             r"groups must divide every one of channels \[4, 6\], got 4$",
         ),
-        (lambda: model_config(kind="cnn", features="oriented_gradients"), "features must be none or straightened_"),
+        (lambda: model_config("cnn", features="oriented_gradients"), "features must be none or straightened_"),
         (lambda: train_config(accumulation_steps=3), "accumulation_steps must divide batch_size 4, got 3$"),
         (
             lambda: train_config(optimizer="schedule_free", average_decay=0.9),

@@ -9,22 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from definitions import per_example_norm
-from factories import CNN, NUM_CLASSES, cases, initial_params, model_config
+from factories import NUM_CLASSES, SMALL_CNN, cases, initial_params, model_config
 
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.arithmetic import Precision
-from gradtrail.core.nn.models import MLPConfig, Model, Params
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import Clipping, clipped_grad_sum
 
 NETWORKS = {
-    "linear": {"kind": "linear"},
-    "linear on features": {"kind": "linear", "features": "oriented_gradients"},
-    "mlp with tanh": {"kind": "mlp", "mlp": MLPConfig(hidden=(5, 4), activation="tanh", dropout=0.4)},
-    "mlp": {"kind": "mlp", "mlp": MLPConfig(hidden=(5, 4), activation="relu", dropout=0.4)},
-    "cnn": {"kind": "cnn", "cnn": dataclasses.replace(CNN, dropout=0.4)},
-    "cnn on straightened pixels": {"kind": "cnn", "cnn": CNN, "features": "straightened_pixels"},
-    "cnn with group norm": {"kind": "cnn", "cnn": dataclasses.replace(CNN, channels=(4, 32), norm="group")},
-    "cnn with layer norm": {"kind": "cnn", "cnn": dataclasses.replace(CNN, convolutions=2, norm="layer")},
+    "linear": {"network": "linear"},
+    "linear on features": {"network": "linear", "features": "oriented_gradients"},
+    "mlp with tanh": {"network": MLP(hidden=(5, 4), activation="tanh", dropout=0.4)},
+    "mlp": {"network": MLP(hidden=(5, 4), activation="relu", dropout=0.4)},
+    "cnn": {"network": dataclasses.replace(SMALL_CNN, dropout=0.4)},
+    "cnn on straightened pixels": {"network": SMALL_CNN, "features": "straightened_pixels"},
+    "cnn with group norm": {"network": dataclasses.replace(SMALL_CNN, channels=(4, 32), norm="group")},
+    "cnn with layer norm": {"network": dataclasses.replace(SMALL_CNN, convolutions=2, norm="layer")},
 }
 SHAPE = (8, 6)  # small enough that the norms of the second stack are those of pairs of pixels, and the first one's not
 NUM_EXAMPLES = 5

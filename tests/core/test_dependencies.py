@@ -10,7 +10,7 @@ from factories import ROOT
 from jaxtyping import TypeCheckError
 
 from gradtrail.core.nn.losses import cross_entropy
-from gradtrail.core.nn.models import MLPConfig
+from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.train.loss_scaling import LossScale
 
 ALLOWED = {"jax", "flax", "optax", "numpy", "jaxtyping"}
@@ -32,8 +32,8 @@ def test_core_imports_itself_the_standard_library_and_five_packages() -> None:
 def test_a_wrong_shape_or_type_is_an_error() -> None:
     with pytest.raises(TypeCheckError, match="cross_entropy"):
         cross_entropy(jnp.zeros((2, 3)), jnp.zeros(3, jnp.int32))
-    with pytest.raises(TypeCheckError, match="MLPConfig"):
-        MLPConfig(hidden=(2.5,), activation="relu", dropout=0.0)
+    with pytest.raises(TypeCheckError, match="MLP"):
+        MLP(hidden=(2.5,), activation="relu", dropout=0.0)
 
 
 def test_pytrees_accept_abstract_leaves() -> None:

@@ -7,25 +7,26 @@ import jax
 import numpy as np
 import pytest
 from exports import random_params
-from factories import CNN, NUM_CLASSES, SHAPE, model_config, random_split
+from factories import NUM_CLASSES, SHAPE, SMALL_CNN, model_config, random_split
 
 from gradtrail.core.evaluate import evaluate_logits, log_mean_softmax
 from gradtrail.core.export import TEMPERATURE, export_forward, forward, tensors
-from gradtrail.core.nn.models import MLPConfig, Model, ModelConfig
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model, ModelConfig
 
 IMAGES = random_split(5).images
 PLAIN = {"channels": (4,), "hidden": (5,)}
 
 
 def network(**overrides: Any) -> ModelConfig:
-    return model_config(kind="cnn", cnn=dataclasses.replace(CNN, **(PLAIN | overrides)))
+    return model_config(network=dataclasses.replace(SMALL_CNN, **(PLAIN | overrides)))
 
 
 NETWORKS = {
-    "linear": model_config(kind="linear"),
+    "linear": model_config("linear"),
     "mlp": model_config(),
-    "dropout": model_config(mlp=MLPConfig(hidden=(5, 4), activation="relu", dropout=0.5)),
-    "features": model_config(kind="linear", features="oriented_gradients"),
+    "dropout": model_config(MLP(hidden=(5, 4), activation="relu", dropout=0.5)),
+    "features": model_config("linear", features="oriented_gradients"),
     "straightened": dataclasses.replace(network(), features="straightened_pixels"),
     "bfloat16": model_config(precision="bfloat16"),
     "float16": model_config(precision="float16"),

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 import scipy.special
 from definitions import per_example_norm
-from factories import CNN, NUM_CLASSES, cases, initial_params, model_config, new_compiler, random_split
+from factories import NUM_CLASSES, SMALL_CNN, cases, initial_params, model_config, new_compiler, random_split
 from flax import nnx
 
 from gradtrail.core import batching, per_example
 from gradtrail.core.gradients import scores as scores_module
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm
-from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model
 
 SPLIT = random_split(13)
 IMAGES, LABELS = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
-MLP, LINEAR = Model(model_config()), Model(model_config(kind="linear"))
+PERCEPTRON, LINEAR = Model(model_config()), Model(model_config("linear"))
 SMOOTHINGS = [0.0, 0.2]
 
 
@@ -31,7 +32,7 @@ def params_of(model: Model) -> dict:
 
 
 @functools.cache
-def scores(microbatch_size: int, model: Model = MLP, smoothing: float = 0.2) -> dict[str, np.ndarray]:
+def scores(microbatch_size: int, model: Model = PERCEPTRON, smoothing: float = 0.2) -> dict[str, np.ndarray]:
     score = scores_module.compile_score(model, smoothing, microbatch_size, compiler=new_compiler())
     call = functools.partial(score, params_of(model))
     return batching.join(list(batching.map_batches(call, microbatch_size, SPLIT.images, SPLIT.labels)))
@@ -58,16 +59,15 @@ def test_size_of_the_microbatch_does_not_matter(microbatch_size: int) -> None:
 
 
 NETWORKS = {
-    "linear": {"kind": "linear"},
-    "linear on features": {"kind": "linear", "features": "oriented_gradients"},
-    "mlp with tanh": {"kind": "mlp", "mlp": MLPConfig(hidden=(5, 4), activation="tanh", dropout=0.4)},
-    "mlp": {"kind": "mlp", "mlp": MLPConfig(hidden=(5, 4), activation="relu", dropout=0.4)},
-    "cnn": {"kind": "cnn", "cnn": dataclasses.replace(CNN, dropout=0.4)},
-    "cnn on straightened pixels": {"kind": "cnn", "cnn": CNN, "features": "straightened_pixels"},
-    "cnn with group norm": {"kind": "cnn", "cnn": dataclasses.replace(CNN, convolutions=2, norm="group")},
+    "linear": {"network": "linear"},
+    "linear on features": {"network": "linear", "features": "oriented_gradients"},
+    "mlp with tanh": {"network": MLP(hidden=(5, 4), activation="tanh", dropout=0.4)},
+    "mlp": {"network": MLP(hidden=(5, 4), activation="relu", dropout=0.4)},
+    "cnn": {"network": dataclasses.replace(SMALL_CNN, dropout=0.4)},
+    "cnn on straightened pixels": {"network": SMALL_CNN, "features": "straightened_pixels"},
+    "cnn with group norm": {"network": dataclasses.replace(SMALL_CNN, convolutions=2, norm="group")},
     "cnn with layer norm": {
-        "kind": "cnn",
-        "cnn": dataclasses.replace(CNN, channels=(6,), kernel_size=5, norm="layer", dropout=0.4),
+        "network": dataclasses.replace(SMALL_CNN, channels=(6,), kernel_size=5, norm="layer", dropout=0.4),
     },
 }
 FAST = [

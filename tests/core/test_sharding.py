@@ -22,7 +22,8 @@ from factories import NUM_CLASSES, SHAPE, new_compiler, private_config, random_s
 
 from gradtrail.core.sharding import data_parallel, make_mesh, over_batch, put
 from gradtrail.core.data import AugmentationConfig
-from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
 
@@ -33,7 +34,7 @@ CONFIGS = {
     "noisy mlp in float16": train_config(
         batch_size=16,
         precision="float16",
-        mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5),
+        model=MLP(hidden=(5,), activation="relu", dropout=0.5),
         augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=2),
     ),
     "schedule-free in parts, by the fastest sums": train_config(

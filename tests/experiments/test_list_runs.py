@@ -1,16 +1,12 @@
 """`gradtrail runs`: which runs it lists, in which order, with which columns."""
 
 import io
-from typing import get_args
 
 import pytest
-from factories import ROOT
+from factories import NETWORKS, OPTIMIZERS, ROOT, SCHEDULES
 from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunTag
 from rich.console import Console
 
-from gradtrail.core.nn.models import ModelKind
-from gradtrail.core.train.optimizers import OptimizerKind
-from gradtrail.core.train.schedules import ScheduleKind
 from gradtrail.experiments import list_runs
 from gradtrail.experiments.list_runs import fitting_table, print_runs, sorted_runs
 from gradtrail.stages.common.active_params import SHARED_BLOCKS
@@ -91,7 +87,7 @@ def test_table_has_differing_params_and_metrics_that_fit() -> None:
 def test_blocks_of_train_are_kinds_or_shared() -> None:
     train = read_yaml(ROOT / "params.yaml")["train"]
     blocks = {name for name, value in train.items() if isinstance(value, dict)}
-    kinds = {*get_args(ModelKind), *get_args(OptimizerKind), *get_args(ScheduleKind)}
+    kinds = {*NETWORKS, *OPTIMIZERS, *SCHEDULES}
     assert blocks - kinds == {*SHARED_BLOCKS, "loss_scaling", "privacy"}
 
 

@@ -93,7 +93,7 @@ MASK = jnp.ones(9, bool)
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_products_and_the_largest_eigenvalue_are_those_of_the_hessian(kind: str) -> None:
-    model = Model(model_config(kind=kind))
+    model = Model(model_config(kind))
     params = initial_params(model)
     flat, unravel = ravel_pytree(params)
 

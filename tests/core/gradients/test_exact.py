@@ -24,7 +24,7 @@ IMAGES, LABELS = (np.concatenate([getattr(part, name) for part in SPLITS.values(
 @functools.cache
 def network(kind: str = "mlp", precision: str = "float32") -> tuple[Any, Any, Compiler]:
     """Return parameters, the compiled float64 gradients for the sample, and what compiled them."""
-    model, compiler = Model(model_config(kind=kind, precision=precision)), new_compiler()
+    model, compiler = Model(model_config(kind, precision=precision)), new_compiler()
     params = jax.tree.map(np.asarray, initial_params(model))
     return params, compile_exact(model, SMOOTHING, sample_size(SPLITS), compiler=compiler), compiler
 
@@ -32,7 +32,7 @@ def network(kind: str = "mlp", precision: str = "float32") -> tuple[Any, Any, Co
 @functools.cache
 def fast_scores(kind: str = "mlp", precision: str = "float32") -> dict[str, dict[str, np.ndarray]]:
     score = functools.partial(
-        scores.score_batch, Model(model_config(kind=kind, precision=precision)), label_smoothing=SMOOTHING
+        scores.score_batch, Model(model_config(kind, precision=precision)), label_smoothing=SMOOTHING
     )
     result = jax.jit(score)(network(kind, precision)[0], IMAGES, LABELS)
     first = len(SPLITS["train"])

@@ -23,7 +23,7 @@ from gradtrail.core.nn.models import Model
 splits = {name: random_split(size) for name, size in (("train", 37), ("test", 9))}
 found = {}
 for kind in ("mlp", "cnn"):
-    model = Model(model_config(kind=kind))
+    model = Model(model_config(kind))
     params = {epoch: model.init(key=jax.random.key(epoch)) for epoch in (0, 1)}
     rates = np.full(4, 0.1, np.float32)
     trajectory = Trajectory(params=params, scored=1, learning_rates=rates, steps_per_epoch=4, batch_size=10)

@@ -12,9 +12,9 @@ import pytest
 from gradtrail.core.nn.features import (
     NORM,
     NUM_FEATURES,
+    features_of,
+    features_shape,
     gradient_features,
-    num_features,
-    oriented_gradients,
     straightened,
 )
 
@@ -72,10 +72,10 @@ def test_oriented_gradients_equal_the_definition(shape: tuple[int, int]) -> None
 def test_features_have_one_norm_none_of_empty_images_and_do_not_depend_on_the_batch(shape: tuple[int, int]) -> None:
     images = draw(shape) * np.array([1, 1, 0], np.float32)[:, None, None]
     result = FEATURES(images)
-    assert result.shape == (3, num_features("oriented_gradients", shape))
+    assert result.shape == (3, *features_shape("oriented_gradients", shape))
     np.testing.assert_allclose(np.linalg.norm(result, axis=1), [NORM, NORM, 0] if shape != (1, 1) else 0, rtol=1e-4)
     np.testing.assert_allclose(STRAIGHTENED(images)[2], 0)
-    whole = jax.jit(oriented_gradients)
+    whole = jax.jit(lambda images: features_of(images, "oriented_gradients"))
     assert np.all(np.isfinite(whole(images)))
     np.testing.assert_allclose(whole(images)[1:2], whole(images[1:2]), atol=1e-5)
 

@@ -9,23 +9,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import CNN, NUM_CLASSES, SHAPE, model_config, new_compiler, random_split
+from factories import NUM_CLASSES, SHAPE, SMALL_CNN, model_config, new_compiler, random_split
 
 from gradtrail.core.config import ConfigError
-from gradtrail.core.nn.features import FeaturesKind, num_features, oriented_gradients, straightened
-from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, num_parameters
+from gradtrail.core.nn.cnn import CNN
+from gradtrail.core.nn.features import FeaturesKind, features_of, features_shape, straightened
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model, ModelConfig, num_parameters
 from gradtrail.core.xla.compiler import CompiledFunction
 
 IMAGES = random_split(7).images
 
 
 def perceptron(*hidden: int, dropout: float = 0.0, **overrides: Any) -> ModelConfig:
-    return model_config(mlp=MLPConfig(hidden=hidden, activation="relu", dropout=dropout), **overrides)
+    return model_config(MLP(hidden=hidden, activation="relu", dropout=dropout), **overrides)
 
 
 def network(image_shape: tuple[int, int] = (9, 6), **overrides: Any) -> ModelConfig:
     cnn = {"channels": (4, 6), "convolutions": 2, "hidden": (5,)} | overrides
-    return model_config(kind="cnn", image_shape=image_shape, cnn=dataclasses.replace(CNN, **cnn))
+    return model_config(image_shape=image_shape, network=dataclasses.replace(SMALL_CNN, **cnn))
 
 
 def drawn(config: ModelConfig) -> dict:
@@ -61,7 +63,7 @@ def convolved(images: np.ndarray, layer: dict) -> np.ndarray:
     return np.einsum("bhwirc,rcio->bhwo", windows, kernel) + bias
 
 
-def normalized(images: np.ndarray, layer: dict, cnn: CNNConfig) -> np.ndarray:
+def normalized(images: np.ndarray, layer: dict, cnn: CNN) -> np.ndarray:
     grouped = images.reshape(*images.shape[:3], cnn.groups if cnn.norm == "group" else 1, -1)
     axes = (1, 2, 4) if cnn.norm == "group" else (4,)
     mean, variance = (figure(grouped, axis=axes, keepdims=True) for figure in (np.mean, np.var))
@@ -75,27 +77,31 @@ def pooled(images: np.ndarray) -> np.ndarray:
     return whole.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
 
 
+def activation_of(config: ModelConfig) -> str:
+    return getattr(config.network, "activation", "relu")
+
+
 def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray:
     """The whole network in NumPy."""
-    if config.cnn is None:
+    if not isinstance(config.network, CNN):
         inputs = oriented(images) if config.features == "oriented_gradients" else seen(config, images)
-        return classified(params["layers"], inputs.reshape(len(images), -1), config.activation)
+        return classified(params["layers"], inputs.reshape(len(images), -1), activation_of(config))
     activations = seen(config, images)[..., None]
     for index in sorted(params["blocks"]):
         block = params["blocks"][index]
         activations = convolved(activations, block["convolution"])
-        if config.cnn.norm != "none":
-            activations = normalized(activations, block["norm"], config.cnn)
-        activations = ACTIVATIONS[config.activation](activations)
-        if (index + 1) % config.cnn.convolutions == 0:
+        if config.network.norm != "none":
+            activations = normalized(activations, block["norm"], config.network)
+        activations = ACTIVATIONS[activation_of(config)](activations)
+        if (index + 1) % config.network.convolutions == 0:
             activations = pooled(activations)
     features = np.moveaxis(activations, -1, 1).reshape(len(images), -1)
-    return classified(params["layers"], features, config.activation)
+    return classified(params["layers"], features, activation_of(config))
 
 
 def oriented(images: np.ndarray) -> np.ndarray:
     """The features, whose definition has a test of its own."""
-    return np.asarray(oriented_gradients(jnp.asarray(images / 255.0, jnp.float32)), np.float64)
+    return np.asarray(features_of(jnp.asarray(images / 255.0, jnp.float32), FEATURES), np.float64)
 
 
 def seen(config: ModelConfig, images: np.ndarray) -> np.ndarray:
@@ -106,15 +112,13 @@ def seen(config: ModelConfig, images: np.ndarray) -> np.ndarray:
 
 
 def with_tanh(config: ModelConfig) -> ModelConfig:
-    if config.mlp:
-        return dataclasses.replace(config, mlp=dataclasses.replace(config.mlp, activation="tanh"))
-    return dataclasses.replace(config, cnn=dataclasses.replace(config.cnn, activation="tanh"))
+    return dataclasses.replace(config, network=dataclasses.replace(config.network, activation="tanh"))
 
 
 KEY = jax.random.key(0)
 WIDE = random_split(5, shape=(9, 6)).images  # two poolings leave 2 × 1, after an odd side each
 FEATURES: FeaturesKind = "oriented_gradients"
-WIDTH = num_features(FEATURES, (28, 28))
+(WIDTH,) = features_shape(FEATURES, (28, 28))
 KEYS = jax.random.split(jax.random.key(1), 7)
 
 
@@ -128,14 +132,14 @@ def compiled_init() -> tuple[Model, Callable[[jax.Array], dict]]:
 @pytest.mark.parametrize(
     "config",
     [
-        model_config(kind="linear"),
+        model_config("linear"),
         perceptron(6, 5, 4, dropout=0.5),
         network(dropout=0.5),
         network(norm="group", convolutions=1, hidden=()),
         network(norm="layer", convolutions=1, kernel_size=5),
         with_tanh(perceptron(6, 5)),
         with_tanh(network(norm="group", convolutions=2)),
-        model_config(kind="linear", features=FEATURES),
+        model_config("linear", features=FEATURES),
         with_tanh(perceptron(6, features=FEATURES)),
         perceptron(6, features="straightened_pixels"),
         dataclasses.replace(network(), features="straightened_pixels"),
@@ -146,7 +150,7 @@ def compiled_init() -> tuple[Model, Callable[[jax.Array], dict]]:
     ],
 )
 def test_logits_equal_numpy(config: ModelConfig) -> None:
-    params, images = drawn(config), WIDE if config.cnn else IMAGES
+    params, images = drawn(config), WIDE if config.network.kind == "cnn" else IMAGES
     logits = jax.jit(Model(config).apply)(params, images)
     assert logits.shape == (len(images), NUM_CLASSES)
     assert logits.dtype == jnp.float32
@@ -179,10 +183,10 @@ def test_blocks_are_named_by_number_too_with_their_norms() -> None:
     ("config", "count", "name"),
     [
         (perceptron(256, 128), 235_146, "mlp-256-128"),
-        (model_config(kind="linear"), 7_850, "linear"),
+        (model_config("linear"), 7_850, "linear"),
         (network(channels=(32, 64), convolutions=1, hidden=(128,)), 421_642, "cnn-32-64+128"),
         (with_tanh(perceptron(256, 128)), 235_146, "mlp-256-128"),
-        (model_config(kind="linear", features=FEATURES), 10 * (WIDTH + 1), "linear on oriented gradients"),
+        (model_config("linear", features=FEATURES), 10 * (WIDTH + 1), "linear on oriented gradients"),
         (perceptron(5, features=FEATURES), 5 * (WIDTH + 1) + 60, "mlp-5 on oriented gradients"),
         (perceptron(5, features="straightened_pixels"), 5 * 785 + 60, "mlp-5 on straightened pixels"),
     ],
@@ -277,13 +281,13 @@ def test_more_stacks_than_the_image_can_be_halved_are_refused(image_shape: tuple
 def test_a_tile_is_the_largest_divisor_whose_patches_stay_in_the_cache(num_rows: int, expected: int) -> None:
     """Of 32 channels of 14 × 14 pixels, 37 examples; a prime number of rows is worked whole, not one by one."""
     config = network((28, 28), channels=(32, 64), kernel_size=3, convolutions=1)
-    assert config.largest_patches() == 9 * 32 * 14 * 14
+    assert config.network.largest_patches((28, 28)) == 9 * 32 * 14 * 14
     assert Model(config).tile_size(num_rows) == expected
 
 
 def test_largest_patches_count_stacked_convolutions_and_dense_networks_are_not_tiled() -> None:
-    assert network((28, 28), channels=(32, 64), kernel_size=3, convolutions=2).largest_patches() == 9 * 32 * 28 * 28
-    assert perceptron(16).largest_patches() == 0
+    cnn = dataclasses.replace(SMALL_CNN, channels=(32, 64), kernel_size=3, convolutions=2)
+    assert cnn.largest_patches((28, 28)) == 9 * 32 * 28 * 28
     assert Model(perceptron(16)).tile_size(4096) == 4096
     large = network((256, 256), channels=(64,), kernel_size=5, convolutions=2)
     assert Model(large).tile_size(8) == 1, "one example alone has more"

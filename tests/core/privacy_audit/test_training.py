@@ -28,7 +28,7 @@ from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import on_device
-from gradtrail.core.train.optimizers import SGDConfig
+from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.train.private import Mechanism
 from gradtrail.core.train.step import make_init, make_step
@@ -41,7 +41,7 @@ COINS = np.array([True, False, True, True, False, False])
 CONFIG = train_config(
     model="linear",
     batch_size=10,
-    sgd=SGDConfig(learning_rate=0.5, momentum=0.0, nesterov=False),
+    optimizer=SGD(learning_rate=0.5, momentum=0.0, nesterov=False),
     schedule="constant",
     clip_norm=None,
     privacy=dataclasses.replace(NOT_PRIVATE, enabled=True, example_clip_norm=CLIP),

@@ -20,7 +20,8 @@ from factories import (
 
 from gradtrail.core.batching import BLOCK, WINDOW
 from gradtrail.core.data import AugmentationConfig, Split
-from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model
 from gradtrail.core.train import feed
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program, train
@@ -34,7 +35,7 @@ CONFIGS = {
     "cnn in parts": train_config(batch_size=4, model="cnn", accumulation_steps=2),
     "noisy mlp": train_config(
         batch_size=4,
-        mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5),
+        model=MLP(hidden=(5,), activation="relu", dropout=0.5),
         augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
     ),
 }
@@ -149,7 +150,8 @@ from factories import NUM_CLASSES, new_compiler, random_split, seed_keys, train_
 
 from gradtrail.core.batching import WINDOW
 from gradtrail.core.data import AugmentationConfig
-from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model
 from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
 
 SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that one shard has padding alone
@@ -175,7 +177,7 @@ def bits(config, streamed, sampled=None):
 
 
 augmentation = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1)
-noisy = MLPConfig(hidden=(5,), activation="relu", dropout=0.5)
+noisy = MLP(hidden=(5,), activation="relu", dropout=0.5)
 for config in (
     train_config(batch_size=16, shards=2),
     train_config(batch_size=16, shards=2, mlp=noisy, augmentation=augmentation, accumulation_steps=2),

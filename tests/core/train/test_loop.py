@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from factories import (
     NUM_CLASSES,
+    OPTIMIZERS,
     SHAPE,
     make_engine,
     new_compiler,
@@ -24,18 +25,19 @@ from factories import (
 from gradtrail.core import batching
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data import AugmentationConfig
-from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program
 from gradtrail.core.train.loss_scaling import LossScalingConfig
-from gradtrail.core.train.optimizers import SGDConfig
+from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.step import StepRecord, TrainState
 
 SPLIT = random_split(10)  # in batches of 4: the last one holds 2
 PLAIN = {
     "model": "linear",
     "schedule": "constant",
-    "sgd": SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=False),
+    "optimizer": SGD(learning_rate=0.1, momentum=0.0, nesterov=False),
     "clip_norm": None,
 }
 
@@ -46,7 +48,7 @@ MIXED = LossScalingConfig(initial=2.0**16, growth_factor=2.0, backoff_factor=0.5
 CONFIGS = {
     "plain": train_config(),
     NOISY: train_config(
-        mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5),
+        model=MLP(hidden=(5,), activation="relu", dropout=0.5),
         augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
         precision="float16",
         loss_scaling=MIXED,
@@ -55,8 +57,7 @@ CONFIGS = {
     SCHEDULE_FREE: train_config(
         model="cnn",
         precision="bfloat16",
-        optimizer="schedule_free",
-        schedule_free=dataclasses.replace(train_config().schedule_free, warmup_fraction=0.0),
+        optimizer=dataclasses.replace(OPTIMIZERS["schedule_free"], warmup_fraction=0.0),
         accumulation_steps=2,
     ),
 }

@@ -9,42 +9,40 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from factories import optimizer_config
 from optax import contrib
 
-from gradtrail.core.train.muon import orthogonalized
 from gradtrail.core.train.optimizers import (
-    AdamConfig,
-    AdamWConfig,
-    LionConfig,
-    MuonConfig,
-    OptimizerConfig,
-    RuleConfig,
-    ScheduleFreeConfig,
-    SGDConfig,
-    evaluation_params,
-    learning_rate,
+    SGD,
+    Adam,
+    AdamW,
+    Lion,
+    Muon,
+    Optimizer,
+    ScheduleFree,
     make_optimizer,
     squared_norm,
 )
-from gradtrail.core.train.schedules import ConstantConfig, LinearConfig
+from gradtrail.core.train.schedules import Constant, Linear, Schedule
 
 NUM_STEPS = 4
 RATES = 0.1 * np.array([1, 0.75, 0.5, 0.25])
-SCHEDULE = LinearConfig(end_fraction=0.0)
+SCHEDULE = Linear(end_fraction=0.0)
 ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
 PARAMS = {"kernel": jnp.array([[2.0, -1.0], [0.5, 3.0], [1.0, 1.0]]), "bias": jnp.array([2.0, -2.0])}
 DRAWN = np.random.default_rng(0).normal(size=(NUM_STEPS, 8)).astype(np.float32)
 GRADS = [{"kernel": jnp.asarray(row[:6].reshape(3, 2)), "bias": jnp.asarray(row[6:])} for row in DRAWN]
 
 
-def config_of(rule: RuleConfig, **overrides: Any) -> OptimizerConfig:
-    return optimizer_config(**{"rule": rule, "schedule": SCHEDULE, "clip_norm": None} | overrides)
-
-
-def run(config: OptimizerConfig, grads: list[dict] = GRADS, params: dict = PARAMS) -> tuple[list[dict], list]:
+def run(
+    rule: Optimizer,
+    grads: list[dict] = GRADS,
+    params: dict = PARAMS,
+    *,
+    schedule: Schedule = SCHEDULE,
+    clip_norm: float | None = None,
+) -> tuple[list[dict], list]:
     """Return the parameters and the state before the first step and after each."""
-    optimizer = make_optimizer(config, NUM_STEPS)
+    optimizer = make_optimizer(rule, schedule, clip_norm, NUM_STEPS)
     state = jax.jit(optimizer.init)(params)
 
     @jax.jit
@@ -85,7 +83,7 @@ def lion(grads: np.ndarray, *, b1: float, b2: float) -> list[np.ndarray]:
 
 
 def sgd_case(momentum: float, *, nesterov: bool) -> tuple:
-    rule = SGDConfig(learning_rate=0.1, momentum=momentum, nesterov=nesterov)
+    rule = SGD(learning_rate=0.1, momentum=momentum, nesterov=nesterov)
     return rule, functools.partial(sgd, momentum=momentum, nesterov=nesterov and momentum > 0), 0.0
 
 
@@ -96,16 +94,16 @@ def sgd_case(momentum: float, *, nesterov: bool) -> tuple:
         sgd_case(0.0, nesterov=True),
         sgd_case(0.9, nesterov=False),
         sgd_case(0.9, nesterov=True),
-        (AdamConfig(learning_rate=0.1, **ADAM), functools.partial(adam, **ADAM), 0.0),
-        (AdamWConfig(learning_rate=0.1, weight_decay=0.5, **ADAM), functools.partial(adam, **ADAM), 0.5),
-        (LionConfig(learning_rate=0.1, b1=0.5, b2=0.9, weight_decay=0.5), functools.partial(lion, b1=0.5, b2=0.9), 0.5),
+        (Adam(learning_rate=0.1, **ADAM), functools.partial(adam, **ADAM), 0.0),
+        (AdamW(learning_rate=0.1, weight_decay=0.5, **ADAM), functools.partial(adam, **ADAM), 0.5),
+        (Lion(learning_rate=0.1, b1=0.5, b2=0.9, weight_decay=0.5), functools.partial(lion, b1=0.5, b2=0.9), 0.5),
     ],
     ids=["plain", "nesterov without momentum", "momentum", "nesterov", "adam", "adamw", "lion"],
 )
 def test_every_step_equals_numpy_and_only_kernels_decay(
-    rule: RuleConfig, oracle: Callable[[np.ndarray], list[np.ndarray]], weight_decay: float
+    rule: Optimizer, oracle: Callable[[np.ndarray], list[np.ndarray]], weight_decay: float
 ) -> None:
-    trail, _ = run(config_of(rule))
+    trail, _ = run(rule)
     for name, decay in (("kernel", weight_decay), ("bias", 0.0)):
         directions = oracle(np.stack([grad[name] for grad in GRADS]).astype(np.float64))
         expected = np.asarray(PARAMS[name], np.float64)
@@ -114,12 +112,12 @@ def test_every_step_equals_numpy_and_only_kernels_decay(
             np.testing.assert_allclose(params[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_muon_makes_the_same_updates_as_that_of_optax() -> None:
+def test_muon_orthogonalizes_kernels_as_matrices_of_all_inputs_by_outputs() -> None:
     params = {"kernel": jnp.ones((3, 3, 2, 6)), "last": jnp.ones((12, 40)), "bias": jnp.ones(6)}
     rng = np.random.default_rng(0)
     grads = [jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), params) for _ in range(3)]
-    rule = MuonConfig(learning_rate=0.1, adam_learning_rate=0.01, beta=0.9, weight_decay=0.5)
-    trail, _ = run(config_of(rule, schedule=ConstantConfig(warmup_fraction=0.0)), grads, params)
+    rule = Muon(learning_rate=0.1, adam_learning_rate=0.01, beta=0.9, weight_decay=0.5)
+    trail, _ = run(rule, grads, params, schedule=Constant(warmup_fraction=0.0))
     axes = {"kernel": contrib.MuonDimensionNumbers((0, 1, 2), 3), "last": contrib.MuonDimensionNumbers(), "bias": None}
     theirs = contrib.muon(0.1, beta=0.9, weight_decay=0.5, adam_learning_rate=0.01, muon_weight_dimension_numbers=axes)
     state = theirs.init(params)
@@ -130,25 +128,12 @@ def test_muon_makes_the_same_updates_as_that_of_optax() -> None:
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result, params)
 
 
-def test_a_momentum_of_low_rank_is_made_orthogonal_as_in_float64() -> None:
-    rng = np.random.default_rng(0)
-    left, right = (np.linalg.qr(rng.normal(size=(side, 32)))[0] for side in (196, 64))
-    matrix = left @ np.diag(1 / np.arange(1, 33)) @ right.T
-    expected = matrix / np.linalg.norm(matrix)
-    result = orthogonalized(jnp.asarray(expected, jnp.float32))
-    for _ in range(5):  # the published iteration
-        gram = expected @ expected.T
-        expected = (3.4445 * np.eye(len(gram)) - 4.775 * gram + 2.0315 * gram @ gram) @ expected
-    assert np.linalg.norm(result - expected) < 2e-3 * np.linalg.norm(expected)
-
-
 def test_schedule_free_is_evaluated_at_the_running_average() -> None:
     """Under a constant gradient its base, Adam without momentum, takes steps of one rate."""
-    rule = ScheduleFreeConfig(learning_rate=0.1, warmup_fraction=0.0, b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0)
-    config = config_of(rule)
-    trail, states = run(config, [GRADS[0]] * 3)
+    rule = ScheduleFree(learning_rate=0.1, warmup_fraction=0.0, b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0)
+    trail, states = run(rule, [GRADS[0]] * 3)
     for num_steps in (1, 2, 3):
-        params, averaged = trail[num_steps], evaluation_params(config, states[num_steps], trail[num_steps])
+        params, averaged = trail[num_steps], rule.evaluation_params(states[num_steps], trail[num_steps])
         for name, initial in PARAMS.items():
             based = [initial - 0.1 * step * np.sign(GRADS[0][name]) for step in range(1, num_steps + 1)]
             average = np.mean(based, axis=0)
@@ -159,8 +144,8 @@ def test_schedule_free_is_evaluated_at_the_running_average() -> None:
 
 def test_schedule_free_decays_kernels_alone() -> None:
     def trail(decay: float) -> list[dict]:
-        rule = ScheduleFreeConfig(learning_rate=0.1, warmup_fraction=0.0, b1=0.9, b2=0.9, eps=1e-8, weight_decay=decay)
-        return run(config_of(rule), GRADS[:2])[0]
+        rule = ScheduleFree(learning_rate=0.1, warmup_fraction=0.0, b1=0.9, b2=0.9, eps=1e-8, weight_decay=decay)
+        return run(rule, GRADS[:2])[0]
 
     decayed, plain = trail(0.5), trail(0.0)
     np.testing.assert_allclose(decayed[1]["kernel"] - plain[1]["kernel"], -0.05 * PARAMS["kernel"], rtol=1e-4)
@@ -168,10 +153,10 @@ def test_schedule_free_decays_kernels_alone() -> None:
 
 
 def test_schedule_free_warms_up_to_a_constant_rate_whatever_the_schedule() -> None:
-    rule = ScheduleFreeConfig(learning_rate=0.1, warmup_fraction=0.5, b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0)
-    rate = learning_rate(config_of(rule), NUM_STEPS)
+    rule = ScheduleFree(learning_rate=0.1, warmup_fraction=0.5, b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0)
+    rate = rule.rate(SCHEDULE, NUM_STEPS)
     assert [float(rate(jnp.int32(step))) for step in range(NUM_STEPS)] == pytest.approx([0, 0.05, 0.1, 0.1])
-    trail, _ = run(config_of(rule))
+    trail, _ = run(rule)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), trail[1], PARAMS)
     assert np.all(trail[2]["bias"] != PARAMS["bias"])
 
@@ -186,8 +171,8 @@ def test_the_squared_norm_is_that_of_all_leaves_in_float64(shape: tuple[int, ...
 
 @pytest.mark.parametrize(("clip_norm", "expected"), [(0.5, 0.5), (1e9, None), (None, None)])
 def test_clipping_bounds_the_norm_and_keeps_the_direction(clip_norm: float | None, expected: float | None) -> None:
-    rule = SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=False)
-    trail, _ = run(config_of(rule, clip_norm=clip_norm), GRADS[:1])
+    rule = SGD(learning_rate=0.1, momentum=0.0, nesterov=False)
+    trail, _ = run(rule, GRADS[:1], clip_norm=clip_norm)
     norm = float(np.linalg.norm(DRAWN[0]))
     assert norm > 0.5
     for name, initial in PARAMS.items():

@@ -14,7 +14,8 @@ from scipy import stats
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
-from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop, private, threefry
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.history import History
@@ -50,7 +51,7 @@ def test_a_step_is_that_of_the_definition(overrides: dict) -> None:
     config = private_config(privacy={"example_clip_norm": clip_norm}, batch_size=8, epochs=1, **overrides)
     engine, _ = make_engine(config, SPLIT, noise_multiplier=0.0)
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    optimizer = make_optimizer(config.optimizer_config(), engine.num_steps)
+    optimizer = make_optimizer(config.optimizer, config.schedule, config.clip_norm, engine.num_steps)
     state = engine.init(keys(config))
     params, opt_state, num_clipped = state.params, state.opt_state, 0
     split_images, split_labels = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
@@ -90,7 +91,7 @@ def test_example_that_overflows_does_not_end_the_training() -> None:
     images = SPLIT.images.copy()
     images[:, 0, :2] = 0
     images[4, 0, :2] = 255
-    config = private_config(mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.0))
+    config = private_config(model=MLP(hidden=(5,), activation="relu", dropout=0.0))
     engine, examples = make_engine(config, dataclasses.replace(SPLIT, images=images), noise_multiplier=1.0)
     state = engine.init(keys(config))
     kernel = state.params["layers"][0]["kernel"]

@@ -1,30 +1,24 @@
-"""Schedules equal their formulas at every step, and only the chosen network and optimizer decide."""
+"""Schedules equal their formulas at every step."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, train_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.nn.models import ModelKind
-from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.optimizers import OptimizerKind
 from gradtrail.core.train.schedules import (
-    ConstantConfig,
-    CosineConfig,
-    ExponentialConfig,
-    LinearConfig,
-    OneCycleConfig,
-    PiecewiseConfig,
-    ScheduleConfig,
-    WarmupCosineConfig,
-    make_schedule,
+    Constant,
+    Cosine,
+    Exponential,
+    Linear,
+    OneCycle,
+    Piecewise,
+    Schedule,
+    WarmupCosine,
+    learning_rate,
 )
 
 PEAK = 0.1
@@ -33,8 +27,8 @@ INSIDE = st.floats(0.001, 0.999)
 UP_TO_1 = st.floats(0, 1)
 
 
-def rates(config: ScheduleConfig, num_steps: int) -> np.ndarray:
-    schedule = make_schedule(config, PEAK, num_steps)
+def rates(config: Schedule, num_steps: int) -> np.ndarray:
+    schedule = learning_rate(config, PEAK, num_steps)
     steps = jnp.arange(100, dtype=jnp.int32)  # of one length, so that nothing is compiled anew
     return np.asarray(jax.vmap(lambda step: jnp.asarray(schedule(step), jnp.float32))(steps))[:num_steps]
 
@@ -46,46 +40,46 @@ def half_cosine(first: float, last: float, num_steps: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("config", "shares"),
     [
-        (ConstantConfig(warmup_fraction=0.0), np.ones(100)),
-        (ConstantConfig(warmup_fraction=0.2), np.minimum(STEPS / 20, 1)),
-        (CosineConfig(end_fraction=0.2), half_cosine(1, 0.2, 100)),
+        (Constant(warmup_fraction=0.0), np.ones(100)),
+        (Constant(warmup_fraction=0.2), np.minimum(STEPS / 20, 1)),
+        (Cosine(end_fraction=0.2), half_cosine(1, 0.2, 100)),
         (
-            WarmupCosineConfig(warmup_fraction=0.2, end_fraction=0.1),
+            WarmupCosine(warmup_fraction=0.2, end_fraction=0.1),
             np.concatenate([STEPS[:20] / 20, half_cosine(1, 0.1, 80)]),
         ),
-        (LinearConfig(end_fraction=0.2), 1 - 0.8 * STEPS / 100),
-        (ExponentialConfig(end_fraction=0.01), 0.01 ** (STEPS / 100)),
-        (PiecewiseConfig(boundaries=(0.5, 0.75), factor=0.1), np.repeat([1, 0.1, 0.01], [50, 25, 25])),
-        (PiecewiseConfig(boundaries=(), factor=0.1), np.ones(100)),
+        (Linear(end_fraction=0.2), 1 - 0.8 * STEPS / 100),
+        (Exponential(end_fraction=0.01), 0.01 ** (STEPS / 100)),
+        (Piecewise(boundaries=(0.5, 0.75), factor=0.1), np.repeat([1, 0.1, 0.01], [50, 25, 25])),
+        (Piecewise(boundaries=(), factor=0.1), np.ones(100)),
         (
-            OneCycleConfig(warmup_fraction=0.3, div_factor=25.0, final_div_factor=100.0),
+            OneCycle(warmup_fraction=0.3, div_factor=25.0, final_div_factor=100.0),
             np.concatenate([half_cosine(1 / 25, 1, 30), half_cosine(1, 1 / 2500, 70)]),
         ),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_rates_equal_the_formula(config: ScheduleConfig, shares: np.ndarray) -> None:
+def test_rates_equal_the_formula(config: Schedule, shares: np.ndarray) -> None:
     np.testing.assert_allclose(rates(config, 100), PEAK * shares, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize(
     ("make", "values"),
     [
-        (ConstantConfig, {"warmup_fraction": INSIDE | st.just(0.0)}),
-        (CosineConfig, {"end_fraction": UP_TO_1}),
-        (WarmupCosineConfig, {"warmup_fraction": INSIDE | st.just(0.0), "end_fraction": UP_TO_1}),
-        (LinearConfig, {"end_fraction": UP_TO_1}),
-        (ExponentialConfig, {"end_fraction": st.floats(1e-6, 1)}),
-        (PiecewiseConfig, {"boundaries": st.sets(INSIDE, max_size=4).map(sorted).map(tuple), "factor": INSIDE}),
+        (Constant, {"warmup_fraction": INSIDE | st.just(0.0)}),
+        (Cosine, {"end_fraction": UP_TO_1}),
+        (WarmupCosine, {"warmup_fraction": INSIDE | st.just(0.0), "end_fraction": UP_TO_1}),
+        (Linear, {"end_fraction": UP_TO_1}),
+        (Exponential, {"end_fraction": st.floats(1e-6, 1)}),
+        (Piecewise, {"boundaries": st.sets(INSIDE, max_size=4).map(sorted).map(tuple), "factor": INSIDE}),
         (
-            OneCycleConfig,
+            OneCycle,
             {"warmup_fraction": INSIDE, "div_factor": st.floats(1, 100), "final_div_factor": st.floats(1, 1e5)},
         ),
     ],
 )
 @given(data=st.data(), num_steps=st.integers(1, 4) | st.integers(1, 100))
 def test_a_training_of_any_length_rises_to_the_highest_rate_and_falls_to_no_less_than_0(
-    make: Callable[..., ScheduleConfig], values: dict, data: st.DataObject, num_steps: int
+    make: Callable[..., Schedule], values: dict, data: st.DataObject, num_steps: int
 ) -> None:
     result = rates(make(**data.draw(st.fixed_dictionaries(values))), num_steps)
     highest = int(np.argmax(result))
@@ -97,32 +91,6 @@ def test_a_training_of_any_length_rises_to_the_highest_rate_and_falls_to_no_less
 
 
 def test_drops_in_the_same_step_of_a_short_training_all_count() -> None:
-    config = PiecewiseConfig(boundaries=(0.5, 0.75), factor=0.1)
+    config = Piecewise(boundaries=(0.5, 0.75), factor=0.1)
     np.testing.assert_allclose(rates(config, 2), [PEAK, PEAK * 0.01], rtol=1e-5)
     np.testing.assert_allclose(rates(config, 1), [PEAK], rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", get_args(ModelKind))
-def test_only_the_chosen_network_decides(kind: ModelKind) -> None:
-    config = train_config(model=kind)
-    network = config.model_config(SHAPE, NUM_CLASSES)
-    blocks = {"mlp": network.mlp, "cnn": network.cnn}
-    assert blocks == {name: getattr(config, name) if name == kind else None for name in blocks}
-    assert (network.kind, network.precision) == (kind, config.precision)
-    assert (network.image_shape, network.num_classes) == (SHAPE, NUM_CLASSES)
-    other_values = {name: dataclasses.replace(getattr(config, name), hidden=(7, 7)) for name in blocks if name != kind}
-    assert dataclasses.replace(config, **other_values).model_config(SHAPE, NUM_CLASSES) == network
-
-
-@pytest.mark.parametrize("kind", get_args(OptimizerKind))
-def test_only_the_chosen_optimizer_decides(kind: OptimizerKind) -> None:
-    config = train_config(optimizer=kind)
-    assert config.optimizer_config().rule is getattr(config, kind)
-    other_values = {name: faster(config, name) for name in get_args(OptimizerKind) if name != kind}
-    assert dataclasses.replace(config, **other_values).optimizer_config() == config.optimizer_config()
-    assert dataclasses.replace(config, **{kind: faster(config, kind)}).optimizer_config() != config.optimizer_config()
-
-
-def faster(config: TrainConfig, optimizer: str) -> object:
-    rule = getattr(config, optimizer)
-    return dataclasses.replace(rule, learning_rate=2 * rule.learning_rate)

@@ -7,35 +7,36 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import CNN, NUM_CLASSES, cases, random_split, seed_keys, train_config
+from factories import NUM_CLASSES, OPTIMIZERS, SCHEDULES, SMALL_CNN, cases, random_split, seed_keys, train_config
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.data import AugmentationConfig, Split
 from gradtrail.core.nn.arithmetic import Precision
-from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, replicated
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.loss_scaling import LossScalingConfig
-from gradtrail.core.train.optimizers import OptimizerKind, SGDConfig
-from gradtrail.core.train.schedules import ScheduleKind, make_schedule
+from gradtrail.core.train.optimizers import SGD
+from gradtrail.core.train.schedules import learning_rate
 from gradtrail.core.train.step import StepRecord, TrainState, make_init, make_step
 
 Run: TypeAlias = tuple[list[TrainState], StepRecord]  # the states, the initial one first, and the stacked records
 SPLIT = random_split(10)
 ORDER = np.array([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, PADDING, PADDING]] * 2, np.int32)
 PLAIN = {
-    "sgd": SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=False),
+    "optimizer": SGD(learning_rate=0.1, momentum=0.0, nesterov=False),
     "clip_norm": None,
 }  # moves by rate × gradient
 NOISY = train_config(
-    mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5),
+    model=MLP(hidden=(5,), activation="relu", dropout=0.5),
     augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
     schedule="constant",
     average_decay=0.3,  # from the fourth step on; before, the stride is longer
@@ -131,7 +132,7 @@ def test_part_norm_is_the_root_mean_square_over_parts() -> None:
 @pytest.mark.parametrize("accumulation_steps", cases([1, 2], fast=[2]))
 def test_tiles_change_rounding_alone(accumulation_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The norms of the parts are of whole parts, in however many tiles these are worked."""
-    config = dataclasses.replace(NOISY, model="cnn", cnn=CNN, accumulation_steps=accumulation_steps)
+    config = dataclasses.replace(NOISY, model=SMALL_CNN, accumulation_steps=accumulation_steps)
     whole = run(config)
     monkeypatch.setattr(Model, "tile_size", lambda *_: 1)
     compiled.cache_clear()
@@ -164,8 +165,8 @@ def test_the_average_moves_towards_the_parameters_in_strides_that_shorten() -> N
 @pytest.mark.parametrize("noise", ["dropout", "augmentation"])
 def test_random_draws_differ_between_steps_and_rows(noise: str) -> None:
     """At a rate so small that no weight moves, the loss of one batch changes by what is drawn alone."""
-    still = train_config(schedule="constant", sgd=SGDConfig(learning_rate=1e-30, momentum=0.0, nesterov=False))
-    part = {"dropout": "mlp", "augmentation": "augmentation"}[noise]
+    still = train_config(schedule="constant", optimizer=SGD(learning_rate=1e-30, momentum=0.0, nesterov=False))
+    part = {"dropout": "model", "augmentation": "augmentation"}[noise]
     config = dataclasses.replace(still, **{part: getattr(NOISY, part)})
     batch = np.array([0, 0, 0, 0], np.int32)
     states, records = run(config, np.tile(batch, (3, 1)))
@@ -208,28 +209,24 @@ def test_overflow_skips_the_step_lowers_the_scale_and_does_not_count_for_the_rat
 @pytest.fixture(scope="module")
 def on_digits(digits: Split) -> Callable[..., Run]:
     """Train for eight epochs, each combination once."""
-    base = train_config()
-    config = train_config(
-        batch_size=32,
-        mlp=MLPConfig(hidden=(32,), activation="relu", dropout=0.0),
-        lion=dataclasses.replace(base.lion, learning_rate=0.003),
-        muon=dataclasses.replace(base.muon, learning_rate=0.05),
-    )
+    config = train_config(batch_size=32, model=MLP(hidden=(32,), activation="relu", dropout=0.0))
+    rates = {"lion": 0.003, "muon": 0.05}
     rng, padding = np.random.default_rng(0), np.full(8, PADDING)
     epochs = [np.append(rng.permutation(600), padding).reshape(19, 32) for _ in range(8)]
     order = np.concatenate(epochs).astype(np.int32)
 
     @functools.cache
-    def train(optimizer: OptimizerKind, precision: Precision) -> Run:
+    def train(name: str, precision: Precision) -> Run:
+        optimizer = OPTIMIZERS[name]
+        rate = rates.get(name, optimizer.learning_rate)
+        optimizer = dataclasses.replace(optimizer, learning_rate=rate)
         return run(dataclasses.replace(config, optimizer=optimizer, precision=precision), order, digits, num_classes=10)
 
     return train
 
 
-@pytest.mark.parametrize("optimizer", get_args(OptimizerKind))
-def test_the_loss_falls_on_real_digits_with_every_optimizer(
-    optimizer: OptimizerKind, on_digits: Callable[..., Run]
-) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_loss_falls_on_real_digits_with_every_optimizer(optimizer: str, on_digits: Callable[..., Run]) -> None:
     states, records = on_digits(optimizer, "float32")
     first, last = np.mean(records.loss.reshape(8, 19), axis=1)[[0, -1]]
     assert last < first / 2
@@ -257,11 +254,11 @@ def floats(state: TrainState) -> set[np.dtype]:
 # Schedules
 
 
-@pytest.mark.parametrize("kind", get_args(ScheduleKind))
-def test_one_override_switches_the_schedule_and_the_recorded_rate_is_the_one_applied(kind: ScheduleKind) -> None:
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_recorded_rate_is_the_one_of_the_schedule_and_is_applied(kind: str) -> None:
     """Plain gradient descent moves by rate times gradient."""
     config = train_config(**PLAIN, model="linear", schedule=kind)
-    (states, records), schedule = run(config), make_schedule(getattr(config, kind), 0.1, len(ORDER))
+    (states, records), schedule = run(config), learning_rate(SCHEDULES[kind], 0.1, len(ORDER))
     rates = [float(schedule(jnp.int32(step))) for step in range(len(ORDER))]
     np.testing.assert_allclose(records.learning_rate, rates, rtol=1e-4, atol=1e-9)
     for number, (before, after) in enumerate(itertools.pairwise(states)):

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from factories import ROOT, new_compiler, train_config
 
-from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, replicated
 from gradtrail.core.train.loop import compile_run_steps, make_program
 from gradtrail.core.train.privacy import NOT_PRIVATE
@@ -154,7 +155,7 @@ def test_flops_of_a_private_step_are_those_of_the_largest_batch(batch_size: int)
     """For each row the products of an ordinary step; norms, sums and the optimizer are small."""
     widths = (784, 256, 128, 10)
     config = train_config(
-        mlp=MLPConfig(hidden=widths[1:-1], activation="relu", dropout=0.0),
+        model=MLP(hidden=widths[1:-1], activation="relu", dropout=0.0),
         batch_size=batch_size,
         clip_norm=None,
         privacy=dataclasses.replace(NOT_PRIVATE, enabled=True),
@@ -172,7 +173,7 @@ def test_flops_of_a_private_step_are_those_of_the_largest_batch(batch_size: int)
 def test_flops_of_a_training_step_are_those_of_the_mathematics() -> None:
     """Forward, the gradient of each kernel, and that of each layer's input but the first: 2 m n k each."""
     widths, batch = (784, 256, 128, 10), 128
-    config = train_config(mlp=MLPConfig(hidden=widths[1:-1], activation="relu", dropout=0.0), batch_size=batch)
+    config = train_config(model=MLP(hidden=widths[1:-1], activation="relu", dropout=0.0), batch_size=batch)
     model = Model(config.model_config((28, 28), 10))
     cost = compile_run_steps(make_program(config, model, 1000, jax.local_devices()), compiler=new_compiler()).cost
     products = [2 * batch * before * after for before, after in itertools.pairwise(widths)]

@@ -18,7 +18,7 @@ from gradtrail.core.data import Split
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit.scores import Products
 from gradtrail.core.privacy_audit.training import AuditTrace, compile_audit
-from gradtrail.core.train.optimizers import SGDConfig
+from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.privacy_audit import tables
@@ -113,7 +113,7 @@ def private_config() -> object:
         model="linear",
         batch_size=200,
         epochs=10,
-        sgd=SGDConfig(learning_rate=0.2, momentum=0.0, nesterov=False),
+        optimizer=SGD(learning_rate=0.2, momentum=0.0, nesterov=False),
         schedule="constant",
         clip_norm=None,
         privacy=dataclasses.replace(NOT_PRIVATE, enabled=True),

@@ -17,7 +17,7 @@ import pytest
 from factories import dataset_info, make_engine, model_config, private_config, random_split, train_config
 from scipy import stats
 
-from gradtrail.core.nn.models import MLPConfig
+from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.keys import keys_of
@@ -36,7 +36,7 @@ from gradtrail.support.signals import Stopped
 SPLIT = random_split(10)  # three steps an epoch
 CONFIGS = {
     "much at once": train_config(
-        mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5),
+        model=MLP(hidden=(5,), activation="relu", dropout=0.5),
         average_decay=0.9,
         precision="float16",
         accumulation_steps=2,
@@ -202,7 +202,7 @@ def test_trainings_with_one_secret_have_secrets_of_their_own_and_members_the_sam
     assert len({secret, *other_secrets}) == 4
 
 
-CONFIG = train_config(mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5), epochs=2, keep_epochs=(0, 1))
+CONFIG = train_config(model=MLP(hidden=(5,), activation="relu", dropout=0.5), epochs=2, keep_epochs=(0, 1))
 
 
 def train(config: TrainConfig, to: Path, checkpoints: Path | None = None, *, chunks: int | None = None) -> Path:

@@ -7,27 +7,12 @@ from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE_SHARE, SEED,
 from gradtrail.core.config import MAX_GALLERY
 from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.arithmetic import Precision
-from gradtrail.core.nn.models import CNNConfig, MLPConfig
+from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.train.config import VARIED, TrainConfig
 from gradtrail.core.train.loss_scaling import LossScalingConfig
-from gradtrail.core.train.optimizers import (
-    AdamConfig,
-    AdamWConfig,
-    LionConfig,
-    MuonConfig,
-    ScheduleFreeConfig,
-    SGDConfig,
-)
+from gradtrail.core.train.optimizers import AdamW
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.core.train.schedules import (
-    ConstantConfig,
-    CosineConfig,
-    ExponentialConfig,
-    LinearConfig,
-    OneCycleConfig,
-    PiecewiseConfig,
-    WarmupCosineConfig,
-)
+from gradtrail.core.train.schedules import OneCycle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +56,7 @@ class AuditConfig:
         return self.folds * self.rounds
 
     def train_config(self) -> TrainConfig:
-        """Return the training of one network: a small CNN, with AdamW and the one-cycle schedule.
-
-        The blocks of kinds that are not chosen are required but have no effect.
-        """
-        rate = self.learning_rate
-        moments = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
+        """Return the training of one network: a small CNN, with AdamW and the one-cycle schedule."""
         return TrainConfig(
             seed=self.seed,
             members=1,
@@ -86,9 +66,7 @@ class AuditConfig:
             accumulation_steps=1,
             shards=1,
             reduction="ordered",
-            model="cnn",
-            mlp=MLPConfig(hidden=self.hidden, activation="relu", dropout=0.0),
-            cnn=CNNConfig(
+            model=CNN(
                 channels=self.channels,
                 convolutions=1,
                 kernel_size=3,
@@ -104,21 +82,10 @@ class AuditConfig:
                 initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
             ),
             remat=False,
-            optimizer="adamw",
-            sgd=SGDConfig(learning_rate=rate, momentum=0.9, nesterov=True),
-            adam=AdamConfig(learning_rate=rate, **moments),
-            adamw=AdamWConfig(learning_rate=rate, weight_decay=self.weight_decay, **moments),
-            lion=LionConfig(learning_rate=rate, b1=0.9, b2=0.99, weight_decay=1.0),
-            muon=MuonConfig(learning_rate=rate, adam_learning_rate=rate, beta=0.95, weight_decay=0.1),
-            schedule_free=ScheduleFreeConfig(learning_rate=rate, warmup_fraction=0.1, weight_decay=0.1, **moments),
-            schedule="one_cycle",
-            constant=ConstantConfig(warmup_fraction=0.0),
-            cosine=CosineConfig(end_fraction=0.0),
-            warmup_cosine=WarmupCosineConfig(warmup_fraction=0.1, end_fraction=0.0),
-            linear=LinearConfig(end_fraction=0.0),
-            exponential=ExponentialConfig(end_fraction=0.01),
-            piecewise=PiecewiseConfig(factor=0.1, boundaries=(0.5,)),
-            one_cycle=OneCycleConfig(warmup_fraction=0.3, div_factor=25.0, final_div_factor=10_000.0),
+            optimizer=AdamW(
+                learning_rate=self.learning_rate, b1=0.9, b2=0.999, eps=1e-8, weight_decay=self.weight_decay
+            ),
+            schedule=OneCycle(warmup_fraction=0.3, div_factor=25.0, final_div_factor=10_000.0),
             clip_norm=1.0,
             average_decay=None,
             label_smoothing=0.0,

@@ -27,9 +27,9 @@ _FAINT = 1e-6  # added to ‖h‖², before products are divided by it
 _TINY = 1e-9  # added to squares before a root or a quotient, so that an image of one gray level has no NaN
 
 
-def num_features(kind: FeaturesKind, image_shape: tuple[int, int]) -> int:
-    """Return the number of features of an image, which is that of its pixels except for `oriented_gradients`."""
-    return NUM_FEATURES if kind == "oriented_gradients" else math.prod(image_shape)
+def features_shape(kind: FeaturesKind, image_shape: tuple[int, int]) -> tuple[int, ...]:
+    """Return the shape of the features of an image, which is that of its pixels except for `oriented_gradients`."""
+    return (NUM_FEATURES,) if kind == "oriented_gradients" else image_shape
 
 
 def require_pixels(model: str, features: FeaturesKind) -> None:
@@ -41,14 +41,12 @@ def require_pixels(model: str, features: FeaturesKind) -> None:
         )
 
 
-def pixels_of(images: Float[Array, "batch height width"], kind: FeaturesKind) -> Float[Array, "batch height width"]:
-    """Return the images as the network gets them."""
-    return straightened(images) if kind == "straightened_pixels" else images
-
-
-def oriented_gradients(images: Float[Array, "batch height width"]) -> Float[Array, "batch features"]:
-    """Return the `gradient_features` of the `straightened` images."""
-    return gradient_features(straightened(images))
+def features_of(images: Float[Array, "batch height width"], kind: FeaturesKind) -> Float[Array, "batch ..."]:
+    """Return what the network gets of the images; oriented gradients are `gradient_features` of straightened ones."""
+    if kind == "none":
+        return images
+    upright = straightened(images)
+    return gradient_features(upright) if kind == "oriented_gradients" else upright
 
 
 def straightened(images: Float[Array, "batch height width"]) -> Float[Array, "batch height width"]:

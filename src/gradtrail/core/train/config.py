@@ -1,46 +1,22 @@
-"""The section `train` of `params.yaml`. The blocks of all kinds are listed, so one override switches the kind."""
+"""The section `train` of `params.yaml`.
+
+The fields `model`, `optimizer` and `schedule` hold the config of the kind that is chosen. `params.yaml` has the blocks
+of all kinds beside the name of the chosen one, so that one override switches the kind.
+"""
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from gradtrail.core.common.validation import (
-    AT_LEAST_ONE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    POSITIVE_SHARE,
-    SEED,
-    SHARE,
-    check_fields,
-)
+from gradtrail.core.config import Bounds, Count, CountOrZero, Positive, PositiveShare, Seed, Share, config
 from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.features import FeaturesKind, require_pixels
-from gradtrail.core.nn.models import CNNConfig, MLPConfig, ModelConfig, ModelKind
+from gradtrail.core.nn.models import ModelConfig, Network
 from gradtrail.core.train.loss_scaling import LossScalingConfig
-from gradtrail.core.train.optimizers import (
-    AdamConfig,
-    AdamWConfig,
-    LionConfig,
-    MuonConfig,
-    OptimizerConfig,
-    OptimizerKind,
-    RuleConfig,
-    ScheduleFreeConfig,
-    SGDConfig,
-)
+from gradtrail.core.train.optimizers import Optimizer
 from gradtrail.core.train.privacy import PrivacyConfig
-from gradtrail.core.train.schedules import (
-    ConstantConfig,
-    CosineConfig,
-    ExponentialConfig,
-    LinearConfig,
-    OneCycleConfig,
-    PiecewiseConfig,
-    ScheduleConfig,
-    ScheduleKind,
-    WarmupCosineConfig,
-)
+from gradtrail.core.train.schedules import Schedule
 
 ReductionKind = Literal["ordered", "fastest"]
 Varied = Literal["initialization", "order", "augmentation", "dropout"]  # purposes, as in `MemberSeeds`
@@ -63,74 +39,42 @@ class MemberSeeds:
         return cls(**dict.fromkeys(VARIED, seed))
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class TrainConfig:
     """A training: network, optimizer, schedule and everything else that determines its result."""
 
-    seed: int  # seed of the initial weights, the order of the examples, dropout and augmentation
-    members: int  # number of networks, with the seeds `seed`, `seed + 1` and so on
+    seed: Seed  # seed of the initial weights, the order of the examples, dropout and augmentation
+    members: Annotated[int, Bounds(at_least=1, at_most=256)]  # networks, with the seeds `seed`, `seed + 1` and so on
     vary: tuple[Varied, ...]  # purposes that use the seed of the member; all others use `seed` in every member
-    epochs: int  # largest number of passes over the training split
-    batch_size: int  # number of examples per optimizer step; the last batch of an epoch may be smaller
-    # number of parts of each batch, computed one after the other; the gradient is that of the whole batch, the memory
-    # that of one part
-    accumulation_steps: int
-    # number of devices that each batch is split over; their sums are added up. Another number changes rounding alone.
-    shards: int
+    epochs: Annotated[int, Bounds(at_least=1, at_most=100_000)]  # JAX counts the steps in int32
+    batch_size: Count  # examples per optimizer step; the last batch of an epoch may be smaller
+    # parts of each batch, computed one after the other: the gradient is that of the whole batch, the memory that of one
+    accumulation_steps: Count
+    # devices that each batch is split over; their sums are added up. Another number changes rounding alone.
+    shards: Annotated[int, Bounds(at_least=1, at_most=1024)]
     # order of the sums over shards: that of the shards, with the same bits on any number of processes, or that of
     # XLA, which is faster within one process
-    reduction: ReductionKind
-    model: ModelKind
-    mlp: MLPConfig
-    cnn: CNNConfig
+    reduction: Literal["ordered", "fastest"]
+    model: Network
     features: FeaturesKind
     precision: Precision
-    loss_scaling: LossScalingConfig  # config of the loss scale, for `precision: float16` only
+    loss_scaling: LossScalingConfig  # for `precision: float16` only
     remat: bool  # True if the backward pass recomputes activations instead of storing them
-    optimizer: OptimizerKind
-    sgd: SGDConfig
-    adam: AdamConfig
-    adamw: AdamWConfig
-    lion: LionConfig
-    muon: MuonConfig
-    schedule_free: ScheduleFreeConfig
-    schedule: ScheduleKind
-    constant: ConstantConfig
-    cosine: CosineConfig
-    warmup_cosine: WarmupCosineConfig
-    linear: LinearConfig
-    exponential: ExponentialConfig
-    piecewise: PiecewiseConfig
-    one_cycle: OneCycleConfig
-    clip_norm: float | None  # global norm to which larger gradients are scaled down; None for no clipping
+    optimizer: Optimizer
+    schedule: Schedule
+    clip_norm: Positive | None  # global norm to which larger gradients are scaled down; None for no clipping
     # decay of the moving average of the weights, which is then evaluated and kept instead of them; None for none
-    average_decay: float | None
-    label_smoothing: float  # share of the target that is spread evenly over all classes
+    average_decay: PositiveShare | None
+    label_smoothing: Share  # share of the target that is spread evenly over all classes
     augmentation: AugmentationConfig
     privacy: PrivacyConfig
-    # epochs whose weights are kept for analyses; 0 is before training, and epochs that the training does not reach
-    # are ignored
-    keep_epochs: tuple[int, ...]
-    # number of epochs without a better validation accuracy after which the training ends; None for no early stopping
-    patience: int | None
+    # epochs whose weights are kept for analyses; 0 is before training, later ones than the last are ignored
+    keep_epochs: tuple[CountOrZero, ...]
+    patience: Count | None  # epochs without a better validation accuracy that end the training; None for no limit
 
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            seed=SEED,
-            members={**AT_LEAST_ONE, "at_most": 256},
-            epochs={"at_least": 1, "at_most": 100_000},  # JAX counts the steps in int32
-            batch_size=AT_LEAST_ONE,
-            accumulation_steps=AT_LEAST_ONE,
-            shards={**AT_LEAST_ONE, "at_most": 1024},
-            label_smoothing=SHARE,
-            clip_norm=POSITIVE,
-            average_decay=POSITIVE_SHARE,
-            patience=AT_LEAST_ONE,
-            keep_epochs=NOT_NEGATIVE,
-        )
-        require_pixels(self.model, self.features)
-        if (most := SEED["below"] - self.seed) < self.members:
+    def check(self) -> None:
+        require_pixels(self.model.kind, self.features)
+        if (most := 2**32 - self.seed) < self.members:
             raise ValueError(f"members must be at most {most:,} with seed {self.seed:,}, got {self.members:,}")
         if not self.vary or len({*self.vary}) < len(self.vary):
             raise ValueError(f"vary must name at least one of {', '.join(VARIED)}, each once, got {[*self.vary]}")
@@ -146,9 +90,9 @@ class TrainConfig:
         if (part := self.batch_size // self.accumulation_steps) % self.shards:
             name = "batch_size" if self.accumulation_steps == 1 else "batch_size / accumulation_steps"
             raise ValueError(f"shards must divide {name}, {part}, got {self.shards}")
-        if self.average_decay is not None and self.optimizer == "schedule_free":
+        if self.average_decay is not None and self.optimizer.averages:
             raise ValueError(
-                f"average_decay must be null with optimizer schedule_free, which averages by itself, "
+                f"average_decay must be null with optimizer {self.optimizer.kind}, which averages by itself, "
                 f"got {self.average_decay}"
             )
         if self.privacy.enabled:
@@ -170,18 +114,12 @@ class TrainConfig:
     def model_config(self, image_shape: tuple[int, int], num_classes: int) -> ModelConfig:
         """Return the config of the network for a data set's image shape and number of classes."""
         return ModelConfig(
-            kind=self.model,
-            mlp=self.mlp if self.model == "mlp" else None,
-            cnn=self.cnn if self.model == "cnn" else None,
+            network=self.model,
             features=self.features,
             precision=self.precision,
             image_shape=image_shape,
             num_classes=num_classes,
         )
-
-    def optimizer_config(self) -> OptimizerConfig:
-        """Return the config of clipping, optimizer and schedule."""
-        return OptimizerConfig(rule=self._rule(), schedule=self._schedule(), clip_norm=self.clip_norm)
 
     @property
     def scales_loss(self) -> bool:
@@ -216,28 +154,4 @@ class TrainConfig:
         """Purposes that draw random numbers under these params."""
         purposes: set[Varied] = {"initialization", "order"}
         purposes |= {"augmentation"} if self.augmentation.enabled else set()
-        dropout = {"mlp": self.mlp.dropout, "cnn": self.cnn.dropout}.get(self.model, 0.0)
-        return purposes | ({"dropout"} if dropout else set())
-
-    def _rule(self) -> RuleConfig:
-        rules: dict[OptimizerKind, RuleConfig] = {
-            "sgd": self.sgd,
-            "adam": self.adam,
-            "adamw": self.adamw,
-            "lion": self.lion,
-            "muon": self.muon,
-            "schedule_free": self.schedule_free,
-        }
-        return rules[self.optimizer]
-
-    def _schedule(self) -> ScheduleConfig:
-        schedules: dict[ScheduleKind, ScheduleConfig] = {
-            "constant": self.constant,
-            "cosine": self.cosine,
-            "warmup_cosine": self.warmup_cosine,
-            "linear": self.linear,
-            "exponential": self.exponential,
-            "piecewise": self.piecewise,
-            "one_cycle": self.one_cycle,
-        }
-        return schedules[self.schedule]
+        return purposes | ({"dropout"} if self.model.dropout else set())

@@ -185,7 +185,7 @@ def make_program(
         records=functools.partial(empty_records, config, steps_per_epoch, by_row),
         num_keys=len(VARIED) + config.privacy.enabled,
         evaluation_params=functools.partial(params_to_evaluate, config),
-        averages=config.optimizer == "schedule_free",
+        averages=config.optimizer.averages,
         order=order,
         run_steps=functools.partial(stepping.run_steps, stepping.with_record(step_at, put_record)),
         step=step,

@@ -5,34 +5,27 @@ and lowers the scale; enough finite steps in a row raise it.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE, POSITIVE_SHARE, check_fields
-from gradtrail.core.config import LARGEST
+from gradtrail.core.config import LARGEST, Bounds, Count, Positive, PositiveShare, config
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class LossScalingConfig:
     """Initial value and changes of the scale; used with `precision: float16` only."""
 
-    initial: float  # scale of the first step
-    growth_factor: float  # factor of the scale after `growth_interval` finite steps in a row
-    backoff_factor: float  # factor of the scale after a step that is not finite
-    growth_interval: int  # number of finite steps after which the scale grows
-    minimum: float  # lower bound of the scale
+    initial: Annotated[float, Bounds(above=0, at_most=2.0**127)]  # scale of the first step
+    growth_factor: Annotated[float, Bounds(above=1, at_most=LARGEST)]  # after `growth_interval` finite steps in a row
+    backoff_factor: PositiveShare  # factor of the scale after a step that is not finite
+    growth_interval: Count
+    minimum: Positive  # lower bound of the scale
 
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            minimum=POSITIVE,
-            initial={"at_least": self.minimum, "at_most": 2.0**127},
-            growth_factor={"above": 1, "at_most": LARGEST},
-            backoff_factor=POSITIVE_SHARE,
-            growth_interval=AT_LEAST_ONE,
-        )
+    def check(self) -> None:
+        Bounds(at_least=self.minimum, at_most=2.0**127).check("initial", self.initial)
 
 
 @jax.tree_util.register_dataclass

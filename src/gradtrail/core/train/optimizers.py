@@ -1,7 +1,10 @@
-"""From gradients to updates: clipping, then an optimizer of Optax with its own peak learning rate."""
+"""Optimizers of Optax: from gradients to updates.
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+An optimizer is a config with the peak of its learning rate and `make(schedule, num_steps)`. Weight decay is per step,
+times the learning rate; biases and norms are exempt.
+"""
+
+from typing import ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,129 +12,145 @@ import optax
 from jaxtyping import Array, Float, PyTree
 from optax import contrib
 
-from gradtrail.core.common.validation import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, check_fields
+from gradtrail.core.config import NotNegative, Positive, PositiveShare, Share, config
 from gradtrail.core.nn.models import Params
-from gradtrail.core.train.muon import muon
-from gradtrail.core.train.schedules import ConstantConfig, ScheduleConfig, make_schedule
-
-OptimizerKind = Literal["sgd", "adam", "adamw", "lion", "muon", "schedule_free"]
+from gradtrail.core.train.schedules import Constant, Schedule, learning_rate
 
 
-@dataclass(frozen=True, kw_only=True)
-class SGDConfig:
+@config
+class _Optimizer:
+    """What the optimizers have in common."""
+
+    averages: ClassVar = False  # True if the parameters to evaluate are an average that the optimizer keeps
+    learning_rate: Positive  # peak of the schedule
+
+    def rate(self, schedule: Schedule, num_steps: int) -> optax.Schedule:
+        """Return the learning rate as a function of the step, from 0, in a training of `num_steps`."""
+        return learning_rate(schedule, self.learning_rate, num_steps)
+
+    def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
+        """Return the transformation from gradients to updates."""
+        raise NotImplementedError
+
+    def evaluation_params(self, opt_state: PyTree, params: Params) -> Params:  # noqa: ARG002
+        """Return the parameters to evaluate."""
+        return params
+
+
+@config
+class SGD(_Optimizer):
     """Stochastic gradient descent."""
 
-    learning_rate: float  # peak of the schedule
-    momentum: float  # decay of the running sum of gradients; 0 for none
-    nesterov: bool  # True to look ahead by one step of momentum
+    kind: ClassVar = "sgd"
+    momentum: Share  # decay of the running sum of gradients; 0 for none
+    nesterov: bool
 
-    def __post_init__(self) -> None:
-        check_fields(self, learning_rate=POSITIVE, momentum=SHARE)
+    def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
+        return optax.sgd(self.rate(schedule, num_steps), momentum=self.momentum or None, nesterov=self.nesterov)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdamConfig:
+@config
+class Adam(_Optimizer):
     """Adam (Kingma and Ba, arXiv 1412.6980)."""
 
-    learning_rate: float  # peak of the schedule
-    b1: float  # decay of the first moment
-    b2: float  # decay of the second moment
-    eps: float  # constant added to the root of the second moment
+    kind: ClassVar = "adam"
+    b1: Share  # decay of the first moment
+    b2: Share  # decay of the second moment
+    eps: Positive  # added to the root of the second moment
 
-    def __post_init__(self) -> None:
-        check_fields(self, learning_rate=POSITIVE, b1=SHARE, b2=SHARE, eps=POSITIVE)
+    def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
+        return optax.adam(self.rate(schedule, num_steps), b1=self.b1, b2=self.b2, eps=self.eps)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdamWConfig(AdamConfig):
+@config
+class AdamW(_Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101)."""
 
-    weight_decay: float  # decay per step, times the learning rate; biases and norms are exempt
+    kind: ClassVar = "adamw"
+    b1: Share  # decay of the first moment
+    b2: Share  # decay of the second moment
+    eps: Positive  # added to the root of the second moment
+    weight_decay: NotNegative
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fields(self, weight_decay=NOT_NEGATIVE)
+    def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
+        rate = self.rate(schedule, num_steps)
+        return optax.adamw(rate, self.b1, self.b2, self.eps, weight_decay=self.weight_decay, mask=_is_kernel)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LionConfig:
+@config
+class Lion(_Optimizer):
     """Lion (Chen et al., arXiv 2302.06675), whose learning rate should be 3 to 10 times smaller than that of Adam."""
 
-    learning_rate: float  # peak of the schedule
-    b1: float  # weight of the momentum in the update, whose sign is taken
-    b2: float  # decay of the momentum
-    weight_decay: float  # decay per step, times the learning rate; biases and norms are exempt
+    kind: ClassVar = "lion"
+    b1: Share  # weight of the momentum in the update, whose sign is taken
+    b2: Share  # decay of the momentum
+    weight_decay: NotNegative
 
-    def __post_init__(self) -> None:
-        check_fields(self, learning_rate=POSITIVE, b1=SHARE, b2=SHARE, weight_decay=NOT_NEGATIVE)
+    def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
+        rate = self.rate(schedule, num_steps)
+        return optax.lion(rate, self.b1, self.b2, weight_decay=self.weight_decay, mask=_is_kernel)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MuonConfig:
+@config
+class Muon(_Optimizer):
     """Muon (Jordan, kellerjordan.github.io/posts/muon): orthogonalized momentum for kernels, Adam for the rest."""
 
-    learning_rate: float  # peak of the schedule for kernels
-    adam_learning_rate: float  # peak of the schedule for biases and norms
-    beta: float  # decay of the momentum
-    weight_decay: float  # decay per step, times the learning rate; biases and norms are exempt
+    kind: ClassVar = "muon"
+    adam_learning_rate: Positive  # peak of the schedule for biases and norms
+    beta: Share  # decay of the momentum
+    weight_decay: NotNegative
 
-    def __post_init__(self) -> None:
-        check_fields(self, learning_rate=POSITIVE, adam_learning_rate=POSITIVE, beta=SHARE, weight_decay=NOT_NEGATIVE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleFreeConfig:
-    """Schedule-free AdamW: averaging replaces the decay of the rate (Defazio et al., arXiv 2405.15682).
-
-    `schedule` is ignored. Gradients are taken at one point and the average is evaluated, see `evaluation_params`.
-    """
-
-    learning_rate: float  # constant rate after the warm-up
-    warmup_fraction: float  # share of all steps in which the rate rises linearly from 0
-    b1: float  # weight of the average in the point where gradients are taken
-    b2: float  # decay of the second moment
-    eps: float  # constant added to the root of the second moment
-    weight_decay: float  # decay per step, times the learning rate; biases and norms are exempt
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            learning_rate=POSITIVE,
-            warmup_fraction=SHARE,
-            b1=POSITIVE_SHARE,
-            b2=SHARE,
-            eps=POSITIVE,
-            weight_decay=NOT_NEGATIVE,
+    def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
+        return contrib.muon(
+            self.rate(schedule, num_steps),
+            beta=self.beta,
+            weight_decay=self.weight_decay,
+            adam_learning_rate=learning_rate(schedule, self.adam_learning_rate, num_steps),
+            muon_weight_dimension_numbers=_kernel_axes,
         )
 
 
-RuleConfig: TypeAlias = SGDConfig | AdamConfig | AdamWConfig | LionConfig | MuonConfig | ScheduleFreeConfig
+@config
+class ScheduleFree(_Optimizer):
+    """Schedule-free AdamW: averaging replaces the decay of the rate (Defazio et al., arXiv 2405.15682).
+
+    `schedule` is ignored. Gradients are taken at one point, and the average is evaluated.
+    """
+
+    kind: ClassVar = "schedule_free"
+    averages: ClassVar = True
+    warmup_fraction: Share  # fraction of all steps in which the rate rises linearly from 0
+    b1: PositiveShare  # weight of the average in the point where gradients are taken
+    b2: Share  # decay of the second moment
+    eps: Positive  # added to the root of the second moment
+    weight_decay: NotNegative
+
+    def rate(self, schedule: Schedule, num_steps: int) -> optax.Schedule:  # noqa: ARG002
+        return learning_rate(Constant(warmup_fraction=self.warmup_fraction), self.learning_rate, num_steps)
+
+    def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
+        rate = self.rate(schedule, num_steps)
+        base = optax.adamw(rate, 0.0, self.b2, self.eps, weight_decay=self.weight_decay, mask=_is_kernel)
+        return contrib.schedule_free(base, rate, b1=self.b1)
+
+    def evaluation_params(self, opt_state: PyTree, params: Params) -> Params:
+        with jax.numpy_dtype_promotion("standard"):
+            averaged: Params = contrib.schedule_free_eval_params(opt_state[-1], params)
+        return averaged
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """Clipping, optimizer and schedule."""
-
-    rule: RuleConfig  # config of the optimizer; its class is the kind
-    schedule: ScheduleConfig  # schedule of the learning rate; ignored by schedule-free
-    clip_norm: float | None  # global norm to which larger gradients are scaled down; None for no clipping
+Optimizer: TypeAlias = SGD | Adam | AdamW | Lion | Muon | ScheduleFree
 
 
-def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Return the learning rate as a function of the optimizer step, from 0, in a training of `num_steps`."""
-    schedule = config.schedule
-    if isinstance(config.rule, ScheduleFreeConfig):
-        schedule = ConstantConfig(warmup_fraction=config.rule.warmup_fraction)
-    return make_schedule(schedule, config.rule.learning_rate, num_steps)
-
-
-def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """Return the transformation from gradients to updates: clipping, then the optimizer with its schedule.
+def make_optimizer(
+    optimizer: Optimizer, schedule: Schedule, clip_norm: float | None, num_steps: int
+) -> optax.GradientTransformation:
+    """Return the transformation from gradients to updates: clipping to a global norm, then the optimizer.
 
     Optax mixes integers and floats, so it runs under standard dtype promotion whatever the caller has set.
     """
-    clipping = optax.identity() if config.clip_norm is None else _clipping(config.clip_norm)
-    init, update = optax.chain(clipping, _make_rule(config, num_steps))
+    clipping = optax.identity() if clip_norm is None else _clipping(clip_norm)
+    init, update = optax.chain(clipping, optimizer.make(schedule, num_steps))
     lenient = jax.numpy_dtype_promotion("standard")
     return optax.GradientTransformation(lenient(init), lenient(update))
 
@@ -145,36 +164,6 @@ def squared_norm(tree: PyTree[Float[Array, "..."]]) -> Float[Array, ""]:
     vectors = jax.lax.optimization_barrier([leaf.ravel() for leaf in jax.tree.leaves(tree)])
     wide = (vector.astype(jnp.float32) for vector in vectors)
     return sum((jnp.sum(vector * vector) for vector in wide), start=jnp.float32(0))
-
-
-def evaluation_params(config: OptimizerConfig, opt_state: PyTree, params: Params) -> Params:
-    """Return the parameters to evaluate: the average of schedule-free, else `params`."""
-    if isinstance(config.rule, ScheduleFreeConfig):
-        with jax.numpy_dtype_promotion("standard"):
-            averaged: Params = contrib.schedule_free_eval_params(opt_state[-1], params)
-        return averaged
-    return params
-
-
-def _make_rule(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    rate = learning_rate(config, num_steps)
-    match config.rule:
-        case SGDConfig() as rule:
-            return optax.sgd(rate, momentum=rule.momentum or None, nesterov=rule.nesterov)
-        case AdamWConfig() as rule:
-            return optax.adamw(
-                rate, b1=rule.b1, b2=rule.b2, eps=rule.eps, weight_decay=rule.weight_decay, mask=_is_kernel
-            )
-        case AdamConfig() as rule:
-            return optax.adam(rate, b1=rule.b1, b2=rule.b2, eps=rule.eps)
-        case LionConfig() as rule:
-            return optax.lion(rate, b1=rule.b1, b2=rule.b2, weight_decay=rule.weight_decay, mask=_is_kernel)
-        case MuonConfig() as rule:
-            adam_rate = make_schedule(config.schedule, rule.adam_learning_rate, num_steps)
-            return muon(rate, adam_rate, beta=rule.beta, weight_decay=rule.weight_decay)
-        case ScheduleFreeConfig() as rule:
-            base = optax.adamw(rate, b1=0.0, b2=rule.b2, eps=rule.eps, weight_decay=rule.weight_decay, mask=_is_kernel)
-            return contrib.schedule_free(base, rate, b1=rule.b1)
 
 
 def _clipping(limit: float) -> optax.GradientTransformation:
@@ -191,3 +180,13 @@ def _clipping(limit: float) -> optax.GradientTransformation:
 def _is_kernel(params: Params) -> PyTree[bool]:
     """Return the mask of weight decay, which exempts biases and norms."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def _kernel_axes(params: Params) -> PyTree[contrib.MuonDimensionNumbers | None]:
+    """Return the axes by which Muon makes a kernel a matrix: all input axes by the output axis."""
+
+    def axes(leaf: Array) -> contrib.MuonDimensionNumbers | None:
+        inputs, output = tuple(range(leaf.ndim - 1)), leaf.ndim - 1
+        return contrib.MuonDimensionNumbers(reduction_axis=inputs, output_axis=output) if inputs else None
+
+    return jax.tree.map(axes, params)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Int, Key, UInt32
 from gradtrail.core import batching
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn import losses
+from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import Clipping, clipped_grad_sum
 from gradtrail.core.train import threefry
@@ -55,7 +56,11 @@ class Mechanism:
         """Return the mechanism of a training of `num_steps`; its capacity is a multiple of tiles and shards."""
         room = batch_capacity(num_examples, config.batch_size, num_steps, delta=config.privacy.delta)
         copies, share = config.privacy.augmentation_multiplicity, config.batch_size // config.accumulation_steps
-        most = _ROWS // copies if model.config.cnn else _dense_tile(num_examples, config.batch_size, copies)
+        most = (
+            _ROWS // copies
+            if isinstance(model.config.network, CNN)
+            else _dense_tile(num_examples, config.batch_size, copies)
+        )
         tile = max(1, min(most, share // config.shards))
         step = tile * config.shards
         return cls(

@@ -19,7 +19,7 @@ from gradtrail.core.sharding import data_parallel
 from gradtrail.core.train.batch_gradient import BatchGradient, Examples, RowRecord, Rows, Shared, make_gradient
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loss_scaling import LossScale, all_finite, initial_scale, next_scale
-from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer, squared_norm
+from gradtrail.core.train.optimizers import make_optimizer, squared_norm
 from gradtrail.core.train.private import Mechanism, make_private_gradient, noised_mean
 
 
@@ -78,7 +78,7 @@ Observe = Callable[[Params, Params], PyTree]
 
 def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Array], TrainState]:
     """Return the function from keys, of initialization and of `RunKeys`, to the state before the first step."""
-    optimizer = make_optimizer(config.optimizer_config(), num_steps)
+    optimizer = make_optimizer(config.optimizer, config.schedule, config.clip_norm, num_steps)
 
     def init(keys: Key[Array, " purposes"]) -> TrainState:
         pairs = jax.vmap(jax.random.split)(keys)
@@ -116,8 +116,8 @@ def make_step(
     training has a `mechanism`. `observe` gets the parameters before the step and the gradient for the optimizer; its
     result is in the record.
     """
-    optimizer = make_optimizer(config.optimizer_config(), num_steps)
-    rate = learning_rate(config.optimizer_config(), num_steps)
+    optimizer = make_optimizer(config.optimizer, config.schedule, config.clip_norm, num_steps)
+    rate = config.optimizer.rate(config.schedule, num_steps)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     if mechanism is None:
         gradient = make_gradient(config, model, in_tiles=on_cpu)
@@ -143,7 +143,7 @@ def make_step(
         denominator = count if mechanism is None else jnp.maximum(count, 1.0)  # a Poisson-sampled batch may be empty
         shared = {"params": state.params, "scale": scale, "count": denominator}
         augmentation = keys_of_rows(state.keys.augmentation, state.step, indices) if augments else None
-        dropout = keys_of_rows(state.keys.dropout, state.step, indices) if model.config.dropout else None
+        dropout = keys_of_rows(state.keys.dropout, state.step, indices) if model.config.network.dropout else None
         rows = Rows(indices=indices, augmentation=augmentation, dropout=dropout, positions=positions)
         if positions is None:
             gradient_sums, record_of_rows = split_gradient(Shared(**shared, examples=examples), rows)
@@ -185,7 +185,7 @@ def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
     """Return the parameters to evaluate: the moving average or that of schedule-free, if any, else the trained ones."""
     if state.average is not None:
         return state.average
-    return evaluation_params(config.optimizer_config(), state.opt_state, state.params)
+    return config.optimizer.evaluation_params(state.opt_state, state.params)
 
 
 def empty_records(config: TrainConfig, num_steps: int, by_row: tuple[int, ...]) -> StepRecord:

@@ -1,6 +1,5 @@
 """Weights on disk: one self-contained safetensors file with the parameters and the model's config."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from safetensors.numpy import save
 
 from gradtrail.core.nn.models import Model, ModelConfig, Params, by_path
 from gradtrail.stages.common.dataset import DatasetInfo
-from gradtrail.stages.common.params import validate
+from gradtrail.stages.common.params import as_written, validate
 from gradtrail.support.errors import UserError, one_line
 
 _KEY = "gradtrail"  # a single key: the format keeps several in no fixed order, and equal weights must be equal bytes
@@ -37,7 +36,7 @@ class WeightsInfo:
 def write_weights(path: Path, params: Params, info: WeightsInfo) -> None:
     """Write parameters, float32, in the byte-stable, pickle-free safetensors format."""
     tensors = {name: np.asarray(leaf) for name, leaf in by_path(params).items()}
-    metadata = {**dataclasses.asdict(info), "digest": _digest(tensors)}
+    metadata = {**as_written(info), "digest": _digest(tensors)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(save(tensors, metadata={_KEY: json.dumps(metadata, sort_keys=True)}))
 

@@ -5,8 +5,11 @@ This module knows no config class: each stage passes its own. YAML is read as YA
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import json
+import types
+import typing
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -86,10 +89,79 @@ def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues =
     """
     try:
         # Via JSON, because strict mode then accepts a list as a tuple, but neither "10" nor true as a number.
-        adapter = _adapter(into, extra)  # type: ignore[arg-type] # mypy: a type variable is not hashable
-        return adapter.validate_json(json.dumps(value, default=str))
+        adapter = _adapter(_written(into), extra)  # type: ignore[arg-type] # mypy: a type variable is not hashable
+        written = adapter.validate_json(json.dumps(value, default=str))
+        result: Section = _with_kinds(into, written, name)
+        return result
     except ValidationError as error:
         raise UserError(_one_line(error.errors(), value, name)[:_MAX_LINE]) from None
+
+
+def as_written(config: Any) -> dict[str, Any]:
+    """Return the plain data that `validate` reads as this dataclass."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if hasattr(value, "kind"):
+            values |= {field.name: value.kind} | ({value.kind: as_written(value)} if dataclasses.fields(value) else {})
+        else:
+            values[field.name] = as_written(value) if dataclasses.is_dataclass(value) else value
+    return values
+
+
+def _kinds(hint: Any) -> dict[str, type]:
+    """Return the configs by name that a field may hold; empty if its value is not chosen by name.
+
+    The kinds of a field are the configs of a union that have an attribute `kind`. In YAML and JSON the field holds the
+    name, and each kind with fields has a block of its name beside it.
+    """
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else ()
+    return {part.kind: part for part in parts if hasattr(part, "kind")}
+
+
+@functools.cache
+def _written(cls: Any) -> Any:
+    """Return the dataclass of what YAML and JSON hold of `cls`, without its checks across fields."""
+    fields: list[Any] = []
+    for name, hint in _fields(cls).items():
+        kinds = _kinds(hint)
+        if kinds:
+            fields.append((name, Literal[*kinds]))
+            blocks = {kind: config for kind, config in kinds.items() if dataclasses.fields(config)}
+            fields += [(kind, config | None, None) for kind, config in blocks.items()]
+        else:
+            fields.append((name, _written(hint) if _is_config(hint) else hint))
+    has_kinds = [field[:2] for field in fields] != [*_fields(cls).items()]
+    return dataclasses.make_dataclass(cls.__name__, fields, kw_only=True) if has_kinds else cls
+
+
+def _with_kinds(cls: Any, written: Any, name: str) -> Any:
+    """Make an instance of `cls` from one of `_written(cls)`."""
+    if isinstance(written, cls):
+        return written
+    values = {}
+    for field, hint in _fields(cls).items():
+        value, kinds = getattr(written, field), _kinds(hint)
+        if kinds:
+            block = getattr(written, value) if dataclasses.fields(kinds[value]) else kinds[value]()
+            if block is None:
+                raise UserError(f"{name}.{value} is missing")
+            value = block
+        values[field] = _with_kinds(hint, value, f"{name}.{field}") if _is_config(hint) else value
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise UserError(f"{name}.{error}") from None
+
+
+def _is_config(hint: Any) -> bool:
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
+
+
+def _fields(cls: type) -> dict[str, Any]:
+    """Return the types of the fields by name, bounds included."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 class _Constructor(SafeConstructor):

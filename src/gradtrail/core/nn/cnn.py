@@ -1,0 +1,128 @@
+"""The convolutional network."""
+
+import itertools
+from typing import Annotated, ClassVar, Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from gradtrail.core.config import Bounds, ConfigError, Count, Share, config
+from gradtrail.core.names import model_name
+from gradtrail.core.nn.arithmetic import Precision, max_pool, rematerialized
+from gradtrail.core.nn.layers import (
+    ActivationKind,
+    Convolution,
+    GroupNorm,
+    LayerNorm,
+    Norm,
+    Tap,
+    activate,
+    dropout,
+    folded,
+    identity_tap,
+)
+from gradtrail.core.nn.mlp import MAX_LAYERS, DenseLayers, Width
+
+NormKind = Literal["none", "group", "layer"]
+_MAX_KERNEL = 31  # pixels; the program copies the image once per pixel of the kernel
+
+
+@config
+class CNN:
+    """Stacks of convolution, normalization and activation, each ended by max pooling of 2 × 2; then dense layers."""
+
+    kind: ClassVar = "cnn"
+    channels: tuple[Width, ...]  # channels of each stack, from the input on
+    convolutions: Count  # number of convolutions in each stack
+    kernel_size: Annotated[int, Bounds(at_least=1, at_most=_MAX_KERNEL)]  # side of each kernel in pixels, odd
+    norm: NormKind  # normalization after each convolution
+    groups: Count  # number of channel groups, for `norm: group`
+    hidden: tuple[Width, ...]  # width of each hidden dense layer
+    activation: ActivationKind  # activation of convolutions and hidden dense layers
+    dropout: Share  # probability with which a training step sets an input of a dense layer to zero
+
+    def check(self) -> None:
+        Bounds(at_least=1).check("channels: number of stacks", len(self.channels))
+        num_layers = len(self.channels) * self.convolutions + len(self.hidden)
+        Bounds(at_most=MAX_LAYERS).check("channels, convolutions and hidden: number of layers", num_layers)
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, got {self.kernel_size}")
+        if self.norm == "group" and any(count % self.groups for count in self.channels):
+            raise ValueError(f"groups must divide every one of channels {list(self.channels)}, got {self.groups}")
+
+    @property
+    def name(self) -> str:
+        return model_name(self.kind, channels=self.channels, hidden=self.hidden)
+
+    def build(
+        self, shape: tuple[int, ...], num_classes: int, *, precision: Precision, rngs: nnx.Rngs
+    ) -> "ConvolutionalNetwork":
+        """Return the network for images of this shape.
+
+        Raises:
+            ConfigError: there are so many stacks that pooling leaves no pixel.
+        """
+        height, width = (side // 2 ** len(self.channels) for side in shape)
+        if not height * width:
+            raise ConfigError(
+                f"cnn.channels: {len(self.channels)} stacks, each of which halves the image, "
+                f"leave nothing of {shape[0]} × {shape[1]} pixels"
+            )
+        widths = [self.channels[-1] * height * width, *self.hidden, num_classes]
+        return ConvolutionalNetwork(self, widths, precision=precision, rngs=rngs)
+
+    def largest_patches(self, shape: tuple[int, ...]) -> int:
+        """Return the number of scalars in one example's patches of the convolution that has the most."""
+        largest, num_inputs, (height, width) = 0, 1, shape
+        for num_outputs in self.channels:
+            widest = num_inputs if self.convolutions == 1 else max(num_inputs, num_outputs)
+            largest = max(largest, self.kernel_size**2 * widest * height * width)
+            num_inputs, height, width = num_outputs, height // 2, width // 2
+        return largest
+
+
+class Block(nnx.Module):
+    """A convolution, its normalization, and the activation; with max pooling at the end of a stack."""
+
+    def __init__(
+        self, cnn: CNN, num_inputs: int, num_outputs: int, *, pools: bool, precision: Precision, rngs: nnx.Rngs
+    ):
+        self.convolution = Convolution(cnn.kernel_size, num_inputs, num_outputs, precision, rngs=rngs)
+        self.norm: Norm | None = None
+        if cnn.norm != "none":
+            self.norm = GroupNorm(num_outputs, cnn.groups) if cnn.norm == "group" else LayerNorm(num_outputs)
+        self.activation = cnn.activation
+        self.pools = pools
+
+    def __call__(self, inputs: Float[Array, "channels height width batch"], tap: Tap) -> Array:
+        outputs = tap(self.convolution, inputs)
+        if self.norm is not None:
+            outputs = tap(self.norm, outputs)
+        outputs = max_pool(outputs) if self.pools else outputs
+        return activate(outputs, self.activation)  # after pooling, which it commutes with, it has a quarter of the work
+
+    def recomputed(self, inputs: Float[Array, "channels height width batch"]) -> Array:
+        """Apply the block; the backward pass recomputes its activations."""
+        graphdef, state = nnx.split(self)
+        return rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, identity_tap))(state, inputs)
+
+
+class ConvolutionalNetwork(DenseLayers):
+    """Stacks of convolutions, then dense layers of these widths."""
+
+    def __init__(self, cnn: CNN, widths: list[int], *, precision: Precision, rngs: nnx.Rngs):
+        channels = [1, *(count for count in cnn.channels for _ in range(cnn.convolutions))]
+        self.blocks = nnx.List(
+            Block(cnn, *pair, pools=index % cnn.convolutions == 0, precision=precision, rngs=rngs)
+            for index, pair in enumerate(itertools.pairwise(channels), start=1)
+        )
+        super().__init__(widths, cnn.activation, cnn.dropout, precision=precision, rngs=rngs)
+
+    def __call__(self, inputs: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
+        activations = jnp.moveaxis(inputs, 0, -1)[None]
+        for block in self.blocks:
+            recomputes = self.remat and tap is identity_tap
+            activations = block.recomputed(activations) if recomputes else block(activations, tap)
+        features = activations.reshape(-1, inputs.shape[0]).T
+        return self.classify(dropout(features, self.dropout, folded(key, len(self.layers))), key, tap)
