@@ -89,9 +89,10 @@ class Block(nnx.Module):
         self, cnn: CNN, num_inputs: int, num_outputs: int, *, pools: bool, precision: Precision, rngs: nnx.Rngs
     ):
         self.convolution = Convolution(cnn.kernel_size, num_inputs, num_outputs, precision, rngs=rngs)
-        self.norm: Norm | None = None
+        norm: Norm | None = None
         if cnn.norm != "none":
-            self.norm = GroupNorm(num_outputs, cnn.groups) if cnn.norm == "group" else LayerNorm(num_outputs)
+            norm = GroupNorm(num_outputs, cnn.groups) if cnn.norm == "group" else LayerNorm(num_outputs)
+        self.norm = norm
         self.activation = cnn.activation
         self.pools = pools
 
