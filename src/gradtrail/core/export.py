@@ -57,10 +57,9 @@ def forward(model: Model, num_members: int) -> Callable[[Mapping[str, Array], Im
     For one network these are softmax(logits / temperature); for several, softmax(log p / temperature) with their mean
     probabilities p, as in `evaluate`.
     """
-    template = model.abstract_params()
 
     def calibrated(tensors: Mapping[str, Array], images: Images) -> Float[Array, "batch classes"]:
-        params = jax.tree.unflatten(jax.tree.structure(template), [tensors[name] for name in by_path(template)])
+        params = model.from_paths(tensors)
         if num_members == 1:
             logits = model.apply(params, images)
         else:

@@ -48,8 +48,7 @@ def from_chunks(
         products: inner products of the chunks' summed gradients, float64.
         squares: sum of the examples' squared gradient norms by chunk, float64.
         sizes: number of examples in each chunk, at least one.
-        strata: class of each chunk; the bootstrap resamples chunks within each class.
-        samples: number of bootstrap samples.
+        strata: class of each chunk; the bootstrap resamples chunks within each class, `samples` times.
     """
     rng = np.random.default_rng(seed)
     weights = np.zeros((samples, len(sizes)))
@@ -85,8 +84,6 @@ def from_two_batch_sizes(
     Args:
         small_norm: root mean square of the norms of mean gradients over `small_size` examples each.
         large_norm: norm of the mean gradient over `large_size` examples.
-        small_size: examples in a small batch.
-        large_size: examples in the large batch.
     """
     small, large = (np.square(norm, dtype=np.float64) for norm in (small_norm, large_norm))
     trace = (small - large) / (1 / small_size - 1 / large_size)
@@ -95,15 +92,10 @@ def from_two_batch_sizes(
 
 
 def over_training(trace: Steps, squared_norm: Steps, *, windows: int) -> Float[np.ndarray, " parts"]:
-    """Return the ratio of the means of tr(Σ) and ‖G‖² in each of `windows` equal parts of a training.
-
-    The ratio is NaN if the mean estimate of ‖G‖² is not positive.
-    """
-    means = [
-        [float(np.mean(part)) for part in np.array_split(estimates, min(windows, len(estimates)))]
-        for estimates in (trace, squared_norm)
-    ]
-    return np.array([above / below if below > 0 else np.nan for above, below in zip(*means, strict=True)])
+    """Return tr(Σ) / ‖G‖² of the means in each of `windows` equal parts of a training; NaN if not positive."""
+    parts = [np.array_split(estimates, min(windows, len(estimates))) for estimates in (trace, squared_norm)]
+    means = ((float(np.mean(above)), float(np.mean(below))) for above, below in zip(*parts, strict=True))
+    return np.array([above / below if below > 0 else np.nan for above, below in means])
 
 
 def _ratio(trace: float, squared_norm: float) -> float:

@@ -112,24 +112,22 @@ class Model:
 
     def split_by_layer(self, params: Params) -> dict[str, Params]:
         """Split a pytree like the parameters by layer."""
-        parts = {}
-        for name in self.layers():
-            part = params
-            for step in name.split("/"):
-                part = part[int(step) if step.isdigit() else step]
-            parts[name] = part
+        parts: dict[str, Params] = {name: {} for name in self.layers()}
+        for path, leaf in by_path(params).items():
+            layer, _, name = path.rpartition("/")
+            parts[layer][name] = leaf
         return parts
 
     def from_layers(self, parts: Mapping[str, Params]) -> Params:
         """Join the parts of `split_by_layer` to a pytree like the parameters."""
-        params: dict[Any, Any] = {}
-        for name, part in parts.items():
-            *path, last = [int(step) if step.isdigit() else step for step in name.split("/")]
-            level = params
-            for step in path:
-                level = level.setdefault(step, {})
-            level[last] = part
-        return params
+        return self.from_paths(
+            {f"{layer}/{name}": leaf for layer, part in parts.items() for name, leaf in part.items()}
+        )
+
+    def from_paths(self, leaves: Mapping[str, Any]) -> Params:
+        """Return the parameters from their leaves by path, see `by_path`; other leaves are ignored."""
+        template = self.abstract_params()
+        return jax.tree.unflatten(jax.tree.structure(template), [leaves[path] for path in by_path(template)])
 
     def abstract_params(self) -> AbstractParams:
         """Return the parameters' shapes and dtypes, as `jax.ShapeDtypeStruct`."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -57,11 +56,9 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
     written = metadata.pop("digest", None)
     info = validate(metadata, WeightsInfo, f"{path}: {_KEY}")
     model = Model(info.model)
-    template = model.abstract_params()
-    if _digest(tensors) != written or tensors.keys() != by_path(template).keys():
+    if _digest(tensors) != written or tensors.keys() != by_path(model.abstract_params()).keys():
         raise UserError(f"{path}: its tensors are not those that were written; `dvc repro` makes it again")
-    leaves = [tensors[name] for name in by_path(template)]
-    return model, jax.tree.unflatten(jax.tree.structure(template), leaves), info
+    return model, model.from_paths(tensors), info
 
 
 def read_members(paths: Mapping[int, Path], dataset: DatasetInfo) -> Iterator[tuple[int, Model, Params, WeightsInfo]]:
