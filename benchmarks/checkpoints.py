@@ -28,7 +28,7 @@ from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common import dataset
 from gradtrail.stages.train import loop as training_runs
-from gradtrail.stages.train.checkpointing import ResumeFolder
+from gradtrail.stages.train.checkpoints import Checkpoints
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.run import TrackedRun
 from gradtrail.tracking.mlflow.training_log import TrainingLog
@@ -37,7 +37,7 @@ OFTEN_SECONDS = 2.0
 NEVER = float("inf")
 
 
-class CountedFolder(ResumeFolder):
+class CountedFolder(Checkpoints):
     """Checkpoints that are counted as they are written."""
 
     written = 0
@@ -56,7 +56,7 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     train, validation = (dataset.read_split(Path(f"data/processed/{name}.npz"), info) for name in dataset.SPLITS[:2])
     model = Model(config.model_config(info.image_shape, info.num_classes))
     compiler = Compiler(time.perf_counter)
-    engine = loop.compile_engine(loop.make_program(config, model, len(train), jax.local_devices()), compiler=compiler)
+    engine = loop.make_program(config, model, len(train), jax.local_devices()).compile(compiler)
     predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
     validate = functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels)
 

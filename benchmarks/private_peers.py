@@ -78,7 +78,7 @@ def ours(task: PrivateTask) -> Round:
     noise = {"ordinary": None, "noiseless": 0.0, "private": NOISE_MULTIPLIER}[task.method]
     model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES))
     program = loop.make_program(config, model, EXAMPLES, jax.local_devices(), noise)
-    engine = loop.compile_engine(program, compiler=Compiler(time.perf_counter))
+    engine = program.compile(Compiler(time.perf_counter))
     state, records = engine.init(keys_of(config.seeds_of(config.seed))), engine.records()
     examples = loop.on_device(*make_data(EXAMPLES), program.mesh)
     epochs = itertools.count()

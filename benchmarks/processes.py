@@ -28,6 +28,7 @@ from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.stage import Stage
+from gradtrail.support.ranks import is_follower
 
 NUM_EXAMPLES, SHAPE, NUM_CLASSES = 12_800, (28, 28), 10
 _WORK, _TOLD = "benchmarks.processes", "GRADTRAIL_BENCHMARK_RATE"  # the worker, and the file that gets its rate
@@ -39,17 +40,17 @@ def work(shards: int, reduction: ReductionKind, steps: int) -> None:
 
     from gradtrail.core.nn.models import Model
     from gradtrail.core.train import loop
-    from gradtrail.stages.common.processes import join
+    from gradtrail.stages.common import processes
     from gradtrail.stages.common.setup import cached_compiler
 
     stage = Stage("train")
     stage.set_up()
-    processes = join(60.0)
+    processes.join(60.0)
     found = load_section("train", TrainConfig)
     config = dataclasses.replace(found, shards=shards, reduction=reduction, privacy=NOT_PRIVATE)
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
     program = loop.make_program(config, model, NUM_EXAMPLES, processes.devices(shards))
-    engine = loop.compile_engine(program, compiler=cached_compiler(stage.runtime))
+    engine = program.compile(cached_compiler(stage.runtime))
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (NUM_EXAMPLES, *SHAPE), np.uint8), rng.integers(0, 10, NUM_EXAMPLES, np.int32)
     examples = loop.on_device(images, labels, engine.mesh)
@@ -63,7 +64,7 @@ def work(shards: int, reduction: ReductionKind, steps: int) -> None:
             engine.run_steps(state, records, examples, order, np.int32(0), np.int32(steps))
         )
         seconds = time.perf_counter() - started
-    if processes.is_first:
+    if not is_follower():
         Path(os.environ[_TOLD]).write_text(json.dumps(steps / seconds), encoding="utf-8")
     processes.leave()
 

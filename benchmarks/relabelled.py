@@ -30,7 +30,7 @@ class Trainer:
         self._config, self._train = dataclasses.replace(config, keep_epochs=()), train
         compiler, model = Compiler(time.perf_counter), Model(config.model_config(train.images.shape[1:], num_classes))
         program = loop.make_program(self._config, model, len(train), jax.local_devices())
-        self._engine = loop.compile_engine(program, compiler=compiler)
+        self._engine = program.compile(compiler)
         self._predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
 
     def history(self, labels: np.ndarray, seed: int) -> History:

@@ -80,7 +80,7 @@ def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
     model = Model(config.model_config(train.images.shape[1:], info.num_classes))
     program = loop.make_program(config, model, len(train), jax.local_devices())
     started = time.perf_counter()
-    engine = loop.compile_engine(program, compiler=Compiler(time.perf_counter))
+    engine = program.compile(Compiler(time.perf_counter))
     compile_seconds = time.perf_counter() - started
     predict = compile_predict(model, VALIDATION_BATCH_SIZE, compiler=Compiler(time.perf_counter))
     examples = jax.block_until_ready(loop.on_device(train.images, train.labels, program.mesh))

@@ -75,7 +75,7 @@ def main() -> None:
     def chunks(count: int, *, streamed: bool) -> Iterator[loop.Chunk]:
         sampled = sample_rows(count) if count > SAMPLE else None
         program = loop.make_program(config, model, count, jax.local_devices(), streamed=streamed, sampled=sampled)
-        engine = loop.compile_engine(program, compiler=compiler)
+        engine = program.compile(compiler)
         examples = split if streamed else loop.on_device(some.images, some.labels, program.mesh)
         return loop.train(engine, engine.init(keys_of(config.seeds_of(0))), examples, steps_per_call=100)
 

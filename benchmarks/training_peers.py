@@ -115,7 +115,7 @@ def ours(task: Task) -> Round:
     config = project_train_config(task)
     model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES), remat=config.remat)
     program = loop.make_program(config, model, task.examples, jax.local_devices())
-    engine = loop.compile_engine(program, compiler=Compiler(time.perf_counter))
+    engine = program.compile(Compiler(time.perf_counter))
     state = engine.init(keys_of(config.seeds_of(config.seed)))
     examples = loop.on_device(images, labels, program.mesh)
     chunks = loop.train(engine, state, examples, steps_per_call=engine.steps_per_epoch)

@@ -30,7 +30,7 @@ def main(stage: Stage) -> None:
 
     with tracked(stage) as run, compiling(run) as compiler:
         networks = ensemble.compile_networks(model, config, len(splits["train"]), compiler=compiler)
-        fixed = networks.engine.run_steps.cost.argument_bytes
+        fixed = networks.engine.argument_bytes
         require_memory("audit.batch_size", config.batch_size, networks.functions, fixed_bytes=fixed)
         with progress_bar("audit", planting.num_audit_visits(splits, config), unit="steps") as bar:
             out_of_fold, planted = planting.cross_validate_all(

@@ -23,10 +23,10 @@ from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.profile.variants import ProfileConfig
 from gradtrail.core.train import schedules
-from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program, on_device, train
+from gradtrail.core.train.loop import Chunk, Program, make_program, on_device, train
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, ScheduleFree
 from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
@@ -210,7 +210,7 @@ def make_engine(
     *,
     num_classes: int = NUM_CLASSES,
     noise_multiplier: float | None = None,
-) -> tuple[Engine, Examples]:
+) -> tuple[Program, Examples]:
     """Compile the training of `config` on a split, once; return it with the split on the device."""
     engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier)
     return engine, on_device(split.images, split.labels, engine.mesh)
@@ -223,11 +223,11 @@ def _compiled(
     shape: tuple[int, int],
     num_classes: int,
     noise_multiplier: float | None,
-) -> Engine:
+) -> Program:
     model = Model(config.model_config(shape, num_classes), remat=config.remat)
     noise = placeholder_noise(config.privacy) if noise_multiplier is None else noise_multiplier
     program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise)
-    return compile_engine(program, compiler=new_compiler())
+    return program.compile(new_compiler())
 
 
 def seed_keys(seed: int) -> Array:
@@ -248,7 +248,7 @@ def run_keys(seed: int) -> RunKeys:
 
 
 def run_training(
-    engine: Engine, examples: Examples, *, seed: int = 0, steps_per_call: int = 1000, state: TrainState | None = None
+    engine: Program, examples: Examples, *, seed: int = 0, steps_per_call: int = 1000, state: TrainState | None = None
 ) -> list[Chunk]:
     """Train to the end; return all chunks as copies on the host."""
     state = engine.init(seed_keys(seed)) if state is None else state

@@ -25,7 +25,7 @@ from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
+from gradtrail.core.train.loop import make_program, on_device, train
 
 SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that some devices have padding alone
 CONFIGS = {
@@ -45,7 +45,7 @@ CONFIGS = {
 
 def trained(config):
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    engine = compile_engine(make_program(config, model, len(SPLIT), jax.devices()), compiler=new_compiler())
+    engine = make_program(config, model, len(SPLIT), jax.devices()).compile(new_compiler())
     examples = on_device(SPLIT.images, SPLIT.labels, engine.mesh)
     initial = jax.device_get(engine.init(seed_keys(0)).params)
     *_, chunk = train(engine, engine.init(seed_keys(0)), examples, steps_per_call=2)
@@ -94,7 +94,7 @@ def private(shards):
     config = private_config(batch_size=16, accumulation_steps=2, shards=shards, privacy={"example_clip_norm": 0.05})
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
     program = make_program(config, model, len(SPLIT), jax.devices(), noise_multiplier=1.0)
-    engine = compile_engine(program, compiler=new_compiler())
+    engine = program.compile(new_compiler())
     state = engine.init(keys_of(config.seeds_of(0)))
     *_, chunk = train(engine, state, on_device(SPLIT.images, SPLIT.labels, engine.mesh), steps_per_call=2)
     return jax.device_get(chunk.state.params)

@@ -41,17 +41,17 @@ QUICK = {
 # checkpoints are waited for, so that there is one to go on from, however short the training is.
 STAGE_WITH_A_KILL = """
 import importlib, os, sys
-from gradtrail.stages.train.checkpointing import ResumeFolder
+from gradtrail.stages.train.checkpoints import Checkpoints
 
-tick, waited = ResumeFolder.tick, []
+save_if_due, waited = Checkpoints.save_if_due, []
 
 def waiting(self, *now):
-    tick(self, *now)
-    if self._writing is not None and len(waited) < 3:
-        waited.append(self._writing)
-        self._checkpointer.wait()
+    save_if_due(self, *now)
+    if self._manager is not None and len(waited) < 3:
+        waited.append(now)
+        self._manager.wait_until_finished()
 
-ResumeFolder.tick = waiting
+Checkpoints.save_if_due = waiting
 module, owner, name, call, first, number = sys.argv[1:]
 place = getattr(importlib.import_module(module), owner) if owner else importlib.import_module(module)
 real, calls = getattr(place, name), []
@@ -73,7 +73,7 @@ run_stage(main, "train")
 TRAIN, TRACKING = "gradtrail.stages.train", "gradtrail.tracking.mlflow"
 KILLS = {
     "at a chunk": (f"{TRACKING}.training_log", "TrainingLog", "after_chunk", 150, "before"),
-    "while a checkpoint is written": (f"{TRAIN}.checkpointing", "ResumeFolder", "_start", 2, "after"),
+    "while a checkpoint is written": (f"{TRAIN}.checkpoints", "Checkpoints", "_start", 2, "after"),
     "between the outs and their log": (f"{TRACKING}.run", "TrackedRun", "outs", 1, "before"),
     "while it waits for what is not logged": (f"{TRACKING}.run", "TrackedRun", "finish", 1, "before"),
 }
@@ -161,7 +161,7 @@ def kill_one(project: Project) -> None:
         for process in project.processes():
             with contextlib.suppress(psutil.Error):
                 states = [Path(file.path).stem for file in process.open_files() if "/locks/train-" in file.path]
-                patterns = [f"{state.removeprefix('train-')}*/step_*.digest" for state in states]
+                patterns = [f"{state.removeprefix('train-')}*/step_?????????" for state in states]
                 if any(any(resume_folder(project).glob(pattern)) for pattern in patterns):
                     process.kill()
                     return
@@ -202,7 +202,7 @@ def test_sync_and_gc_do_not_disturb_a_running_training(committed: Project, train
         while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
             assert process.poll() is None
             time.sleep(0.01)
-        assert any(resume_folder(committed).glob("*/step_*.digest"))
+        assert any(resume_folder(committed).glob("*/step_?????????"))
         committed.sync()
         committed.gradtrail("gc", "--yes")
     finally:

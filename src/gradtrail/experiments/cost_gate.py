@@ -16,7 +16,6 @@ import io
 import json
 import platform
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.loop import Engine
+from gradtrail.core.train.loop import Program
 from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.xla.compile_events import CompileLog
 from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
@@ -49,7 +48,7 @@ from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train import loop as training_runs
-from gradtrail.stages.train.checkpointing import ResumeFolder
+from gradtrail.stages.train.checkpoints import Checkpoints
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
@@ -192,14 +191,14 @@ def measure_training(config: TrainConfig, keep: Keep = _forget) -> dict[str, dic
         compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
         noise = placeholder_noise(config.privacy)
         program = loop.make_program(config, model, _NUM_EXAMPLES, jax.local_devices(), noise)
-        engine = loop.compile_engine(program, compiler=compiler)
+        engine = program.compile(compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         _train_shortly(config, engine, predict)
     keep("train", compiler)
     return _costs("train", compiler, log)
 
 
-def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunction) -> None:
+def _train_shortly(config: TrainConfig, engine: Program, predict: CompiledFunction) -> None:
     """Run two short epochs as the stage does, including its work after chunks and epochs; write nothing."""
     steps = min(_STEPS, engine.steps_per_epoch)
 
@@ -210,10 +209,12 @@ def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunctio
 
     order, validation = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES), _examples(_FEW)
     run = TrackedRun(Identity("train"), None)
-    checkpoints = ResumeFolder(None, 0.0, time.monotonic)
+    checkpoints = Checkpoints(None, 0.0)
     with contextlib.redirect_stderr(io.StringIO()):  # two short epochs
         training_runs.run(
-            dataclasses.replace(engine, epochs=2, steps_per_epoch=steps, order=order),
+            dataclasses.replace(
+                engine, config=dataclasses.replace(config, epochs=2), steps_per_epoch=steps, order=order
+            ),
             functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
             _examples(_NUM_EXAMPLES),
             dataclasses.replace(config, patience=None),

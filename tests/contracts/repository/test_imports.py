@@ -104,8 +104,8 @@ def test_resumed_training_loads_no_pickle(project: Project, no_pickle: Path, tmp
     run = "import runpy; runpy.run_module('pipeline.train', run_name='__main__')"
     # It ends at its first step by itself: it may be over before a checkpoint in the background is.
     end = "(self.save(*progress), os.kill(os.getpid(), signal.SIGKILL))"
-    patch = f"import os, signal; ResumeFolder.tick = lambda self, *progress: {end}"
-    killed = f"from gradtrail.stages.train.checkpointing import ResumeFolder; {patch}; {run}"
+    patch = f"import os, signal; Checkpoints.save_if_due = lambda self, *progress: {end}"
+    killed = f"from gradtrail.stages.train.checkpoints import Checkpoints; {patch}; {run}"
     assert "train: epoch 1 " not in run_with_real_python(killed, copy.folder, status=-signal.SIGKILL)
     assert "train: resuming after step 1, " in run_with_real_python(run, copy.folder, no_pickle)
     assert outs_of("train", copy) == expected

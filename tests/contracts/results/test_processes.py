@@ -97,7 +97,7 @@ def test_lost_process_ends_the_others_with_a_line_and_another_number_resumes_to_
     launcher = start(project, SHARDS)
     processes = processes_of(launcher, SHARDS)
     wait_for(launcher, "train: epoch 1 ")
-    while not any((project.folder / ".gradtrail" / "resume").glob("*/step_*.digest")):
+    while not any((project.folder / ".gradtrail" / "resume").glob("*/step_?????????")):
         assert launcher.poll() is None
         time.sleep(0.005)
     listening = {
@@ -154,14 +154,12 @@ def test_process_with_other_data_is_refused_in_a_line(project: Project, tmp_path
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("to", ["launcher", "process 1"])
-def test_signal_stops_all_at_one_step_with_a_checkpoint(number: signal.Signals, to: str, project: Project) -> None:
+def test_signal_stops_all_at_one_step_with_a_checkpoint(number: signal.Signals, project: Project) -> None:
     project.set("train.epochs", 40)  # so that the signal comes before the end, however busy the machine is
     whole, _ = train(project, 1)
     launcher = start(project, 2)
-    processes = processes_of(launcher, 2)
     wait_for(launcher, "train: epoch 2 ")
-    (psutil.Process(launcher.pid) if to == "launcher" else processes[1]).send_signal(number)
+    launcher.send_signal(number)
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 128 + number, output
     last = output.splitlines()[-1]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from definitions import per_example_grads, per_example_norm
-from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
+from factories import NETWORKS, NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.canaries import Canaries
@@ -31,7 +31,7 @@ from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.train.private import Mechanism
-from gradtrail.core.train.step import make_init, make_step
+from gradtrail.core.train.step import make_init, make_step, take
 
 NOISE, CLIP = 0.5, 0.3
 TRAIN = random_split(24)
@@ -96,7 +96,7 @@ def test_products_and_signals_equal_their_definition() -> None:
         (layer,) = MODEL.split_by_layer(grads).values()
         cotangent = np.asarray(layer["bias"])
         directions = own_result[:, :, None] * cotangent[:, None, :] * factor[:, None, None]
-        state, record = step(state, examples, jnp.asarray(indices))
+        state, record = step(state, take(examples, jnp.asarray(indices)))
         (inputs,) = MODEL.split_by_layer(record.observed).values()
         total = np.asarray(inputs["kernel"]) * CONFIG.batch_size / CLIP
         np.testing.assert_allclose(
@@ -108,7 +108,7 @@ def test_products_and_signals_equal_their_definition() -> None:
 @functools.cache
 def network(kind: Literal["mlp", "cnn"]) -> tuple[Model, Params, Callable[..., tuple[jax.Array, jax.Array]]]:
     """Return a network, its first parameters, and a function images, labels → products and signals."""
-    config = dataclasses.replace(CONFIG, model=kind)
+    config = dataclasses.replace(CONFIG, model=NETWORKS[kind])
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
     params = jax.jit(make_init(config, model, 1))(keys_of(SEEDS)).params
     products = functools.partial(_products, config, model)
@@ -149,10 +149,9 @@ def test_observing_changes_no_bit_of_a_step() -> None:
     state = jax.jit(make_init(CONFIG, MODEL, 3))(keys_of(SEEDS))
     examples = on_device(TRAIN.images, TRAIN.labels, mesh)
     indices = jnp.where(jnp.arange(mechanism.capacity) < 9, jnp.arange(mechanism.capacity), PADDING)
-    plain = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism))(state, examples, indices)
-    observed, record = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism, lambda _, grads: grads))(
-        state, examples, indices
-    )
+    batch = take(examples, indices)
+    plain = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism))(state, batch)
+    observed, record = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism, lambda _, grads: grads))(state, batch)
     assert plain[1].observed is None
     for one, other in zip(jax.tree.leaves(plain[0].params), jax.tree.leaves(observed.params), strict=True):
         assert np.array_equal(one, other)

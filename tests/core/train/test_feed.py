@@ -23,8 +23,8 @@ from gradtrail.core.data import AugmentationConfig, Split
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import feed
-from gradtrail.core.train.batch_gradient import Examples
-from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program, train
+from gradtrail.core.train.gradient import Examples
+from gradtrail.core.train.loop import Chunk, Program, make_program, train
 
 LARGE = random_split(WINDOW + 2 * BLOCK + 77, shape=(2, 3))  # two windows, the second of them short
 SMALL = random_split(10)  # in batches of 4: the last one holds 2
@@ -57,16 +57,16 @@ class Read:
 
 
 @functools.cache
-def streaming(name: str, split_of: str, every: int | None = None) -> Engine:
+def streaming(name: str, split_of: str, every: int | None = None) -> Program:
     split = SPLITS[split_of]
     config = CONFIGS[name]
     model = Model(config.model_config(split.images.shape[1:], NUM_CLASSES))
     sampled = None if every is None else np.arange(0, len(split), every)
     program = make_program(config, model, len(split), jax.local_devices(), streamed=True, sampled=sampled)
-    return compile_engine(program, compiler=new_compiler())
+    return program.compile(new_compiler())
 
 
-def last(engine: Engine, examples: Examples | feed.Source, *, state: Any = None, steps_per_call: int = CHUNK) -> Chunk:
+def last(engine: Program, examples: Examples | feed.Source, *, state: Any = None, steps_per_call: int = CHUNK) -> Chunk:
     state = engine.init(seed_keys(0)) if state is None else state
     *_, chunk = train(engine, state, examples, steps_per_call=steps_per_call)
     return chunk
@@ -152,7 +152,7 @@ from gradtrail.core.batching import WINDOW
 from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
-from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
+from gradtrail.core.train.loop import make_program, on_device, train
 
 SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that one shard has padding alone
 
@@ -168,7 +168,7 @@ class Source:
 def bits(config, streamed, sampled=None):
     model = Model(config.model_config(SPLIT.images.shape[1:], NUM_CLASSES))
     program = make_program(config, model, len(SPLIT), jax.devices(), streamed=streamed, sampled=sampled)
-    engine = compile_engine(program, compiler=new_compiler())
+    engine = program.compile(new_compiler())
     examples = Source() if streamed else on_device(SPLIT.images, SPLIT.labels, engine.mesh)
     *_, chunk = train(engine, engine.init(seed_keys(0)), examples, steps_per_call=50)
     shape = program.examples.images.shape

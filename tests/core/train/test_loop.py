@@ -27,8 +27,8 @@ from gradtrail.core.config import ConfigError
 from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
-from gradtrail.core.train.batch_gradient import Examples
-from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program
+from gradtrail.core.train.gradient import Examples
+from gradtrail.core.train.loop import Chunk, Program, make_program
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.step import StepRecord, TrainState
@@ -64,7 +64,7 @@ CONFIGS = {
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
 
-def compiled(name: str) -> tuple[Engine, Examples]:
+def compiled(name: str) -> tuple[Program, Examples]:
     return make_engine(CONFIGS[name], SPLIT)
 
 
@@ -200,7 +200,7 @@ def test_a_training_to_look_into_gives_the_same_figures(
     program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT), jax.devices())
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # indices then are NumPy's or Python's integers
     with debugging(True):
-        looked_into = compile_engine(program, compiler=new_compiler())
+        looked_into = program.compile(new_compiler())
         chunks = run_training(looked_into, examples, state=initial, steps_per_call=2)
     assert [(chunk.step, int(chunk.state.step)) for chunk in chunks] == [(2, 2), (3, 3), (5, 5), (6, 6)]
     for part in ("params", "opt_state"):

@@ -26,7 +26,7 @@ from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.schedules import learning_rate
-from gradtrail.core.train.step import StepRecord, TrainState, make_init, make_step
+from gradtrail.core.train.step import StepRecord, TrainState, make_init, make_step, take
 
 Run: TypeAlias = tuple[list[TrainState], StepRecord]  # the states, the initial one first, and the stacked records
 SPLIT = random_split(10)
@@ -79,7 +79,7 @@ def run_steps(step: Callable[..., Any], state: TrainState, order: np.ndarray, sp
     examples = on_device(split.images, split.labels, MESH)
     states, records = [jax.device_put(state, replicated(MESH))], []  # else the second step is compiled anew
     for indices in order:
-        state, record = step(states[-1], examples, jnp.asarray(indices))
+        state, record = step(states[-1], take(examples, jnp.asarray(indices)))
         states.append(state)
         records.append(record)
     return states, jax.tree.map(lambda *leaves: np.stack(leaves), *records)

@@ -22,7 +22,7 @@ from factories import ROOT, new_compiler, train_config
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, replicated
-from gradtrail.core.train.loop import compile_run_steps, make_program
+from gradtrail.core.train.loop import make_program
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compile_events import CompileLog
 from gradtrail.core.xla.compiler import (
@@ -162,7 +162,7 @@ def test_flops_of_a_private_step_are_those_of_the_largest_batch(batch_size: int)
     )
     model = Model(config.model_config((28, 28), 10))
     program = make_program(config, model, 1000, jax.local_devices(), 0.0)
-    cost = compile_run_steps(program, compiler=new_compiler()).cost
+    cost = program.compile_run_steps(new_compiler()).cost
     rows = jax.eval_shape(program.records).rows.indices.shape[1]
     assert rows > batch_size
     products = [2 * rows * before * after for before, after in itertools.pairwise(widths)]
@@ -175,7 +175,7 @@ def test_flops_of_a_training_step_are_those_of_the_mathematics() -> None:
     widths, batch = (784, 256, 128, 10), 128
     config = train_config(model=MLP(hidden=widths[1:-1], activation="relu", dropout=0.0), batch_size=batch)
     model = Model(config.model_config((28, 28), 10))
-    cost = compile_run_steps(make_program(config, model, 1000, jax.local_devices()), compiler=new_compiler()).cost
+    cost = make_program(config, model, 1000, jax.local_devices()).compile_run_steps(new_compiler()).cost
     products = [2 * batch * before * after for before, after in itertools.pairwise(widths)]
     assert cost.flops == pytest.approx(3 * sum(products) - products[0], rel=0.05)
     gradient = jax.grad(lambda params, images: jnp.sum(model.apply(params, images)))

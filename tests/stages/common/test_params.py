@@ -14,7 +14,7 @@ from gradtrail.core.data import PreprocessConfig
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.loop import abstract_state, make_program
+from gradtrail.core.train.loop import make_program
 from gradtrail.experiments.sections import section_configs
 from gradtrail.stages.common.params import as_written, load_section, read_yaml, validate
 from gradtrail.support.errors import UserError
@@ -85,7 +85,7 @@ SWITCHES = {"model": NETWORKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "
 def test_one_override_of_the_repositorys_params_switches_each_kind(key: str, kind: str) -> None:
     config = validate(changed(key, kind), TrainConfig, "train")
     program = make_program(config, Model(config.model_config((28, 28), 10)), 300, jax.devices())
-    assert abstract_state(program).params
+    assert program.abstract_state.params
 
 
 def test_corrections_are_on_off_or_of_the_test_split() -> None:

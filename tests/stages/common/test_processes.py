@@ -1,4 +1,4 @@
-"""The processes of a training: agreements, refusals in one line, and logs."""
+"""The processes of a training: decisions of process 0, refusals in one line, and logs."""
 
 import subprocess
 import sys
@@ -6,68 +6,84 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import free_port
 
 from gradtrail.stages.common import processes
-from gradtrail.stages.common.processes import ALONE, Processes, join
 from gradtrail.support.errors import UserError
 from gradtrail.support.ranks import refuse_followers
 
+# Each of three processes decides, meets the others, and finds out whether it has the same values as process 0.
+WORK = """
+import sys, time
+from gradtrail.core.config import ConfigError
+from gradtrail.stages.common import processes
+from gradtrail.support.errors import UserError
 
-class Client:
-    """Stands for JAX's client of the coordination service: keys and values, shared by all processes."""
-
-    def __init__(self) -> None:
-        self.values = dict[str, str]()
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        assert allow_overwrite or key not in self.values
-        self.values[key] = value
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        if key not in self.values:
-            raise RuntimeError("UNAVAILABLE: process 0 is gone")
-        return self.values[key]
-
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        return [(name, value) for name, value in self.values.items() if name.startswith(key)]
-
-
-def pair() -> tuple[Processes, Processes]:
-    client = Client()
-    return Processes(0, 2, client), Processes(1, 2, client)
-
-
-def never() -> Any:
-    raise AssertionError("process 0 alone decides")
-
-
-def test_process_0_decides_and_the_others_get_the_same_values() -> None:
-    first, second = pair()
-    for value in (None, 0.1 + 0.2, ["a", 3], {"loss": float("inf")}):
-        assert first.agreed(lambda: value) == value  # noqa: B023
-        assert second.agreed(never) == value
-    assert first.in_first_process(lambda x: x + 1)(2) == 3
-    assert second.in_first_process(never)(2) == 3
-    assert ALONE.agreed(lambda: 5) == 5
+index = int(sys.argv[1])
+processes.join(60.0)
+try:
+    processes.devices(4)
+except ConfigError as error:
+    print(error)
+devices = processes.devices(6)
+print(len(devices), [device.process_index for device in devices])
+for value in (None, 0.1 + 0.2, ["a", 3], {"loss": float("inf")}):
+    assert processes.agreed(lambda: value if index == 0 else 1 / 0) == value
+time.sleep(0.3 * index)
+processes.wait_for_all()
+processes.require_same({"params": "same"})
+try:
+    processes.require_same({"params": str(index // 2)})
+except UserError as error:
+    print(error)
+assert processes.is_connected()
+processes.leave()
+assert not processes.is_connected()
+assert processes.agreed(lambda: index) == index
+"""
 
 
-def test_signal_of_another_process_reaches_process_0() -> None:
-    first, second = pair()
-    assert first.asked_to_stop() is None
-    second.ask_to_stop(15)
-    assert first.asked_to_stop() == 15
-    assert ALONE.asked_to_stop() is None
+def test_process_0_decides_for_all_and_the_shards_are_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", f"127.0.0.1:{free_port()}")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+    workers = []
+    for index in ("0", "1", "2"):
+        monkeypatch.setenv("JAX_PROCESS_ID", index)
+        command = [sys.executable, "-c", WORK, index]
+        workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    outputs = [worker.communicate(timeout=100)[0].splitlines() for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0, 0]
+    divided = [
+        "train.shards must be a multiple of the number of processes, 3, got 4",
+        "6 [0, 0, 1, 1, 2, 2]",
+    ]
+    assert outputs[:2] == [divided] * 2
+    assert outputs[2][:2] == divided
+    (line,) = outputs[2][2:]
+    assert line.startswith("params differs from that of process 0, on ")
 
 
 def test_process_without_variables_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert join(1.0) is ALONE
+    processes.join(1.0)
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    assert join(1.0) is ALONE
+    processes.join(1.0)
+    assert not processes.is_connected()
+    assert processes.agreed(lambda: 5) == 5
+    processes.wait_for_all()
+    processes.leave()
+    with pytest.raises(SystemExit):
+        processes.exit_with(2)
+
+
+def test_variables_that_do_not_describe_the_processes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
-    with pytest.raises(UserError, match="must be whole numbers, got 'two'"):
-        join(1.0)
-    with pytest.raises(ValueError, match="two"):
-        refuse_followers("evaluate")
+    with pytest.raises(UserError, match=r"^JAX_COORDINATOR_ADDRESS, .*: invalid literal .* 'two'$"):
+        processes.join(1.0)
+
+
+def test_stage_of_one_process_refuses_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     with pytest.raises(UserError, match=r"^JAX_NUM_PROCESSES is 2, but stage evaluate runs in one process$"):
         refuse_followers("evaluate")
@@ -100,12 +116,12 @@ def test_terminal_shows_process_0_and_logs_have_library_output(
 def test_fault_of_lost_process_waits_for_heartbeat_and_bug_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    waits: list[float] = []
+    waits: list[Any] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(processes.time, "sleep", waits.append)
-    line = pair()[0].describe(ZeroDivisionError("division\nby zero"))
+    line = processes.describe_fault(ZeroDivisionError("division\nby zero"))
     assert line.startswith("ZeroDivisionError: division by zero; its traceback is in /")
     assert line.endswith("/.gradtrail/processes/0.log")
     assert not waits
-    pair()[0].describe(ValueError("Gloo AllGather failed: Connection reset by peer"))
+    processes.describe_fault(ValueError("Gloo AllGather failed: Connection reset by peer"))
     assert waits == [20]

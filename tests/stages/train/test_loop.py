@@ -27,7 +27,7 @@ from gradtrail.core.train.pytrees import add_prefix, leaves_by_name
 from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.train import figures, loop, members, tables
-from gradtrail.stages.train.checkpointing import ResumeFolder, state_on_host
+from gradtrail.stages.train.checkpoints import Checkpoints, state_on_host
 from gradtrail.stages.train.loop import TrainResult
 from gradtrail.stages.train.secret import VARIABLE, read_secret, training_secret
 from gradtrail.support.errors import UserError
@@ -78,7 +78,7 @@ def run(
     epsilons: Sequence[float] = (),
 ) -> TrainResult:
     engine, _ = make_engine(config, SPLIT)
-    checkpoints = ResumeFolder(folder, 1e9, lambda: 0.0)
+    checkpoints = Checkpoints(folder, 1e9)
     seeds = config.seeds_of(config.seed)
     member = loop.Member(seeds=seeds, checkpoints=checkpoints, secret=secret, epsilons=epsilons)
     return loop.run(engine, validate, SPLIT, config, member=member, listener=listener, steps_per_call=steps_per_call)
@@ -144,7 +144,7 @@ def test_progress_shows_epsilon_but_no_secret(capfd: pytest.CaptureFixture[str])
     run(PRIVATE, None, Listener(None), secret=SECRET, epsilons=(0.5, 0.75, 1.0))
     said = capfd.readouterr().err
     assert all(f"epsilon {spent} (" in said for spent in ("0.5", "0.75", "1"))
-    member = loop.Member(seeds=PRIVATE.seeds_of(0), checkpoints=ResumeFolder(None, 1e9, lambda: 0.0), secret=SECRET)
+    member = loop.Member(seeds=PRIVATE.seeds_of(0), checkpoints=Checkpoints(None, 1e9), secret=SECRET)
     assert SECRET not in said + repr(member)
 
 
@@ -209,8 +209,8 @@ def train(config: TrainConfig, to: Path, checkpoints: Path | None = None, *, chu
     """Train all members; return the folder of the outs."""
 
     @contextlib.contextmanager
-    def folder(seeds: MemberSeeds) -> Iterator[ResumeFolder]:
-        yield ResumeFolder(checkpoints and checkpoints / str(seeds), 1e9, lambda: 0.0)
+    def folder(seeds: MemberSeeds) -> Iterator[Checkpoints]:
+        yield Checkpoints(checkpoints and checkpoints / str(seeds), 1e9)
 
     engine, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT)
     shared = loop.Members(checkpoints=folder)

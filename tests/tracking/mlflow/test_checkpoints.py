@@ -21,7 +21,7 @@ from gradtrail.core.train.history import on_host
 from gradtrail.core.train.step import TrainState
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.dataset import SPLITS, write_processed
-from gradtrail.stages.train.checkpointing import state_on_host
+from gradtrail.stages.train.checkpoints import state_on_host
 from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.run import TrackedRun
@@ -71,7 +71,7 @@ def test_checkpoint_omits_final_weights_and_loads_to_the_bit(
 ) -> None:
     state = make_state(**changed)
     save_checkpoint(tmp_path / "checkpoint", state, make_weights(0))
-    arrays = json.loads((tmp_path / "checkpoint" / "state" / "_METADATA").read_text())["tree_metadata"]
+    arrays = json.loads((tmp_path / "checkpoint" / "_METADATA").read_text())["tree_metadata"]
     stored = {name for name in ("params", "average") if any(f"'{name}', 'layers'" in key for key in arrays)}
     assert stored == {name for name in ("params", "average") if getattr(state, name) is not None} - set(left_out)
     loaded = load_checkpoint(tmp_path / "checkpoint", make_state(**changed, step=np.int32(0)), make_weights(0))

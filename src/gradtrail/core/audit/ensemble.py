@@ -24,7 +24,7 @@ from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import Engine
+from gradtrail.core.train.loop import Program
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 BATCH_SIZE = 250  # examples per call of a trained network: a CPU's caches hold no more
@@ -35,7 +35,7 @@ class CrossValidation:
     """The compiled functions of an audit."""
 
     num_classes: int  # number of classes of the data set
-    engine: Engine  # compiled training of one network, on all folds but one
+    engine: Program  # compiled training of one network, on all folds but one
     logits: CompiledFunction  # params, images → `logits`, float32 (batch, classes)
     grad_norms: CompiledFunction  # params, images, labels → `grad_norm`, float32 (batch,): ‖∇ℓ‖₂ over all parameters
 
@@ -89,7 +89,7 @@ def compile_networks(model: Model, config: AuditConfig, num_examples: int, *, co
     params = model.abstract_params()
     return CrossValidation(
         num_classes=model.config.num_classes,
-        engine=loop.compile_engine(program, compiler=compiler),
+        engine=program.compile(compiler),
         logits=compiler.compile("logits", logits, params, images),
         grad_norms=compiler.compile("grad_norms", grad_norms, params, images, labels),
     )
@@ -163,7 +163,7 @@ def cross_validate(
 
 
 def _train(
-    engine: Engine,
+    engine: Program,
     train: Split,
     rows: Int[np.ndarray, " kept"],
     seeds: MemberSeeds,

@@ -25,10 +25,10 @@ from gradtrail.core.per_example import bounded_forward, forward_of, layer_metric
 from gradtrail.core.privacy_audit.scores import Products
 from gradtrail.core.sharding import replicated, with_sharding
 from gradtrail.core.train import loop
-from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.private import Mechanism, refuse_overflow
-from gradtrail.core.train.step import StepRecord, TrainState, make_step
+from gradtrail.core.train.step import StepRecord, TrainState, make_step, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 NOISY_STEPS = 8  # steps whose noise is recorded
@@ -71,7 +71,7 @@ class AuditProgram:
     @property
     def num_steps(self) -> int:
         """Number of optimizer steps of a training."""
-        return self.training.epochs * self.training.steps_per_epoch
+        return self.training.config.epochs * self.training.steps_per_epoch
 
 
 def compile_audit(
@@ -90,7 +90,7 @@ def compile_audit(
     """
     slots = num_examples + num_canaries
     program = loop.make_program(config, model, slots, jax.local_devices(), noise_multiplier)
-    num_steps = program.epochs * program.steps_per_epoch
+    num_steps = program.num_steps
     mechanism_of = functools.partial(Mechanism.for_training, config, model, slots, num_steps)
     step_of = functools.partial(make_step, config, model, num_steps, program.mesh)
 
@@ -100,7 +100,7 @@ def compile_audit(
         step = step_of(mechanism_of(noise_multiplier), functools.partial(_products, config, model, images, labels))
 
         def body(state: TrainState, indices: Array) -> tuple[TrainState, StepRecord]:
-            return step(state, examples, indices)
+            return step(state, take(examples, indices))
 
         return jax.lax.scan(body, state, order)
 
@@ -110,14 +110,14 @@ def compile_audit(
         )
 
         def body(state: TrainState, indices: Array) -> tuple[TrainState, PyTree]:
-            (_, without), (state, with_noise) = plain(state, examples, indices), noised(state, examples, indices)
+            batch = take(examples, indices)
+            (_, without), (state, with_noise) = plain(state, batch), noised(state, batch)
             return state, (without.observed, with_noise.observed)
 
         return jax.lax.scan(body, state, order)[1]
 
     everywhere = replicated(program.mesh)
-    state = loop.abstract_state(program)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), program.num_keys))
+    state = program.abstract_state
     index = jax.ShapeDtypeStruct((), jnp.int32)
     batches = jax.eval_shape(program.order, state.keys, index)
     few = jax.ShapeDtypeStruct((min(NOISY_STEPS, len(batches)), batches.shape[1]), jnp.int32)
@@ -131,7 +131,7 @@ def compile_audit(
         training=program,
         rate=config.batch_size / slots,
         deviation=noise_multiplier * config.privacy.example_clip_norm / config.batch_size,
-        init=compiled("init", program.init, keys),
+        init=compiled("init", program.init, program.abstract_keys),
         order=compiled("order", program.order, state.keys, index),
         epoch=compiled("watched_epoch", epoch, state, program.examples, batches, images, labels),
         noise=compiled("noise", noise, state, program.examples, few),
@@ -168,7 +168,7 @@ def run_audited_training(
     observed: list[tuple[np.ndarray, np.ndarray]] = []
     accuracy = 0.0
     noise = np.zeros((0, 0), np.float32)
-    for epoch in range(program.training.epochs):
+    for epoch in range(program.training.config.epochs):
         drawn = program.order(state.keys, np.int32(epoch))
         refuse_overflow(drawn, epoch)
         batches.append(drop_absent(np.asarray(drawn), present))

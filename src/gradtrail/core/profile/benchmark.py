@@ -21,8 +21,8 @@ from jaxtyping import Array
 from gradtrail.core import batching
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
 from gradtrail.core.sharding import replicated
-from gradtrail.core.train.batch_gradient import Examples
-from gradtrail.core.train.loop import Program, abstract_state
+from gradtrail.core.train.gradient import Examples
+from gradtrail.core.train.loop import Program
 from gradtrail.core.train.step import TrainState
 from gradtrail.core.xla.compiler import Compiler
 
@@ -278,10 +278,11 @@ class _Loop:
 
     def step_without_jit(self) -> Array:
         """Make the next step; called under `jax.disable_jit`."""
-        indices = self._order[self._done % self.program.steps_per_epoch]
-        self.state, record = self.program.step(self.state, self._examples, indices)
+        index = np.int32(self._done % self.program.steps_per_epoch)
+        state, records = self.program.recorded_step(self.state, self._records, self._examples, self._order, index)
+        self.state, self._records = jax.block_until_ready((state, records))
         self._done += 1
-        return jax.block_until_ready((self.state, record))[0].step
+        return self.state.step
 
 
 def random_state(program: Program) -> TrainState:
@@ -295,7 +296,7 @@ def random_state(program: Program) -> TrainState:
             return rng.uniform(1e-3, 0.02, leaf.shape).astype(leaf.dtype)
         return np.zeros(leaf.shape, leaf.dtype)
 
-    return jax.tree.map(draw, abstract_state(program))
+    return jax.tree.map(draw, program.abstract_state)
 
 
 def _function_time(compiled: CompiledVariant, name: str, rounds: tuple[float, ...]) -> FunctionTime:

@@ -12,7 +12,7 @@ from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.inference import compile_predict
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.loop import Program, compile_run_steps, make_program
+from gradtrail.core.train.loop import Program, make_program
 from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
@@ -123,7 +123,7 @@ def compile_variant(
     config = dataclasses.replace(config, **dataclasses.asdict(variant))
     model = Model(config.model_config(image_shape, num_classes), remat=config.remat)
     program = make_program(config, model, num_examples, devices, placeholder_noise(config.privacy))
-    functions = [compile_run_steps(program, compiler=compiler)]
+    functions = [program.compile_run_steps(compiler)]
     if not only_the_step:
         functions.append(compile_predict(model, config.batch_size, compiler=compiler))
         functions.append(compile_score(model, config.label_smoothing, config.batch_size, compiler=compiler))

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gradtrail.core.batching import PADDING
-from gradtrail.core.train.batch_gradient import RowRecord
+from gradtrail.core.train.gradient import RowRecord
 
 
 class LearningDynamics:

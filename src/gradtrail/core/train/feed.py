@@ -16,13 +16,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core.batching import BLOCK, PADDING, WINDOW, Order
-from gradtrail.core.sharding import over_batch
-from gradtrail.core.train.batch_gradient import Examples
+from gradtrail.core.sharding import AXIS
+from gradtrail.core.train.gradient import Examples
 
+_BLOCK_SPEC = PartitionSpec(None, AXIS)  # each device has a part of every batch of a block
 _ROWS = 2**15  # rows of a block of steps: 26 MB of 28 x 28 pixels
 _AHEAD = 2  # blocks of steps that are read ahead while one is computed
 
@@ -56,10 +57,15 @@ def steps_in_block(batch_size: int, steps_per_epoch: int) -> int:
     return min(steps_per_epoch, max(1, _ROWS // batch_size))
 
 
-def positions(step: Int[Array, ""], batch_size: int, steps_per_block: int, num_shards: int) -> Int[Array, " batch"]:
-    """Return the positions of a step's rows in each shard's part of a block, int32."""
-    rows_per_shard = batch_size // num_shards
-    return step % steps_per_block * rows_per_shard + jax.numpy.arange(batch_size, dtype=np.int32) % rows_per_shard
+def abstract_examples(
+    num_examples: int, image_shape: tuple[int, int], batch_size: int, steps_per_block: int | None, mesh: Mesh
+) -> Any:
+    """Return the shapes, dtypes and shardings of a split on the devices, or of a block of its batches."""
+    sharding = NamedSharding(mesh, _BLOCK_SPEC if steps_per_block else PartitionSpec())
+    leading = (steps_per_block, batch_size) if steps_per_block else (num_examples,)
+    images: Any = jax.ShapeDtypeStruct((*leading, *image_shape), np.uint8, sharding=sharding)
+    labels: Any = jax.ShapeDtypeStruct(leading, np.int32, sharding=sharding)
+    return Examples(images=images, labels=labels)
 
 
 def unread_bytes(examples: Any, rows: int) -> int:
@@ -85,8 +91,8 @@ def blocks(
 ) -> Iterator[Block]:
     """Yield the blocks of an epoch, starting with the one that contains step `first`; all have one shape.
 
-    Each shard of a block's arrays has the rows of its part of each batch, batch after batch, in the order of the steps,
-    at `positions`. Padding has the data of example 0, as in `batching.gather`.
+    A block's arrays have a leading axis for the steps; each shard has its part of each batch. Padding has the data of
+    example 0, as in `batching.gather`.
 
     Args:
         mesh: the devices that each batch is split over.
@@ -139,12 +145,11 @@ class _Reader:
         self._load(np.unique(part[part != PADDING] // BLOCK).tolist())
         slots = np.zeros(-(-len(self._source) // BLOCK), np.int64)
         slots[[*self._slot_of]] = [*self._slot_of.values()]
-        rows_per_shard = part.size // mesh.size
-        by_shard = part.reshape(len(part), mesh.size, -1).swapaxes(0, 1).reshape(mesh.size, rows_per_shard)
+        rows_per_shard = part.shape[1] // mesh.size
 
         @functools.cache
         def rows_of(shard: int) -> tuple[np.ndarray, np.ndarray]:
-            indices = by_shard[shard]
+            indices = part[:, shard * rows_per_shard : (shard + 1) * rows_per_shard]
             places = np.where(indices == PADDING, 0, slots[indices // BLOCK] * BLOCK + indices % BLOCK)
             images, labels = self._images.take(places, axis=0), self._labels.take(places)
             images[indices == PADDING], labels[indices == PADDING] = self._padding_image, self._padding_label
@@ -152,9 +157,9 @@ class _Reader:
 
         def array(column: int, shape: tuple[int, ...]) -> Array:
             def make(index: Any) -> np.ndarray:
-                return rows_of((index[0].start or 0) // rows_per_shard)[column]
+                return rows_of((index[1].start or 0) // rows_per_shard)[column]
 
-            return jax.make_array_from_callback((part.size, *shape), over_batch(mesh), make)
+            return jax.make_array_from_callback((*part.shape, *shape), NamedSharding(mesh, _BLOCK_SPEC), make)
 
         return Examples(images=array(0, self._padding_image.shape), labels=array(1, ()))
 

@@ -11,8 +11,8 @@ import numpy as np
 from gradtrail.core.batching import PADDING
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import HostParams, Params
-from gradtrail.core.train.batch_gradient import RowRecord
 from gradtrail.core.train.dynamics import LearningDynamics
+from gradtrail.core.train.gradient import RowRecord
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.pytrees import add_prefix, leaves_by_name, numbered, strip_prefix
 from gradtrail.core.train.step import StepRecord

@@ -19,16 +19,16 @@ from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import Clipping, clipped_grad_sum
 from gradtrail.core.train import threefry
-from gradtrail.core.train.batch_gradient import (
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.gradient import (
+    Batch,
     BatchGradient,
     Gradient,
     RowRecord,
-    Rows,
     Shared,
     batch_metrics,
-    inputs_of,
+    network_inputs,
 )
-from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import OVERFLOW_SHARE, batch_capacity
 
 OVERFLOW = -2  # all indices of a batch that exceeds the capacity
@@ -158,19 +158,20 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
     copies = privacy.augmentation_multiplicity
     clipping = Clipping(norm=privacy.example_clip_norm, copies=copies, label_smoothing=config.label_smoothing)
 
-    def gradient_of_tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-        images, labels, mask, key = inputs_of(config, shared.examples, _copied(rows, copies))
-        clipped = clipped_grad_sum(model, shared.params, images, labels, mask[::copies], clipping, key=key)
-        logits, example_labels = clipped.logits[::copies], labels[::copies]  # those of the first copy
-        loss = losses.cross_entropy(logits, example_labels, label_smoothing=config.label_smoothing)
-        metrics, record = batch_metrics(rows, loss, logits, example_labels, mask[::copies], shared.count)
+    def gradient_of_tile(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+        copied = _copied(batch, copies)
+        images, key = network_inputs(config, copied)
+        clipped = clipped_grad_sum(model, shared.params, images, copied.labels, batch.mask, clipping, key=key)
+        logits = clipped.logits[::copies]  # those of the first copy
+        loss = losses.cross_entropy(logits, batch.labels, label_smoothing=config.label_smoothing)
+        metrics, record = batch_metrics(batch, loss, logits, shared.count)
         return BatchGradient(**metrics, grads=clipped.grads, squared_norms=None), record
 
-    def gradient(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-        slices = jax.tree.map(lambda leaf: leaf.reshape(-1, tile), rows)
-        tile_shape, record_shape = jax.eval_shape(gradient_of_tile, shared, jax.tree.map(lambda leaf: leaf[0], slices))
-        most = len(rows.indices) // tile
-        used = -(-jnp.sum(rows.indices != batching.PADDING) // tile)
+    def gradient(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+        most = len(batch.indices) // tile
+        tiles = batch.split(most)
+        tile_shape, record_shape = jax.eval_shape(gradient_of_tile, shared, jax.tree.map(lambda leaf: leaf[0], tiles))
+        used = -(-jnp.sum(batch.mask) // tile)
         records = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), record_shape)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tile_shape)
 
@@ -179,13 +180,13 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
 
         def add(carry: tuple[Array, BatchGradient, RowRecord]) -> tuple[Array, BatchGradient, RowRecord]:
             index, total, records = carry
-            tile_gradient, record = gradient_of_tile(shared, jax.tree.map(lambda leaf: leaf[index], slices))
+            tile_gradient, record = gradient_of_tile(shared, jax.tree.map(lambda leaf: leaf[index], tiles))
             updated = jax.tree.map(lambda column, value: column.at[index].set(value), records, record)
             return index + 1, jax.tree.map(jnp.add, total, tile_gradient), updated
 
         _, total, records = jax.lax.while_loop(has_tile, add, (jnp.int32(0), zeros, records))
         probability, correct = records.probability.ravel(), records.correct.ravel()
-        return total, RowRecord(indices=rows.indices, probability=probability, correct=correct)
+        return total, RowRecord(indices=batch.indices, probability=probability, correct=correct)
 
     return gradient
 
@@ -206,17 +207,18 @@ def noised_mean(grads: Params, config: TrainConfig, mechanism: Mechanism, *, key
     return jax.tree.unflatten(structure, noised)
 
 
-def _copied(rows: Rows, copies: int) -> Rows:
+def _copied(batch: Batch, copies: int) -> Batch:
     """Repeat each row `copies` times, with different keys."""
     if copies == 1:
-        return rows
+        return batch
 
     def keys(row_keys: Key[Array, " batch"] | None) -> Key[Array, " rows"] | None:
         return None if row_keys is None else jax.vmap(lambda key: jax.random.split(key, copies))(row_keys).reshape(-1)
 
-    return Rows(
-        indices=jnp.repeat(rows.indices, copies),
-        augmentation=keys(rows.augmentation),
-        dropout=keys(rows.dropout),
-        positions=None if rows.positions is None else jnp.repeat(rows.positions, copies),
+    return Batch(
+        images=jnp.repeat(batch.images, copies, axis=0),
+        labels=jnp.repeat(batch.labels, copies),
+        indices=jnp.repeat(batch.indices, copies),
+        augmentation=keys(batch.augmentation),
+        dropout=keys(batch.dropout),
     )

@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from gradtrail.core import batching
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.sharding import data_parallel
-from gradtrail.core.train.batch_gradient import BatchGradient, Examples, RowRecord, Rows, Shared, make_gradient
+from gradtrail.core.sharding import data_parallel, over_batch
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.gradient import Batch, Examples, RowRecord, Shared, make_gradient
 from gradtrail.core.train.loss_scaling import LossScale, all_finite, initial_scale, next_scale
 from gradtrail.core.train.optimizers import make_optimizer, squared_norm
 from gradtrail.core.train.private import Mechanism, make_private_gradient, noised_mean
@@ -72,7 +72,7 @@ class StepRecord:
 
 _NOISE = 2**32 - 1  # folded into the key for dropout and augmentation; the order of an epoch folds in its number
 
-Step = Callable[..., tuple[TrainState, StepRecord]]
+Step = Callable[[TrainState, Batch], tuple[TrainState, StepRecord]]
 Observe = Callable[[Params, Params], PyTree]
 
 
@@ -100,6 +100,12 @@ def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Ar
     return init
 
 
+def take(examples: Examples, indices: Int[Array, " batch"]) -> Batch:
+    """Return the batch of the examples of a split at these indices; padding has the data of example 0."""
+    (images, labels), _ = batching.gather((examples.images, examples.labels), indices)
+    return Batch(images=images, labels=labels, indices=indices)
+
+
 def make_step(
     config: TrainConfig,
     model: Model,
@@ -108,68 +114,61 @@ def make_step(
     mechanism: Mechanism | None = None,
     observe: Observe | None = None,
 ) -> Step:
-    """Return the pure function that makes one step of a training of `num_steps`.
+    """Return the pure function that makes one step of a training of `num_steps`, from a state and a batch.
 
-    It takes the state, the training split, and the int32 indices of the batch's examples in it, which may be
-    `batching.PADDING`; or, instead of the split, a block of it that is split over the devices, and then also the
-    positions of the examples in each device's part, see `feed`. The batch is split over the devices of `mesh`. Private
-    training has a `mechanism`. `observe` gets the parameters before the step and the gradient for the optimizer; its
-    result is in the record.
+    The batch is split over the devices of `mesh`. Private training has a `mechanism`. `observe` gets the parameters
+    before the step and the gradient for the optimizer; its result is in the record.
     """
     optimizer = make_optimizer(config.optimizer, config.schedule, config.clip_norm, num_steps)
     rate = config.optimizer.rate(config.schedule, num_steps)
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
     if mechanism is None:
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
         gradient = make_gradient(config, model, in_tiles=on_cpu)
     else:
         gradient = make_private_gradient(config, model, mechanism)
-    ordered = config.reduction == "ordered"
-    split_gradient = data_parallel(gradient, mesh, ordered=ordered)
-
-    def part_gradient(shared: dict[str, Any], batch: tuple[Examples, Rows]) -> tuple[BatchGradient, RowRecord]:
-        examples, rows = batch
-        return gradient(Shared(**shared, examples=examples), rows)
-
-    block_gradient = data_parallel(part_gradient, mesh, ordered=ordered)
+    gradient = data_parallel(gradient, mesh, ordered=config.reduction == "ordered")
     num_parts = config.accumulation_steps * mesh.size
-    augments = config.augmentation.enabled
-    keys_of_rows = _row_keys if mechanism is None else _example_keys
 
-    def step(
-        state: TrainState, examples: Examples, indices: Array, positions: Array | None = None
-    ) -> tuple[TrainState, StepRecord]:
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepRecord]:
+        # The gradient of the batch, each row with keys of its own
         scale = None if state.loss_scale is None else state.loss_scale.scale
-        count = jnp.sum(indices != batching.PADDING).astype(jnp.float32)
+        count = jnp.sum(batch.mask).astype(jnp.float32)
         denominator = count if mechanism is None else jnp.maximum(count, 1.0)  # a Poisson-sampled batch may be empty
-        shared = {"params": state.params, "scale": scale, "count": denominator}
-        augmentation = keys_of_rows(state.keys.augmentation, state.step, indices) if augments else None
-        dropout = keys_of_rows(state.keys.dropout, state.step, indices) if model.config.network.dropout else None
-        rows = Rows(indices=indices, augmentation=augmentation, dropout=dropout, positions=positions)
-        if positions is None:
-            gradient_sums, record_of_rows = split_gradient(Shared(**shared, examples=examples), rows)
-        else:
-            gradient_sums, record_of_rows = block_gradient(shared, (examples, rows))
-        grads = gradient_sums.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, gradient_sums.grads)
+        shared = Shared(params=state.params, scale=scale, count=denominator)
+        keys_of_rows = _row_keys if mechanism is None else _example_keys
+        if config.augmentation.enabled:
+            batch = dataclasses.replace(batch, augmentation=keys_of_rows(state.keys.augmentation, state.step, batch))
+        if model.config.network.dropout:
+            batch = dataclasses.replace(batch, dropout=keys_of_rows(state.keys.dropout, state.step, batch))
+        if mesh.size > 1:
+            batch = jax.lax.with_sharding_constraint(batch, over_batch(mesh))
+        sums, record_of_rows = gradient(shared, batch)
+        grads = sums.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, sums.grads)
         if mechanism is not None and state.keys.noise is not None:
             grads = noised_mean(grads, config, mechanism, key=jax.random.fold_in(state.keys.noise, state.step))
+
+        # The update
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         applied = state.step if state.loss_scale is None else state.step - state.loss_scale.skipped_steps
         average = _averaged(config, state.average, params, applied)
         moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=average)
+
         record = StepRecord(
             num_examples=count.astype(jnp.int32),
-            loss=gradient_sums.loss,
-            cross_entropy=gradient_sums.cross_entropy,
-            accuracy=gradient_sums.accuracy,
+            loss=sums.loss,
+            cross_entropy=sums.cross_entropy,
+            accuracy=sums.accuracy,
             grad_norm=jnp.sqrt(squared_norm(grads)),
             learning_rate=jnp.asarray(rate(applied), jnp.float32),
-            part_grad_norm=_root_mean_square(gradient_sums.squared_norms, num_parts, scale),
+            part_grad_norm=_root_mean_square(sums.squared_norms, num_parts, scale),
             loss_scale=None,
             skipped=None,
             rows=record_of_rows,
             observed=None if observe is None else observe(state.params, grads),
         )
+
+        # Under loss scaling, a step whose gradient is not finite changes nothing but the scale
         if state.loss_scale is not None:
             finite = all_finite(grads)
             moved = jax.tree.map(functools.partial(jnp.where, finite), moved, state)
@@ -182,7 +181,7 @@ def make_step(
 
 
 def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
-    """Return the parameters to evaluate: the moving average or that of schedule-free, if any, else the trained ones."""
+    """Return the parameters to evaluate: the moving average or that of the optimizer, if any, else the trained ones."""
     if state.average is not None:
         return state.average
     return config.optimizer.evaluation_params(state.opt_state, state.params)
@@ -218,15 +217,15 @@ def _root_mean_square(
     return norm if scale is None else norm / scale
 
 
-def _row_keys(key: Key[Array, ""], step: Int[Array, ""], indices: Int[Array, " batch"]) -> Key[Array, " batch"]:
+def _row_keys(key: Key[Array, ""], step: Int[Array, ""], batch: Batch) -> Key[Array, " batch"]:
     """Return a key for each row of a step's batch, whichever device or part the row belongs to."""
-    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _NOISE), step), len(indices))
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _NOISE), step), len(batch.indices))
 
 
-def _example_keys(key: Key[Array, ""], step: Int[Array, ""], indices: Int[Array, " batch"]) -> Key[Array, " batch"]:
+def _example_keys(key: Key[Array, ""], step: Int[Array, ""], batch: Batch) -> Key[Array, " batch"]:
     """Return a key for each example of a step's batch, independent of the other examples in it."""
     step_key = jax.random.fold_in(jax.random.fold_in(key, _NOISE), step)
-    return jax.vmap(jax.random.fold_in, (None, 0))(step_key, indices)
+    return jax.vmap(jax.random.fold_in, (None, 0))(step_key, batch.indices)
 
 
 def _averaged(config: TrainConfig, average: Params | None, params: Params, step: Int[Array, ""]) -> Params | None:

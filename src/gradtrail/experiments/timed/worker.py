@@ -63,7 +63,7 @@ def build(job: Mapping[str, Any]) -> tuple[int, Callable[[int], float]]:
     model = Model(config.model_config(shape, classes), remat=config.remat)
     noise: dict[str, Any] = {"noise_multiplier": 1.0} if config.privacy.enabled else {}
     program = loop.make_program(config, model, count, jax.local_devices(), **noise)
-    engine = loop.compile_engine(program, compiler=Compiler(time.perf_counter))
+    engine = program.compile(Compiler(time.perf_counter))
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, *shape), np.uint8)
     examples = loop.on_device(images, rng.integers(0, classes, count, np.int32), engine.mesh)

@@ -56,7 +56,7 @@ def train(folder: Path, seeds: list[int]) -> list[float]:
     compiler = Compiler(time.perf_counter)
     noise = placeholder_noise(config.privacy)
     program = loop.make_program(config, model, len(training), jax.local_devices(), noise)
-    engine = loop.compile_engine(program, compiler=compiler)
+    engine = program.compile(compiler)
     predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
     examples = loop.on_device(training.images, training.labels, engine.mesh)
     accuracies = []

@@ -5,7 +5,6 @@ from DVC's cache.
 """
 
 import contextlib
-import dataclasses
 import gc
 import sys
 import time
@@ -24,7 +23,7 @@ from gradtrail.stages.common.inputs import Inputs, read_inputs
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import load_section, validate
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
-from gradtrail.stages.common.processes import ALONE, Processes, join, write_log
+from gradtrail.stages.common.processes import describe_fault, exit_with, is_connected, join, write_log
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.stages.common.versions import require_recorded_versions
@@ -32,7 +31,7 @@ from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.git import require_full_clone
 from gradtrail.support.live_arrays import warn_of_live_arrays
 from gradtrail.support.paths import require_own_code, root, working_folder
-from gradtrail.support.ranks import refuse_followers
+from gradtrail.support.ranks import is_follower, refuse_followers
 from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import Stopped, stopping_on_signals
 
@@ -49,7 +48,6 @@ class Stage:
 
     name: str  # name of the stage, its script, its params section and its metrics file
     made_at: float = field(default_factory=time.time, compare=False, kw_only=True)
-    processes: Processes = field(default=ALONE, compare=False, kw_only=True)  # processes of the stage
     _written: Stamps = field(default_factory=dict, init=False, compare=False)  # of the outputs, once they are in place
 
     @cached_property
@@ -180,19 +178,17 @@ def run_stage(
             if follow is None:
                 refuse_followers(name)
             else:
-                inputs = stage.inputs
-                stage = dataclasses.replace(stage, processes=join(stage.runtime.join_seconds))
-                vars(stage)["inputs"] = inputs  # those of the start, which `replace` does not keep
+                join(stage.runtime.join_seconds)
             with stopping_on_signals(f"stopped; `dvc repro` restarts {name}"):
-                (follow if follow and not stage.processes.is_first else main)(stage)
-        if stage.processes.is_first:
+                (follow if follow and is_follower() else main)(stage)
+        if not is_follower():
             print(_summary(stage, shows), flush=True)
             warn_of_live_arrays(name)
     except Exception as fault:
         if message := _describe(stage, fault):
             _end(stage, message, 2)
-        if stage.processes.count > 1:
-            _end(stage, stage.processes.describe(fault), 2)
+        if is_connected():
+            _end(stage, describe_fault(fault), 2)
         raise
     except Stopped as stop:
         _end(stage, str(stop), 128 + stop.number)
@@ -214,7 +210,7 @@ def _describe(stage: Stage, fault: Exception) -> str:
 
 def _end(stage: Stage, message: str, status: int) -> None:
     print(f"{stage.name}: {message}", file=sys.stderr, flush=True)
-    stage.processes.exit(status)
+    exit_with(status)
 
 
 def _summary(stage: Stage, shows: tuple[str, ...]) -> str:

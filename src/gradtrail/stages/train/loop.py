@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from gradtrail.core.data import Split
 from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train import loop
@@ -16,12 +18,12 @@ from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.feed import Source
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import Chunk, Engine
-from gradtrail.core.train.step import TrainState
-from gradtrail.stages.common.processes import ALONE, Processes
-from gradtrail.stages.train.checkpointing import ResumeFolder
+from gradtrail.core.train.loop import Chunk, Program
+from gradtrail.core.train.step import StepRecord, TrainState
+from gradtrail.stages.common.processes import agreed, wait_for_all
+from gradtrail.stages.train.checkpoints import Checkpoints, on_devices, state_on_device
 from gradtrail.support.progress import progress_bar
-from gradtrail.support.signals import Stopped, StopRequest, stop_request
+from gradtrail.support.signals import Stopped, stop_request
 
 
 class Listener(Protocol):
@@ -64,12 +66,12 @@ class Member:
     """
 
     seeds: MemberSeeds  # seeds of its random numbers
-    checkpoints: ResumeFolder  # checkpoints of its training
+    checkpoints: Checkpoints  # checkpoints of its training
     name: str = ""  # name in messages; empty for a single member
     is_kept: bool = False
+    inputs_changed: Callable[[], bool] = lambda: False
     secret: str | None = field(default=None, repr=False)
     epsilons: Sequence[float] = ()  # epsilon of a private training after each epoch, for messages
-    processes: Processes = ALONE  # processes that train it together, each running the same code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +82,10 @@ class Members:
         checkpoints: function that returns the exclusive checkpoints of a member.
     """
 
-    checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]]
+    checkpoints: Callable[[MemberSeeds], AbstractContextManager[Checkpoints]]
     secret: str | None = field(default=None, repr=False)
     epsilons: Sequence[float] = ()
-    processes: Processes = ALONE
+    inputs_changed: Callable[[], bool] = lambda: False  # True if the results will not be recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ class TrainResult:
 
 
 def train_members(
-    engine: Engine,
+    engine: Program,
     validate: Callable[[HostParams], dict[str, float]],
     train: Split | Source,
     config: TrainConfig,
@@ -112,7 +114,7 @@ def train_members(
     Arguments and errors are those of `run`.
     """
     several = config.members > 1
-    members.processes.all_ready()
+    wait_for_all()
     for seed in config.seeds:
         seeds = config.seeds_of(seed)
         with members.checkpoints(seeds) as folder:
@@ -123,7 +125,7 @@ def train_members(
                 is_kept=several,
                 secret=members.secret,
                 epsilons=members.epsilons,
-                processes=members.processes,
+                inputs_changed=members.inputs_changed,
             )
             options: Any = {"member": member, "listener": listener, "steps_per_call": steps_per_call}
             # Not bound to a name: else this result would be in memory while the next member is trained
@@ -131,7 +133,7 @@ def train_members(
 
 
 def run(
-    engine: Engine,
+    engine: Program,
     validate: Callable[[HostParams], dict[str, float]],
     train: Split | Source,
     config: TrainConfig,
@@ -154,17 +156,11 @@ def run(
     examples = loop.on_device(train.images, train.labels, engine.mesh) if isinstance(train, Split) else train
     state, checkpoints = engine.init(keys_of(member.seeds, member.secret)), member.checkpoints
     without_secret, with_secret = _exchange_keys(engine, member, state)
-    new_history = functools.partial(
-        History,
-        config.keep_epochs,
-        on_host(state.params),
-        precision=config.precision,
-        num_sampled=engine.num_sampled,
-    )
-    before = checkpoints.load(state, engine.records(), lambda arrays: new_history().restore(arrays))
-    history = before.history if before else new_history()
-    records, seconds_before = (before.records, before.seconds) if before else (None, 0.0)
-    state = with_secret(before.state) if before else state
+    params, num_sampled = on_host(state.params), engine.num_sampled
+    history = History(config.keep_epochs, params, precision=config.precision, num_sampled=num_sampled)
+    restored, records, seconds_before = _restore(checkpoints, engine, state, history)
+    state = state if restored is None else with_secret(restored)
+    first = int(state.step)
     started = time.perf_counter()
 
     def seconds() -> float:
@@ -174,11 +170,11 @@ def run(
         return step == engine.num_steps or (step % engine.steps_per_epoch == 0 and history.has_stalled(config.patience))
 
     title = f"train {member.name}".strip()
-    over = before is not None and is_over(before.step)
-    if before is not None:
-        how = "trained before" if over else f"resuming after step {before.step:,}"
+    over = restored is not None and is_over(first)
+    if restored is not None:
+        how = "trained before" if over else f"resuming after step {first:,}"
         print(f"{title}: {how}, from a checkpoint", file=sys.stderr)
-    member.processes.all_ready()
+    wait_for_all()
     with (
         progress_bar(title, engine.num_steps, unit="steps") as bar,
         stop_request() as request,
@@ -199,17 +195,17 @@ def run(
             line = _describe(history, member.epsilons)
             bar.update(chunk.step, message=line)
             if chunk.ends_epoch:
-                bar.log(f"{title}: {line} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
-            to_keep = dataclasses.replace(chunk, state=without_secret(state))
-            if (stop := _agreed_stop(request, member.processes)) is not None:
-                checkpoints.save(to_keep, history, seconds())
-                member.processes.agreed(lambda: None)  # the other processes end when it is written
+                bar.log(f"{title}: {line} ({chunk.epoch}/{engine.config.epochs}, {seconds():.1f} s)")
+            parts = functools.partial(_parts, without_secret(state), chunk, history, seconds())
+            if (stop := agreed(lambda: request.number)) is not None:
+                checkpoints.save(chunk.step, parts)
+                agreed(lambda: None)  # the other processes end when it is written
                 how = f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` resumes from there"
                 raise Stopped(how, stop)
             if is_over(chunk.step):
-                checkpoints.end(to_keep, history, seconds(), is_kept=member.is_kept)
+                _end(member, chunk.step, parts)
                 break
-            checkpoints.tick(to_keep, history, seconds())
+            checkpoints.save_if_due(chunk.step, parts)
     return TrainResult(
         state=without_secret(state),
         history=history,
@@ -219,14 +215,32 @@ def run(
     )
 
 
-def _agreed_stop(request: StopRequest, processes: Processes) -> int | None:
-    """Return the signal to obey after this chunk: that of process 0, or one forwarded by another process."""
-    if request.number is not None:
-        processes.ask_to_stop(request.number)
-    return processes.agreed(lambda: request.number or processes.asked_to_stop())
+def _restore(
+    checkpoints: Checkpoints, engine: Program, like: TrainState, history: History
+) -> tuple[TrainState | None, StepRecord | None, float]:
+    """Fill the history from the last checkpoint; return state, records of an unfinished epoch, and seconds."""
+    parts = checkpoints.restore({"state": like, "records": engine.records()})
+    if parts is None:
+        return None, None, 0.0
+    history.restore(parts["history"])
+    records = parts["records"] and on_devices(parts["records"], engine.records())
+    return state_on_device(parts["state"], like), records, float(parts["history"]["seconds"])
 
 
-def _exchange_keys(engine: Engine, member: Member, state: TrainState) -> tuple[_Exchange, _Exchange]:
+def _end(member: Member, step: int, parts: Callable[[], dict[str, Any]]) -> None:
+    if member.is_kept:
+        member.checkpoints.keep(step, parts)
+    elif member.inputs_changed():
+        member.checkpoints.save(step, parts)
+
+
+def _parts(state: TrainState, chunk: Chunk, history: History, seconds: float) -> dict[str, Any]:
+    """Return the parts of a checkpoint; the records are those of an unfinished epoch."""
+    records = {} if chunk.ends_epoch else {"records": chunk.records}
+    return {"state": state, "history": history.as_arrays() | {"seconds": np.array(seconds)}} | records
+
+
+def _exchange_keys(engine: Program, member: Member, state: TrainState) -> tuple[_Exchange, _Exchange]:
     """Return functions that replace the keys of a secret by those of the seeds, for a checkpoint, and back.
 
     No step changes the keys. With the keys of the secret one could remove the noise. `state` is the first state, with

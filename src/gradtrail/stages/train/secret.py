@@ -1,6 +1,5 @@
 """The secret behind the batches and the noise of a private training: read from the environment, never stored."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -10,6 +9,7 @@ import numpy as np
 from gradtrail.core.data import Split
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import PrivacyConfig
+from gradtrail.stages.common.params import as_written
 from gradtrail.support.errors import UserError
 
 VARIABLE = "GRADTRAIL_PRIVACY_SECRET"
@@ -43,7 +43,7 @@ def training_secret(secret: str | None, config: TrainConfig, train: Split) -> st
     """
     if secret is None:
         return None
-    params = {name: value for name, value in dataclasses.asdict(config).items() if name not in _MEMBER_KEYS}
+    params = {name: value for name, value in as_written(config).items() if name not in _MEMBER_KEYS}
     sha256 = hashlib.sha256(json.dumps(params, sort_keys=True).encode())
     for array in (train.images, train.labels):
         sha256.update(np.ascontiguousarray(array).tobytes())

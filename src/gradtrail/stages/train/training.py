@@ -1,12 +1,12 @@
 """Loading and compiling a training, in each of its processes; process 0 also writes and logs."""
 
 import contextlib
-import time
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from gradtrail.core.data import Split
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
-from gradtrail.core.train.loop import Engine
+from gradtrail.core.train.loop import Program
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts import accounting, splits
 from gradtrail.stages.artifacts.accounting import Spending
@@ -26,12 +26,14 @@ from gradtrail.stages.common import dataset
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.processes import Processes
+from gradtrail.stages.common.processes import agreed, devices, require_same
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
+from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder
 from gradtrail.stages.train.loop import Members, NullListener, train_members
 from gradtrail.stages.train.secret import read_secret, training_secret
 from gradtrail.support.memory import require_memory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,6 @@ class Training:
     train: Split | InMemorySource | ShardedSplit  # training split, whole or streamed in parts
     spending: Spending | None  # privacy budget of a private training; else None
     devices: Sequence[jax.Device]  # one for each shard, of all processes
-    processes: Processes  # processes that train together
     steps_per_call: int  # value of `runtime` in process 0
     secret: str | None = field(repr=False)
 
@@ -71,7 +72,7 @@ class Training:
             return self.train.take_column("example_id", self.sampled)
         return self.train.example_id[self.sampled]
 
-    def compile(self, compiler: Compiler) -> Engine:
+    def compile(self, compiler: Compiler) -> Program:
         """Compile the functions of the training.
 
         Raises:
@@ -88,42 +89,48 @@ class Training:
             streamed=streamed,
             sampled=self.sampled if len(self.sampled) < len(self.train) else None,
         )
-        return loop.compile_engine(program, compiler=compiler)
+        return program.compile(compiler)
 
-    def require_memory(self, engine: Engine, functions: Sequence[CompiledFunction]) -> None:
+    def require_memory(self, engine: Program, functions: Sequence[CompiledFunction]) -> None:
         """Refuse a batch that does not fit, before any of the memory is allocated.
 
         Raises:
             ConfigError: too little memory; one line with the batch size that fits.
         """
-        fixed = engine.run_steps.cost.argument_bytes
+        fixed = engine.argument_bytes
         require_memory("train.batch_size", self.config.batch_size, functions, fixed_bytes=fixed)
 
-    def checkpoints(self, state: str, **options: Any) -> ResumeFolder:
-        """Return the checkpoints of the state with this key, see `resume_folder`; in process 0 it must be the key."""
-        clock = time.monotonic
-        return resume_folder(state, self.runtime, self.config.shards, processes=self.processes, clock=clock, **options)
+    def checkpoints(self, state: str, user: str = "") -> Checkpoints:
+        """Return the checkpoints of the state with this key, which is read in process 0; none under a debug switch."""
+        folder = checkpoint_folder(state, self.config.shards)
+        debugging = self.runtime.debug_nans or self.runtime.disable_jit
+        user = "" if user == state else user
+        return Checkpoints(None if debugging else folder, self.runtime.checkpoint_seconds, user=user)
 
-    def members(self, checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]]) -> Members:
-        """Return what the members have in common; see there for `checkpoints`."""
+    def members(
+        self,
+        checkpoints: Callable[[MemberSeeds], AbstractContextManager[Checkpoints]],
+        inputs_changed: Callable[[], bool] = lambda: False,
+    ) -> Members:
+        """Return what the members have in common; see there for the arguments."""
         return Members(
             checkpoints=checkpoints,
             secret=training_secret(self.secret, self.config, self.train) if isinstance(self.train, Split) else None,
             epsilons=self.epsilons,
-            processes=self.processes,
+            inputs_changed=inputs_changed,
         )
 
     def follow(self, compiler: Compiler) -> None:
         """Train with process 0, to the end."""
 
         @contextlib.contextmanager
-        def checkpoints(_: MemberSeeds) -> Iterator[ResumeFolder]:
+        def checkpoints(_: MemberSeeds) -> Iterator[Checkpoints]:
             yield self.checkpoints("")
 
-        self.processes.agreed(lambda: None)  # process 0 has compiled: its functions are in the cache
+        agreed(lambda: None)  # process 0 has compiled: its functions are in the cache
         results = train_members(
             self.compile(compiler),
-            self.processes.in_first_process(_unknown),
+            in_first_process(_unknown),
             self.train,
             self.config,
             members=self.members(checkpoints),
@@ -134,14 +141,13 @@ class Training:
             pass
 
 
-def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig, processes: Processes) -> Training:
+def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig) -> Training:
     """Read the inputs of a training, and find the devices of its shards; JAX must not have looked for any yet.
 
     Args:
         folder: `data/processed`.
         config: params of the training.
         runtime: settings of the run.
-        processes: processes that train together.
 
     Raises:
         UserError: data or secret are missing or damaged, or this process has other data or params than process 0.
@@ -151,7 +157,7 @@ def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig, pro
     private = config.privacy.enabled
     train = splits.open_train(folder / "train.npz", info, stream_above_mib=runtime.stream_above_mib, private=private)
     environment = repr(load_section("environment", EnvironmentConfig))
-    processes.require_same(
+    require_same(
         {"train of params.yaml": repr(config), "environment of params.yaml": environment, str(folder): info.digest}
     )
     return Training(
@@ -161,10 +167,14 @@ def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig, pro
         train=train,
         secret=read_secret(config.privacy),
         spending=accounting.account(config, len(train)) if private else None,
-        devices=processes.devices(config.shards),
-        processes=processes,
-        steps_per_call=processes.agreed(lambda: runtime.steps_per_call),
+        devices=devices(config.shards),
+        steps_per_call=agreed(lambda: runtime.steps_per_call),
     )
+
+
+def in_first_process(function: Callable[..., T]) -> Callable[..., T]:
+    """Return a function with the result of `function` in process 0, which alone calls it."""
+    return lambda *args: agreed(functools.partial(function, *args))
 
 
 def _unknown(*_: object) -> dict[str, float]:

@@ -5,17 +5,14 @@ if the state has the same bits. `docs/checkpoints.md` shows how to continue the 
 """
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train.step import TrainState
-from gradtrail.stages.train.checkpointing import state_on_device, state_on_host
-from gradtrail.stages.train.orbax_setup import import_orbax, single_process
+from gradtrail.stages.train.checkpoints import digest, import_orbax, single_process, state_on_device, state_on_host
 from gradtrail.support.errors import UserError, one_line
 
 _WEIGHTS = ("params", "average")  # fields of a state that may be the final weights
@@ -24,11 +21,13 @@ _WEIGHTS = ("params", "average")  # fields of a state that may be the final weig
 def save_checkpoint(folder: Path, state: TrainState, weights: HostParams) -> None:
     """Write a state to a folder that does not exist yet, without what is equal to the final weights."""
     whole = state_on_host(state)
-    left_out = [name for name in _WEIGHTS if _digest(getattr(whole, name)) == _digest(weights)]
+    left_out = [name for name in _WEIGHTS if digest(getattr(whole, name)) == digest(weights)]
     stored = _with(whole, left_out, None)
-    metadata = {"left_out": left_out, "digest": _digest(whole)}
-    with single_process():
-        import_orbax().save(folder.resolve(), stored, custom_metadata=metadata)
+    metadata = {"left_out": left_out, "digest": digest(whole)}
+    ocp, options = import_orbax(), single_process()
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
+    with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
+        checkpointer.save(folder.resolve(), args=ocp.args.StandardSave(stored), custom_metadata=metadata)
 
 
 def load_checkpoint(folder: Path, like: TrainState, weights: HostParams) -> TrainState:
@@ -36,13 +35,15 @@ def load_checkpoint(folder: Path, like: TrainState, weights: HostParams) -> Trai
 
     Args:
         folder: Artifact `checkpoint` of a training's run.
-        like: State of the same training, such as `Engine.init` returns.
+        like: State of the same training, such as `Program.init` returns.
         weights: Final weights of the same run.
 
     Raises:
         UserError: The folder has no such state, is damaged, or the weights are of another run.
     """
-    ocp = import_orbax()
+    import_orbax()
+    from orbax.checkpoint import v1 as ocp
+
     try:
         about = ocp.metadata(folder.resolve())
         names = [*about.custom_metadata["left_out"]]
@@ -56,7 +57,7 @@ def load_checkpoint(folder: Path, like: TrainState, weights: HostParams) -> Trai
     except (OSError, ValueError, LookupError) as error:  # raised by TensorStore
         raise _not_of_this_training(folder, error) from error
     state = _with(stored, left_out, weights)
-    if _digest(state) != about.custom_metadata.get("digest"):
+    if digest(state) != about.custom_metadata.get("digest"):
         raise UserError(f"{folder}: it is damaged, or the weights are not the final ones of its run")
     return state_on_device(state, like)
 
@@ -82,11 +83,3 @@ def _check_leaves(folder: Path, actual: Any, expected: Any) -> None:
 def _described(tree: Any) -> dict[str, str]:
     leaves = jax.tree.leaves_with_path(tree)
     return {jax.tree_util.keystr(key, simple=True, separator="/"): f"{x.dtype}{tuple(x.shape)}" for key, x in leaves}
-
-
-def _digest(tree: Any) -> str:
-    """Return the SHA-256 of all leaves in order."""
-    sha256 = hashlib.sha256()
-    for leaf in jax.tree.leaves(tree):
-        sha256.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
-    return sha256.hexdigest()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 
 from gradtrail.core.train.history import History
-from gradtrail.core.train.loop import Chunk, Engine
+from gradtrail.core.train.loop import Chunk, Program
 from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
 from gradtrail.core.train.step import TrainState
 from gradtrail.stages.train.release import redacted_history, redacted_steps
@@ -20,7 +20,7 @@ class TrainingLog:
 
     Args:
         run: Run of the training.
-        engine: Engine of the training.
+        engine: Program of the training.
         is_live: True if the curves are those of this training; else they are means over members, known at the end.
         epsilons: Epsilon after each epoch of a private training; else empty.
         privacy: Config that decides which statistics of the training examples are published.
@@ -29,7 +29,7 @@ class TrainingLog:
     def __init__(
         self,
         run: TrackedRun,
-        engine: Engine,
+        engine: Program,
         *,
         is_live: bool,
         epsilons: Sequence[float] = (),

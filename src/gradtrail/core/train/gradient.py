@@ -19,10 +19,31 @@ from gradtrail.core.train.optimizers import squared_norm
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """A split on the device, or a block of one."""
+    """A split on the device, or a block of batches with a leading axis for the steps."""
 
-    images: UInt8[Array, "examples height width"]  # uint8 pixels, 0 to 255
-    labels: Int[Array, " examples"]  # class of each example, int32
+    images: UInt8[Array, "*steps examples height width"]  # uint8 pixels, 0 to 255
+    labels: Int[Array, "*steps examples"]  # class of each example, int32
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A batch, a part of one, or the parts of one."""
+
+    images: UInt8[Array, "*parts batch height width"]
+    labels: Int[Array, "*parts batch"]
+    indices: Int[Array, "*parts batch"]  # of the examples in the training split, int32, or `batching.PADDING`
+    augmentation: Key[Array, "*parts batch"] | None = None  # key of each row; None without augmentation
+    dropout: Key[Array, "*parts batch"] | None = None  # key of each row; None without dropout
+
+    @property
+    def mask(self) -> Bool[Array, "*parts batch"]:
+        """False for padding."""
+        return self.indices != batching.PADDING
+
+    def split(self, num_parts: int) -> "Batch":
+        """Return the batch with a leading axis for equal parts of it."""
+        return jax.tree.map(lambda leaf: leaf.reshape(num_parts, -1, *leaf.shape[1:]), self)
 
 
 @jax.tree_util.register_dataclass
@@ -33,19 +54,6 @@ class Shared:
     params: Params  # parameters at which the gradient is taken
     scale: Float[Array, ""] | None  # factor of the loss; None for none
     count: Float[Array, ""]  # number of rows of the whole batch that are not padding, float32
-    examples: Examples  # the training split, or the device's part of a block of it
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """A batch, or a part of one."""
-
-    indices: Int[Array, " batch"]  # indices of the examples, int32, or `batching.PADDING`
-    augmentation: Key[Array, " batch"] | None  # key of each row; None without augmentation
-    dropout: Key[Array, " batch"] | None  # key of each row; None without dropout
-    # positions of the examples in a block, int32; None if `indices` are positions in the split
-    positions: Int[Array, " batch"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -73,60 +81,50 @@ class BatchGradient:
     squared_norms: Float[Array, ""] | None
 
 
-Gradient = Callable[[Shared, Rows], tuple[BatchGradient, RowRecord]]
+Gradient = Callable[[Shared, Batch], tuple[BatchGradient, RowRecord]]
 
 
 def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradient:
     """Return the gradient of a batch, or of a device's share, in `accumulation_steps` parts, optionally in tiles."""
 
-    def tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+    def tile(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
         def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
-            images, labels, mask, key = inputs_of(config, shared.examples, rows)
+            images, key = network_inputs(config, batch)
             logits = model.apply(params, images, key=key)
-            loss = losses.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
-            metrics, record = batch_metrics(rows, loss, logits, labels, mask, shared.count)
+            loss = losses.cross_entropy(logits, batch.labels, label_smoothing=config.label_smoothing)
+            metrics, record = batch_metrics(batch, loss, logits, shared.count)
             return metrics["loss"] if shared.scale is None else metrics["loss"] * shared.scale, (metrics, record)
 
         grads, (metrics, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
         return BatchGradient(**metrics, grads=grads, squared_norms=None), record
 
-    def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-        num_rows = len(rows.indices)
-        gradient, record = _summed(tile, num_rows // model.tile_size(num_rows) if in_tiles else 1)(shared, rows)
+    def part(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+        num_rows = len(batch.indices)
+        gradient, record = _summed(tile, num_rows // model.tile_size(num_rows) if in_tiles else 1)(shared, batch)
         squared_norms = squared_norm(gradient.grads) if config.accumulation_steps > 1 else None
         return dataclasses.replace(gradient, squared_norms=squared_norms), record
 
     return _summed(part, config.accumulation_steps)
 
 
-def inputs_of(
-    config: TrainConfig, examples: Examples, rows: Rows
-) -> tuple[Array, Int[Array, " batch"], Bool[Array, " batch"], Key[Array, " batch"] | None]:
-    """Return images of the rows, augmented if configured, labels, mask, and the keys for dropout."""
-    if rows.positions is None:
-        (images, labels), mask = batching.gather((examples.images, examples.labels), rows.indices)
-    else:
-        images, labels = examples.images[rows.positions], examples.labels[rows.positions]
-        mask = rows.indices != batching.PADDING
-    if rows.augmentation is not None:
-        images = augment(batching.normalize(images), config.augmentation, key=_purpose_keys(rows.augmentation, 0))
-    return images, labels, mask, None if rows.dropout is None else _purpose_keys(rows.dropout, 1)
+def network_inputs(config: TrainConfig, batch: Batch) -> tuple[Array, Key[Array, " batch"] | None]:
+    """Return the images of a batch, augmented if configured, and the keys for dropout."""
+    images: Array = batch.images
+    if batch.augmentation is not None:
+        images = augment(batching.normalize(images), config.augmentation, key=_purpose_keys(batch.augmentation, 0))
+    return images, None if batch.dropout is None else _purpose_keys(batch.dropout, 1)
 
 
 def batch_metrics(
-    rows: Rows,
-    loss: Float[Array, " batch"],
-    logits: Float[Array, "batch classes"],
-    labels: Int[Array, " batch"],
-    mask: Bool[Array, " batch"],
-    count: Float[Array, ""],
+    batch: Batch, loss: Float[Array, " batch"], logits: Float[Array, "batch classes"], count: Float[Array, ""]
 ) -> tuple[dict[str, Float[Array, ""]], RowRecord]:
     """Return the metrics of `BatchGradient`, sums over the rows divided by `count`, and the record of each row."""
+    labels, mask = batch.labels, batch.mask
     mean_loss = batching.masked_sum(loss, mask) / count
     cross_entropy = batching.masked_sum(losses.cross_entropy(logits, labels), mask) / count
     correct = losses.correct(logits, labels)
     accuracy = batching.masked_sum(correct.astype(jnp.float32), mask) / count
-    record = RowRecord(indices=rows.indices, probability=losses.label_probability(logits, labels), correct=correct)
+    record = RowRecord(indices=batch.indices, probability=losses.label_probability(logits, labels), correct=correct)
     return {"loss": mean_loss, "cross_entropy": cross_entropy, "accuracy": accuracy}, record
 
 
@@ -135,12 +133,12 @@ def _summed(gradient: Gradient, num_parts: int) -> Gradient:
     if num_parts == 1:
         return gradient
 
-    def summed(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-        def add(total: BatchGradient, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-            part_gradient, record = gradient(shared, rows)
+    def summed(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+        def add(total: BatchGradient, part: Batch) -> tuple[BatchGradient, RowRecord]:
+            part_gradient, record = gradient(shared, part)
             return jax.tree.map(jnp.add, total, part_gradient), record
 
-        parts = jax.tree.map(lambda leaf: leaf.reshape(num_parts, -1), rows)
+        parts = batch.split(num_parts)
         one, _ = jax.eval_shape(gradient, shared, jax.tree.map(lambda leaf: leaf[0], parts))
         total, records = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, one), parts)
         return total, jax.tree.map(jnp.ravel, records)
