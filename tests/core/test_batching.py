@@ -63,7 +63,7 @@ def test_order_in_parts_equals_the_whole_epoch(
     parts = [order.batches(start, min(start + 2, order.num_steps)) for start in range(0, order.num_steps, 2)]
     whole = np.asarray(batching.shuffled_batches(num_examples, batch_size, **options))
     np.testing.assert_array_equal(np.concatenate(parts), whole)
-    assert drawn == [*range(batching.num_windows(num_examples, window))]
+    assert drawn == [*range(batching.num_batches(num_examples, window))]
     beyond = order.batches(0, order.num_steps + 1)
     assert np.all(beyond[-1] == batching.PADDING), "after the last step there is padding"
 

@@ -22,13 +22,8 @@ BLOCK = 2**12  # consecutive examples that come into the same window, or into tw
 
 
 def num_batches(num_examples: int, batch_size: int) -> int:
-    """Return the number of batches for all examples; the last one may be padded."""
+    """Return the number of batches, or of windows, for all examples; the last one may be padded."""
     return math.ceil(num_examples / batch_size)
-
-
-def num_windows(num_examples: int, window: int = WINDOW) -> int:
-    """Return the number of windows of an epoch; the last one may be smaller."""
-    return max(1, math.ceil(num_examples / window))
 
 
 def shuffled_batches(
@@ -55,7 +50,7 @@ def shuffled_batches(
     if num_examples <= window:
         order = draw(jnp.int32(0))
     else:
-        windows = jax.lax.map(draw, jnp.arange(num_windows(num_examples, window), dtype=jnp.int32))
+        windows = jax.lax.map(draw, jnp.arange(num_batches(num_examples, window), dtype=jnp.int32))
         last = windows[-1][jnp.argsort(windows[-1] == PADDING, stable=True)]
         order = jnp.concatenate([windows[:-1].ravel(), last])[:num_examples]
     padded = jnp.pad(order, (0, steps * batch_size - num_examples), constant_values=PADDING)
@@ -81,7 +76,7 @@ def shuffled_window(
     in_whole_blocks = jnp.where(places < end_of_short, places, places + missing)
     entries = blocks[in_whole_blocks // block] * block + in_whole_blocks % block
     drawn = jnp.where(places < num_examples, entries, PADDING)
-    return jax.random.permutation(jax.random.split(window_key, num_windows(num_examples, window))[index], drawn)
+    return jax.random.permutation(jax.random.split(window_key, num_batches(num_examples, window))[index], drawn)
 
 
 class Order:

@@ -16,8 +16,8 @@ _DARK, _DOTS = 2 / 5, 1 / 20  # shares of all pixels
 class Canaries:
     """Examples that an audit guesses to be in a training set or not."""
 
-    images: UInt8[np.ndarray, "canaries height width"]  # uint8 pixels, 0 to 255
-    labels: Int[np.ndarray, " canaries"]  # class of each canary, int32
+    images: UInt8[np.ndarray, "canaries height width"]
+    labels: Int[np.ndarray, " canaries"]  # int32
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -26,19 +26,11 @@ class Canaries:
 def make_canaries(
     train: Split, kind: CanaryKind, count: int, num_classes: int, *, rng: np.random.Generator
 ) -> Canaries:
-    """Draw canaries.
+    """Draw canaries, none of which is an example of `train`; raise ValueError, one line, if it has too few examples.
 
-    Args:
-        train: the training split; none of the canaries is one of its examples.
-        kind: `dots` have one pixel in twenty white, at random where the training images are darkest, and a label at
-            random: gradients that are large, and almost orthogonal to each other and to those of real images.
-            `mislabelled` are training images with a random wrong label.
-        count: number of canaries, at least 1; `mislabelled` ones are at most as many as the examples of `train`.
-        num_classes: number of classes, at least 2.
-        rng: generator of all random numbers.
-
-    Raises:
-        ValueError: one line; there are too few examples.
+    `dots` have one pixel in twenty white, at random where the training images are darkest, and a random label: large
+    gradients, almost orthogonal to each other and to those of real images. `mislabelled` are training images with a
+    random wrong label.
     """
     if kind == "mislabelled":
         if count > len(train):

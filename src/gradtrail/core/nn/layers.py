@@ -123,18 +123,18 @@ class Dense(Layer):
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
         """Return a δᵀ for each example, after the gradient of its bias, δ."""
-        low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+        low_inputs, low = self._rounded(inputs, cotangent)
         kernel_grads = low_inputs[:, :, None] * low[:, None, :]
         return jnp.concatenate([cotangent, kernel_grads.reshape(len(inputs), -1)], axis=1)
 
     def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
         """Return (‖a‖² + 1) ‖δ‖² for each example (Goodfellow, arXiv 1510.01799): its gradient is the product a δᵀ."""
-        low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+        low_inputs, low = self._rounded(inputs, cotangent)
         return _squared_norm(low_inputs) * _squared_norm(low) + _squared_norm(cotangent)
 
     def grad_dots(self, inputs: Array, cotangent: Array, directions: PyTree) -> Array:
         """Return aᵀ V δ for each example and direction V, without forming the gradient a δᵀ."""
-        low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+        low_inputs, low = self._rounded(inputs, cotangent)
 
         def dot(direction: PyTree) -> Array:
             return jnp.sum((low_inputs @ direction["kernel"]) * low, axis=1) + cotangent @ direction["bias"]
@@ -143,9 +143,9 @@ class Dense(Layer):
 
     def grad_products(self, inputs: Array, cotangent: Array, other_inputs: Array, other_cotangent: Array) -> Array:
         """Return (A A'ᵀ) ∘ (Δ Δ'ᵀ), and ΔΔ'ᵀ for the biases."""
-        input_products = rounded(inputs, self.precision) @ rounded(other_inputs, self.precision).T
-        output_products = rounded(cotangent, self.precision) @ rounded(other_cotangent, self.precision).T
-        return input_products * output_products + cotangent @ other_cotangent.T
+        low_inputs, low = self._rounded(inputs, cotangent)
+        other_low_inputs, other_low = self._rounded(other_inputs, other_cotangent)
+        return (low_inputs @ other_low_inputs.T) * (low @ other_low.T) + cotangent @ other_cotangent.T
 
     def clip_terms(self, inputs: Array, cotangent: Array, copies: int) -> tuple[Array, PyTree]:
         """Return inputs and cotangents as terms, and norms that are computed without forming gradients.
@@ -165,6 +165,9 @@ class Dense(Layer):
         inputs, cotangent = terms
         scaled = cotangent * jnp.repeat(weights, len(cotangent) // len(weights))[:, None]
         return {"bias": jnp.sum(scaled, axis=0), "kernel": matmul_transposed(inputs, scaled, self.precision)}
+
+    def _rounded(self, *operands: Array) -> list[Array]:
+        return [rounded(operand, self.precision) for operand in operands]
 
 
 class Convolution(Layer):
@@ -278,9 +281,7 @@ def dropout(
 ) -> Float[Array, "batch features"]:
     """Set a random share of the inputs to zero and scale the rest by 1 / (1 - rate) (Srivastava et al., JMLR 15, 2014).
 
-    Args:
-        rate: share that is set to zero, in [0, 1).
-        key: one key per example, so that its dropout depends on no other example; None for no dropout.
+    There is one key per example, so that its dropout depends on no other example; None for no dropout.
     """
     if key is None or not rate:
         return inputs
