@@ -37,7 +37,7 @@ class Trainer:
         """Return the history of a training; nothing is validated."""
         examples = loop.on_device(self._train.images, labels, self._engine.mesh)
         state = self._engine.init(keys_of(MemberSeeds.from_one(seed)))
-        history = History((), on_host(state.params))
+        history = History((), on_host(state.params), self._engine.num_sampled)
         for chunk in loop.train(self._engine, state, examples, steps_per_call=self._engine.steps_per_epoch):
             history.add(chunk, on_host(self._engine.evaluation_params(chunk.state)), {"loss": 0.0, "accuracy": 0.0})
         return history

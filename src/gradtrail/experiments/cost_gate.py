@@ -42,13 +42,14 @@ from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.xla.compile_events import CompileLog
 from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
 from gradtrail.core.xla.static_costs import NO_COST
+from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig, set_cpu_devices, set_up_jax
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpoints import Checkpoints
+from gradtrail.stages.train.training import Training
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
@@ -198,30 +199,31 @@ def measure_training(config: TrainConfig, keep: Keep = _forget) -> dict[str, dic
     return _costs("train", compiler, log)
 
 
-def _train_shortly(config: TrainConfig, engine: Program, predict: CompiledFunction) -> None:
+def _train_shortly(config: TrainConfig, program: Program, predict: CompiledFunction) -> None:
     """Run two short epochs as the stage does, including its work after chunks and epochs; write nothing."""
-    steps = min(_STEPS, engine.steps_per_epoch)
+    steps = min(_STEPS, program.steps_per_epoch)
 
     def call_order(*arguments: Any) -> np.ndarray:
-        few = np.full_like(engine.order(*arguments), batching.PADDING)
+        few = np.full_like(program.order(*arguments), batching.PADDING)
         np.put(few, range((steps - 1) * few.shape[1] + 1), range((steps - 1) * few.shape[1] + 1))
         return few
 
-    order, validation = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES), _examples(_FEW)
-    run = TrackedRun(Identity("train"), None)
-    checkpoints = Checkpoints(None, 0.0)
+    config = dataclasses.replace(config, epochs=2, members=1, patience=None)
+    training = Training(
+        config=config,
+        runtime=load_section("runtime", RuntimeConfig),
+        info=DatasetInfo(name="", digest="", image_shape=_IMAGE_SHAPE, num_classes=_NUM_CLASSES, examples={}, files={}),
+        train=_examples(_NUM_EXAMPLES),
+        validation=_examples(_FEW),
+        devices=jax.local_devices(),
+        steps_per_call=_STEPS_PER_CALL,
+    )
+    order = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES)
+    training.program = dataclasses.replace(program, config=config, steps_per_epoch=steps, order=order)
+    training.predict = predict
+    log = TrainingLog(TrackedRun(Identity("train"), None), training)
     with contextlib.redirect_stderr(io.StringIO()):  # two short epochs
-        training_runs.run(
-            dataclasses.replace(
-                engine, config=dataclasses.replace(config, epochs=2), steps_per_epoch=steps, order=order
-            ),
-            functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
-            _examples(_NUM_EXAMPLES),
-            dataclasses.replace(config, patience=None),
-            member=training_runs.Member(seeds=config.seeds_of(config.seed), checkpoints=checkpoints),
-            listener=TrainingLog(run, engine, is_live=True),
-            steps_per_call=_STEPS_PER_CALL,
-        )
+        training.train_network(config.seeds_of(config.seed), Checkpoints(None, 0.0), log)
 
 
 def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig, keep: Keep) -> dict[str, dict[str, int]]:

@@ -78,9 +78,11 @@ def test_data_deps_are_outs_of_earlier_stages_or_written_by_people(stage: str) -
 
 @pytest.mark.parametrize("stage", PIPELINE)
 def test_params_are_the_sections_that_the_script_loads(stage: str) -> None:
+    scripts = [ROOT / f"pipeline/{stage}.py", *(ROOT / "src/gradtrail/stages" / stage).glob("*.py")]
     calls = [
         node
-        for node in ast.walk(ast.parse((ROOT / "pipeline" / f"{stage}.py").read_text()))
+        for script in scripts
+        for node in ast.walk(ast.parse(script.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "stage.params"
     ]
     loaded = {ast.literal_eval(call.args[1]) if len(call.args) > 1 else stage for call in calls}

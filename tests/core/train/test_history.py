@@ -14,8 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.nn.models import HostParams
-from gradtrail.core.train.dynamics import LearningDynamics
-from gradtrail.core.train.history import History, on_host
+from gradtrail.core.train.history import History, LearningDynamics, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.core.train.step import RowRecord, StepRecord
 
@@ -31,7 +30,7 @@ def run() -> tuple[History, list[np.ndarray]]:
     """A history of four epochs, and the first kernel after each, 0 being the initial one."""
     engine, examples = make_engine(train_config(epochs=4), random_split(10))
     state = engine.init(seed_keys(0))
-    history, kernels = History((0, 1, 3, 9), on_host(state.params)), [kernel(state.params).copy()]
+    history, kernels = History((0, 1, 3, 9), on_host(state.params), 10), [kernel(state.params).copy()]
     for chunk in train(engine, state, examples, steps_per_call=1):
         if chunk.ends_epoch:
             params = on_host(chunk.state.params)
@@ -95,12 +94,12 @@ def added(history: History, params: HostParams | None = None, **columns: list[fl
 def test_weights_that_are_not_finite_are_an_error(value: float) -> None:
     """The sums of a private training are finite whatever its weights are."""
     with pytest.raises(FloatingPointError, match=r"the weights after epoch 1 are not finite, at learning rate 0.5 in"):
-        added(History((), {}), {"bias": np.array([0.0, value])})
+        added(History((), {}, 10), {"bias": np.array([0.0, value])})
 
 
 @pytest.mark.parametrize(("column", "subject"), [("loss", "loss"), ("grad_norm", "gradient")])
 def test_divergence_names_quantity_and_step(column: str, subject: str) -> None:
-    history = History((), {})
+    history = History((), {}, 10)
     with pytest.raises(
         FloatingPointError, match=rf"the {subject} of step 2 in epoch 1 .* was 1\.5, at learning rate 0\.5"
     ):
@@ -109,14 +108,14 @@ def test_divergence_names_quantity_and_step(column: str, subject: str) -> None:
 
 
 def test_a_skipped_step_is_no_fault_and_counts_for_no_mean() -> None:
-    history = History((), {})
+    history = History((), {}, 10)
     added(history, loss=[2.0, 7.0], grad_norm=[1.0, np.inf], loss_scale=[8.0, 8.0], skipped=[0, 1])
     assert (history.epochs[0].loss, history.epochs[0].cross_entropy) == (2.0, 1.0)
 
 
 def test_an_epoch_of_skipped_steps_is_a_fault() -> None:
     with pytest.raises(FloatingPointError, match="step 1 in epoch 1"):
-        added(History((), {}), grad_norm=[np.nan, np.inf], loss_scale=[1.0, 1.0], skipped=[1, 1])
+        added(History((), {}, 10), grad_norm=[np.nan, np.inf], loss_scale=[1.0, 1.0], skipped=[1, 1])
 
 
 def test_a_training_has_stalled_when_its_best_epoch_is_old_enough(run: tuple[History, list[np.ndarray]]) -> None:

@@ -98,7 +98,7 @@ def test_example_that_overflows_does_not_end_the_training() -> None:
     state.params["layers"][0]["kernel"] = kernel.at[:2].set(3e38)
     chunks = run_training(engine, examples, state=state)
     assert any(4 in np.asarray(chunk.records.rows.indices) for chunk in chunks)
-    history = History((), {})
+    history = History((), {}, len(SPLIT))
     for chunk in chunks:
         history.add(chunk, jax.device_get(chunk.state.params), {"loss": 0.0, "accuracy": 0.0})
     assert len(history.epochs) == config.epochs

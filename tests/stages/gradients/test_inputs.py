@@ -24,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     engine, examples = make_engine(train_config(epochs=3), SPLIT)
     state = engine.init(seed_keys(0))
-    history = History((0, 2), on_host(state.params))
+    history = History((0, 2), on_host(state.params), len(SPLIT))
     for chunk in train(engine, state, examples, steps_per_call=100):
         if chunk.ends_epoch:
             history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 0.1 * chunk.epoch})

@@ -29,7 +29,7 @@ IDS = np.arange(100, 110, dtype=np.int32)  # of the examples of the split
 def trained(config: TrainConfig, kept: tuple[int, ...] = ()) -> History:
     engine, examples = make_engine(config, random_split(10))
     state = engine.init(seed_keys(0))
-    history = History(kept, on_host(state.params))
+    history = History(kept, on_host(state.params), 10)
     for chunk in train(engine, state, examples, steps_per_call=1):
         if chunk.ends_epoch:
             history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
@@ -59,7 +59,7 @@ def test_loss_scales_and_skipped_steps_are_on_record() -> None:
     config = dataclasses.replace(config, loss_scaling=dataclasses.replace(config.loss_scaling, initial=1e38))
     engine, examples = make_engine(config, random_split(10))
     state = engine.init(seed_keys(0))
-    history = History((), on_host(state.params))
+    history = History((), on_host(state.params), 10)
     for chunk in train(engine, state, examples, steps_per_call=3):
         skipped = np.array([True, False, False])
         records = dataclasses.replace(chunk.records, skipped=skipped, grad_norm=np.array([np.inf, 1, 1], np.float32))
@@ -142,9 +142,8 @@ def with_other_examples(history: History) -> History:
     for name in ("loss", "cross_entropy", "accuracy"):
         changed.steps = [dataclasses.replace(part, **{name: getattr(part, name) + 1}) for part in changed.steps]
     changed.steps = [dataclasses.replace(part, num_examples=part.num_examples + 1) for part in changed.steps]
-    assert changed.dynamics is not None
     changed.dynamics.forgetting_events += 1
-    changed.dynamics._sum += 0.25
+    changed.dynamics.sum += 0.25
     return changed
 
 
@@ -181,7 +180,6 @@ def test_tables_to_publish_have_their_schema(history: History, tmp_path: Path) -
     whole, blank = (pd.read_csv(tmp_path / folder / "epochs.csv") for folder in ("all", "published"))
     assert list(whole) == list(blank)
     pd.testing.assert_frame_equal(whole.iloc[:, 4:], blank.iloc[:, 4:])
-    assert history.dynamics is not None
     assert len(history.dynamics.forgetting_events) == 10, "the history itself is as before"
 
 

@@ -1,4 +1,4 @@
-"""The history of a training on the host: records of its steps and epochs, and kept weights."""
+"""The history of a training on the host: records of steps and epochs, kept weights, and learning dynamics."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -7,14 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import HostParams, Params
-from gradtrail.core.train.dynamics import LearningDynamics
 from gradtrail.core.train.gradient import RowRecord
 from gradtrail.core.train.loop import Chunk
-from gradtrail.core.train.pytrees import add_prefix, leaves_by_name, numbered, strip_prefix
 from gradtrail.core.train.step import StepRecord
 
 
@@ -44,36 +43,22 @@ class History:
     Args:
         keep_epochs: epochs whose weights are kept; 0 is before training.
         params: the initial weights, on the host.
+        num_examples: number of examples in the records of rows.
         precision: precision of the training, for error messages.
-        num_sampled: number of examples in the records of rows; None if each epoch visits all of them.
-
-    Attributes:
-        epochs: records of the epochs.
-        steps: records of the steps of each epoch.
-        dynamics: statistics of the sampled examples; None before the first epoch.
-        kept: weights of the epochs in `keep_epochs`.
-        final: weights after the last epoch.
-        best: weights of the epoch with the highest validation accuracy, the first of equals.
     """
 
     def __init__(
-        self,
-        keep_epochs: Collection[int],
-        params: HostParams,
-        *,
-        precision: Precision = "float32",
-        num_sampled: int | None = None,
+        self, keep_epochs: Collection[int], params: HostParams, num_examples: int, precision: Precision = "float32"
     ):
-        self._precision = precision
-        self._num_sampled = num_sampled
-        self._keep_epochs = frozenset(keep_epochs)
         self.epochs: list[EpochRecord] = []
-        self.steps: list[StepRecord] = []
-        self.dynamics: LearningDynamics | None = None
-        self.final = self.best = KeptWeights(epoch=0, params=params)
-        self.kept = [self.final] if 0 in self._keep_epochs else []
+        self.steps: list[StepRecord] = []  # records of the steps of each epoch
+        self.dynamics = LearningDynamics(num_examples)
+        self._precision = precision
+        self._keep_epochs = frozenset(keep_epochs)
+        self._best_epoch = 0
+        self._weights = {0: params}  # by epoch: those to keep, the best ones and the last ones
 
-    def add(self, chunk: Chunk, params: HostParams, validation: dict[str, float]) -> EpochRecord:
+    def add(self, chunk: Chunk, params: HostParams, validation: Mapping[str, float]) -> EpochRecord:
         """Add an epoch.
 
         Args:
@@ -103,14 +88,15 @@ class History:
             validation_loss=validation["loss"],
             validation_accuracy=validation["accuracy"],
         )
-        self.final = KeptWeights(epoch=chunk.epoch, params=params)
         if not self.epochs or record.validation_accuracy > self.best_record.validation_accuracy:
-            self.best = self.final
-        if chunk.epoch in self._keep_epochs:
-            self.kept.append(self.final)
+            self._best_epoch = chunk.epoch
         self.epochs.append(record)
         self.steps.append(dataclasses.replace(records, rows=None))
-        self._add_dynamics(records.rows)
+        if records.rows is not None:
+            self.dynamics.add(records.rows)
+        needed = self._keep_epochs | {self._best_epoch}
+        kept = {epoch: weights for epoch, weights in self._weights.items() if epoch in needed}
+        self._weights = kept | {chunk.epoch: params}
         return record
 
     def check(self, chunk: Chunk) -> None:
@@ -122,70 +108,29 @@ class History:
             records = jax.device_get(chunk.records)
             raise FloatingPointError(_describe_divergence(chunk.epoch, records, done, self._precision))
 
-    def _add_dynamics(self, rows: RowRecord | None) -> None:
-        if rows is None:
-            return
-        if self.dynamics is None:
-            visited = int(np.count_nonzero(rows.indices != PADDING))
-            self.dynamics = LearningDynamics(visited if self._num_sampled is None else self._num_sampled)
-        self.dynamics.add(rows)
+    @property
+    def final(self) -> KeptWeights:
+        """The weights after the last epoch."""
+        return self._kept(len(self.epochs))
 
-    def as_arrays(self) -> dict[str, np.ndarray]:
-        """Return the history as named arrays, for `restore`."""
-        arrays = {"epochs": np.array([dataclasses.astuple(record) for record in self.epochs], np.float64)}
-        for field in dataclasses.fields(StepRecord):
-            columns = [getattr(part, field.name) for part in self.steps]
-            if columns and columns[0] is not None:
-                arrays[f"steps.{field.name}"] = np.stack(columns)
-        if self.dynamics is not None:
-            arrays |= add_prefix("dynamics", self.dynamics.as_arrays())
-        for name, weights in {
-            "final": self.final,
-            "best": self.best,
-            **add_prefix("kept", numbered(self.kept)),
-        }.items():
-            params = add_prefix("params", leaves_by_name(weights.params))
-            arrays |= add_prefix(name, {"epoch": np.array(weights.epoch), **params})
-        return arrays
+    @property
+    def best(self) -> KeptWeights:
+        """The weights of the epoch with the highest validation accuracy, the first of equals."""
+        return self._kept(self._best_epoch)
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> "History":
-        """Fill a new history of the same training from the result of `as_arrays`, and return it.
+    @property
+    def kept(self) -> list[KeptWeights]:
+        """The weights of the epochs to keep."""
+        return [self._kept(epoch) for epoch in sorted(self._weights) if epoch in self._keep_epochs]
 
-        Raises:
-            LookupError, ValueError: the arrays are not those of a history of this model.
-        """
-        names = [field.name for field in dataclasses.fields(EpochRecord)]
-        rows = arrays["epochs"].reshape(-1, len(names)).tolist() if "epochs" in arrays else []
-        self.epochs = [EpochRecord(**dict(zip(names, row, strict=True)) | {"epoch": int(row[0])}) for row in rows]
-        fields = [field.name for field in dataclasses.fields(StepRecord)]
-        columns = {name: arrays.get(f"steps.{name}") for name in fields}
-        if any(column.ndim != 2 or len(column) != len(rows) for column in columns.values() if column is not None):
-            raise ValueError(f"steps are not of {len(rows)} epochs")
-        for number in range(len(rows)):
-            values: dict[str, Any] = {
-                name: column if column is None else column[number] for name, column in columns.items()
-            }
-            self.steps.append(StepRecord(**values))
-        dynamics = strip_prefix("dynamics", arrays)
-        self.dynamics = LearningDynamics.from_arrays(dynamics) if dynamics else None
-        initial = self.final.params
-
-        def weights(name: str) -> KeptWeights:
-            values = strip_prefix(name, arrays)
-            leaves = strip_prefix("params", values)
-            params = jax.tree.unflatten(jax.tree.structure(initial), [leaves[number] for number in sorted(leaves)])
-            if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, initial):
-                raise ValueError(f"weights {name} are of another model")
-            return KeptWeights(epoch=int(values["epoch"]), params=params)
-
-        self.final, self.best = weights("final"), weights("best")
-        numbers = sorted({name.partition(".")[0] for name in strip_prefix("kept", arrays)})
-        self.kept = [weights(f"kept.{number}") for number in numbers]
-        return self
+    @property
+    def best_record(self) -> EpochRecord:
+        """The record of the epoch with the best weights."""
+        return self.epochs[self._best_epoch - 1]
 
     def has_stalled(self, patience: int | None) -> bool:
         """Return whether the best epoch was `patience` epochs ago; False if `patience` is None."""
-        return patience is not None and self.final.epoch - self.best.epoch >= patience
+        return patience is not None and len(self.epochs) - self._best_epoch >= patience
 
     def describe(self) -> str:
         """Describe the progress of the training in one line."""
@@ -194,10 +139,92 @@ class History:
         last = self.epochs[-1]
         return f"epoch {last.epoch} · loss {last.loss:.4f} · validation {last.validation_accuracy:.2%}"
 
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """Return the history as named arrays, for `restore`."""
+        arrays = {
+            "epochs": np.array([dataclasses.astuple(record) for record in self.epochs], np.float64),
+            "best_epoch": np.array(self._best_epoch),
+        }
+        if self.steps:
+            steps = jax.tree.map(lambda *parts: np.stack(parts), *map(_fields, self.steps))
+            arrays |= {f"steps.{name}": column for name, column in steps.items()}
+        arrays |= {f"dynamics.{name}": np.array(column) for name, column in vars(self.dynamics).items()}
+        for epoch, params in self._weights.items():
+            arrays |= {f"weights.{epoch}.{index}": leaf for index, leaf in enumerate(jax.tree.leaves(params))}
+        return arrays
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Continue from the result of `as_arrays` of the same training, in a new history."""
+        for row in arrays["epochs"].reshape(-1, len(dataclasses.fields(EpochRecord))).tolist():
+            names = [field.name for field in dataclasses.fields(EpochRecord)]
+            self.epochs.append(EpochRecord(**dict(zip(names, row, strict=True)) | {"epoch": int(row[0])}))
+        self._best_epoch = int(arrays["best_epoch"])
+        columns: Any = _below("steps", arrays)
+        absent: Any = {field.name: None for field in dataclasses.fields(StepRecord) if field.name not in columns}
+        self.steps = [
+            StepRecord(**absent, **{name: column[number] for name, column in columns.items()})
+            for number in range(len(self.epochs))
+        ]
+        vars(self.dynamics).update({name: np.array(column) for name, column in _below("dynamics", arrays).items()})
+        leaves_by_epoch: dict[int, dict[int, np.ndarray]] = {}
+        for name, leaf in _below("weights", arrays).items():
+            epoch, index = map(int, name.split("."))
+            leaves_by_epoch.setdefault(epoch, {})[index] = leaf
+        structure = jax.tree.structure(self._weights[0])
+        self._weights = {
+            epoch: jax.tree.unflatten(structure, [leaves[index] for index in range(len(leaves))])
+            for epoch, leaves in leaves_by_epoch.items()
+        }
+
+    def _kept(self, epoch: int) -> KeptWeights:
+        return KeptWeights(epoch=epoch, params=self._weights[epoch])
+
+
+class LearningDynamics:
+    """Statistics of all or of sampled examples of a training split over their visits, one in each epoch.
+
+    In a private training an epoch may leave examples out, or visit them again: the last visit of an epoch counts.
+    """
+
+    def __init__(self, num_examples: int):
+        self.epochs = np.zeros((), np.int64)  # number of epochs added
+        # number of misclassified visits right after a correct one (Toneva et al., arXiv 1812.05159)
+        self.forgetting_events: Int[np.ndarray, " examples"] = np.zeros(num_examples, np.int32)
+        # first epoch that classified the example correctly, from 1; 0 for none yet
+        self.first_correct: Int[np.ndarray, " examples"] = np.zeros(num_examples, np.int32)
+        self.was_correct: Bool[np.ndarray, " examples"] = np.zeros(num_examples, bool)
+        self.visits: Int[np.ndarray, " examples"] = np.zeros(num_examples, np.int32)
+        # sums of the probability of the label, and of its square
+        self.sum: Float[np.ndarray, " examples"] = np.zeros(num_examples)
+        self.sum_of_squares: Float[np.ndarray, " examples"] = np.zeros(num_examples)
+
+    def add(self, rows: RowRecord) -> None:
+        """Add an epoch; a probability that is not finite, after an overflow, counts as 0."""
+        indices = np.asarray(rows.indices).ravel()
+        visited = indices != PADDING
+        order = indices[visited]
+        correct, probability = self.was_correct.copy(), np.zeros_like(self.sum)
+        correct[order] = np.asarray(rows.correct).ravel()[visited]
+        probability[order] = np.nan_to_num(np.asarray(rows.probability, np.float64).ravel()[visited])
+        self.epochs = self.epochs + 1
+        self.visits[order] += 1
+        self.forgetting_events += self.was_correct & ~correct
+        self.first_correct[correct & (self.first_correct == 0)] = self.epochs
+        self.was_correct = correct
+        self.sum += probability
+        self.sum_of_squares += probability**2
+
     @property
-    def best_record(self) -> EpochRecord:
-        """The record of the epoch with the best weights."""
-        return self.epochs[self.best.epoch - 1]
+    def mean_probability(self) -> Float[np.ndarray, " examples"]:
+        """Mean probability of the label over the visits, float32 (Swayamdipta et al., arXiv 2009.10795)."""
+        return (self.sum / np.maximum(1, self.visits)).astype(np.float32)
+
+    @property
+    def probability_std(self) -> Float[np.ndarray, " examples"]:
+        """Standard deviation of the label's probability over the visits, float32: the variability of the same paper."""
+        visits = np.maximum(1, self.visits)
+        variance = self.sum_of_squares / visits - (self.sum / visits) ** 2
+        return np.sqrt(np.maximum(variance, 0)).astype(np.float32)
 
 
 def on_host(params: Params) -> HostParams:
@@ -214,3 +241,14 @@ def _describe_divergence(epoch: int, records: StepRecord, done: np.ndarray, prec
         f"training diverged: the {quantity} of step {step + 1} in epoch {epoch} is not finite, {last}, at learning "
         f"rate {records.learning_rate[step]:.4g} in {precision}; try a lower learning rate, or train.clip_norm"
     )
+
+
+def _fields(steps: StepRecord) -> dict[str, np.ndarray]:
+    """Return the columns of records by name, without those that the training does not have."""
+    return {name: column for name, column in vars(steps).items() if column is not None}
+
+
+def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays whose names begin with a prefix and a dot, without these."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}

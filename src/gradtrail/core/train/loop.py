@@ -60,6 +60,8 @@ class Program:
     mesh: Mesh  # the devices that each batch is split over
     steps_per_epoch: int
     steps_per_block: int | None  # number of steps of a block; None if the training split is on the device
+    abstract_keys: Any  # shapes and dtypes of the argument of `init`
+    abstract_state: TrainState  # shapes and dtypes of a state
     examples: Any  # `Examples` of abstract arrays: the training split, or a block of it
     num_sampled: int  # number of examples in the records of an epoch
 
@@ -83,18 +85,6 @@ class Program:
         """Return empty records of an epoch on the devices."""
         records: StepRecord = put(self.empty_records(), replicated(self.mesh))
         return records
-
-    @property
-    def abstract_keys(self) -> Any:
-        """Shapes and dtypes of the argument of `init`."""
-        num_keys = len(VARIED) + self.config.privacy.enabled
-        return self._everywhere(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_keys)))
-
-    @property
-    def abstract_state(self) -> TrainState:
-        """Shapes and dtypes of a state."""
-        state: TrainState = self._everywhere(jax.eval_shape(self.init, self.abstract_keys))
-        return state
 
     def compile(self, compiler: Compiler) -> "Program":
         """Return the program with its functions compiled."""
@@ -212,10 +202,13 @@ def make_program(
         return jax.lax.fori_loop(start, stop, body, (state, records))
 
     examples = feed.abstract_examples(num_examples, model.config.image_shape, config.batch_size, steps_per_block, mesh)
+    init = make_init(config, model, num_steps)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(VARIED) + config.privacy.enabled))
+    keys, state = with_sharding((keys, jax.eval_shape(init, keys)), replicated(mesh))
     num_rows = mechanism.capacity if mechanism else config.batch_size
     by_row = (steps_per_epoch, num_rows) if sampled is None else (len(sampled),)
     return Program(
-        init=make_init(config, model, num_steps),
+        init=init,
         order=_make_order(num_examples, config.batch_size, mechanism, streamed=streamed),
         run_steps=run_steps,
         evaluation_params=functools.partial(params_to_evaluate, config),
@@ -225,6 +218,8 @@ def make_program(
         mesh=mesh,
         steps_per_epoch=steps_per_epoch,
         steps_per_block=steps_per_block,
+        abstract_keys=keys,
+        abstract_state=state,
         examples=examples,
         num_sampled=num_examples if sampled is None else len(sampled),
     )

@@ -6,6 +6,7 @@ by process 0; the others receive the decision from JAX's coordination service, s
 30 s. Out of scope: what they compute together, and how (`core/sharding.py`).
 """
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -15,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
@@ -99,6 +100,16 @@ def wait_for_all() -> None:
     """Wait until every process has called this: the first step is a collective, which compiling must not delay."""
     if (client := _client()) is not None:
         client.wait_at_barrier(f"gradtrail/{next(_numbers)}", _DAY_MS)
+
+
+@contextlib.contextmanager
+def first_process_first() -> Iterator[None]:
+    """Run the block in process 0 before it runs in the others."""
+    if is_follower():
+        agreed(lambda: None)
+    yield
+    if not is_follower():
+        agreed(lambda: None)
 
 
 def require_same(values: Mapping[str, str]) -> None:

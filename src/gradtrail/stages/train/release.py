@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.dynamics import LearningDynamics
-from gradtrail.core.train.history import History
+from gradtrail.core.train.history import History, LearningDynamics
 from gradtrail.core.train.privacy import PrivacyConfig
 from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee
@@ -57,7 +56,7 @@ def redacted_history(history: History, privacy: PrivacyConfig) -> History:
     result = copy.copy(history)
     result.epochs = [dataclasses.replace(record, **_BLANK) for record in history.epochs]
     result.steps = [redacted_steps(part, privacy) for part in history.steps]
-    result.dynamics = None if history.dynamics is None else LearningDynamics(0)
+    result.dynamics = LearningDynamics(0)
     return result
 
 

@@ -13,8 +13,7 @@ from jaxtyping import Int
 from gradtrail.core import noise_scale
 from gradtrail.core.nn.models import HostParams, ModelConfig, num_parameters
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.dynamics import LearningDynamics
-from gradtrail.core.train.history import EpochRecord, History
+from gradtrail.core.train.history import EpochRecord, History, LearningDynamics
 from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.dataset import DatasetInfo
@@ -78,9 +77,8 @@ def write_tables(
     write_epochs(folder, epoch_table(history.epochs, epsilons))
     parameter_table(history.final.params).to_csv(folder / "parameters.csv", index=False)
     step_table(history.steps).to_parquet(folder / "steps.parquet", index=False)
-    if history.dynamics is not None:
-        sampled = example_id[: len(history.dynamics.forgetting_events)]  # none of a training to publish
-        dynamics_table(history.dynamics, sampled).to_parquet(folder / "dynamics.parquet", index=False)
+    sampled = example_id[: len(history.dynamics.forgetting_events)]  # none of a training to publish
+    dynamics_table(history.dynamics, sampled).to_parquet(folder / "dynamics.parquet", index=False)
 
 
 def write_epochs(folder: Path, epochs: pd.DataFrame) -> None:

@@ -1,22 +1,32 @@
-"""Loading and compiling a training, in each of its processes; process 0 also writes and logs."""
+"""A training of one network, or of several that differ in their seeds: reads its inputs, compiles, runs and resumes.
+
+Each of several processes runs the same code; process 0 validates, logs and writes.
+"""
 
 import contextlib
+import dataclasses
 import functools
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jaxtyping import Int
 
 from gradtrail.core.data import Split
-from gradtrail.core.nn.models import Model
+from gradtrail.core.nn import inference
+from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
-from gradtrail.core.train.loop import Program
+from gradtrail.core.train.history import History, on_host
+from gradtrail.core.train.keys import keys_of
+from gradtrail.core.train.loop import Chunk, Program
+from gradtrail.core.train.step import RunKeys, StepRecord, TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts import accounting, splits
 from gradtrail.stages.artifacts.accounting import Spending
@@ -25,29 +35,104 @@ from gradtrail.stages.artifacts.splits import InMemorySource
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig
-from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.processes import agreed, devices, require_same
+from gradtrail.stages.common.processes import agreed, devices, first_process_first, leave, require_same, wait_for_all
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder
-from gradtrail.stages.train.loop import Members, NullListener, train_members
+from gradtrail.stages.common.stage import Stage
+from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder, on_devices, state_on_device
 from gradtrail.stages.train.secret import read_secret, training_secret
 from gradtrail.support.memory import require_memory
+from gradtrail.support.progress import progress_bar
+from gradtrail.support.signals import Stopped, stop_request
 
-T = TypeVar("T")
+
+class Listener(Protocol):
+    """What logs a training while it runs; it cannot change it."""
+
+    def member(self, training: "Training", seeds: MemberSeeds) -> AbstractContextManager[Checkpoints]:
+        """Return the checkpoints of a network, which no other process uses meanwhile."""
+
+    def after_epoch(self, history: History, seconds: float) -> None:
+        """Receive the history, whose last epoch has just ended, and the seconds of training until then."""
+
+    def diverged(self, chunk: Chunk) -> None:
+        """Receive the steps of the epoch in which the training diverged."""
+
+
+class NullListener:
+    """A listener that logs nothing: that of a process that is not the first."""
+
+    @contextlib.contextmanager
+    def member(self, training: "Training", seeds: MemberSeeds) -> Iterator[Checkpoints]:  # noqa: ARG002
+        """Yield the checkpoints that process 0 writes."""
+        yield training.checkpoints("")
+
+    def after_epoch(self, history: History, seconds: float) -> None:
+        """Do nothing."""
+
+    def diverged(self, chunk: Chunk) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """A trained network."""
+
+    state: TrainState
+    history: History
+    seconds: float  # time of the loop, summed over all attempts
+
+
+@dataclass(kw_only=True)
 class Training:
-    """The inputs of a training."""
+    """The inputs of a training, and its compiled functions."""
 
     config: TrainConfig
     runtime: RuntimeConfig
     info: DatasetInfo
     train: Split | InMemorySource | ShardedSplit  # training split, whole or streamed in parts
-    spending: Spending | None  # privacy budget of a private training; else None
+    validation: Split
     devices: Sequence[jax.Device]  # one for each shard, of all processes
-    steps_per_call: int  # value of `runtime` in process 0
-    secret: str | None = field(repr=False)
+    steps_per_call: int  # steps between two signs of progress; changes no bit of the result
+    spending: Spending | None = None  # privacy budget of a private training; else None
+    # secret behind batches and noise of a private training; None for the seed. No checkpoint has it, nor its keys.
+    secret: str | None = field(default=None, repr=False)
+    inputs_changed: Callable[[], bool] = lambda: False  # True if the results will not be recorded
+    program: Program = field(init=False, repr=False)
+    predict: CompiledFunction = field(init=False, repr=False)
+
+    @classmethod
+    def load(cls, stage: Stage) -> "Training":
+        """Read the inputs of the stage, and find the devices; JAX must not have looked for any yet.
+
+        Raises:
+            UserError: data or secret are missing or damaged, or this process has other data or params than process 0.
+            ConfigError: the processes cannot have equally many shards, or no noise keeps the privacy budget.
+        """
+        config, runtime, folder = stage.params(TrainConfig), stage.runtime, Path("data/processed")
+        info = dataset.read_info(folder)
+        is_private = config.privacy.enabled
+        limit = runtime.stream_above_mib
+        train = splits.open_train(folder / "train.npz", info, stream_above_mib=limit, private=is_private)
+        require_same(
+            {
+                "train of params.yaml": repr(config),
+                "environment of params.yaml": repr(stage.params(EnvironmentConfig, "environment")),
+                str(folder): info.digest,
+            }
+        )
+        secret = read_secret(config.privacy)
+        return cls(
+            config=config,
+            runtime=runtime,
+            info=info,
+            train=train,
+            validation=dataset.read_split(folder / "validation.npz", info),
+            devices=devices(config.shards),
+            steps_per_call=agreed(lambda: runtime.steps_per_call),
+            spending=accounting.account(config, len(train)) if is_private else None,
+            secret=training_secret(secret, config, train) if isinstance(train, Split) else None,
+            inputs_changed=stage.inputs.have_changed,
+        )
 
     @property
     def model(self) -> Model:
@@ -72,33 +157,31 @@ class Training:
             return self.train.take_column("example_id", self.sampled)
         return self.train.example_id[self.sampled]
 
-    def compile(self, compiler: Compiler) -> Program:
-        """Compile the functions of the training.
+    @property
+    def functions(self) -> list[CompiledFunction]:
+        """All compiled functions."""
+        return [*self.program.functions, self.predict]
+
+    def compile(self, compiler: Compiler) -> None:
+        """Compile the functions of the training, in process 0 first: the others find them in the cache.
 
         Raises:
-            ConfigError: the training cannot be made of these data; one line.
+            ConfigError: the training cannot be made of these data, or a batch does not fit into memory; one line.
         """
-        noise = self.spending.noise_multiplier if self.spending else None
-        streamed = not isinstance(self.train, Split)
         program = loop.make_program(
             self.config,
             self.model,
             len(self.train),
             self.devices,
-            noise_multiplier=noise,
-            streamed=streamed,
+            noise_multiplier=self.spending.noise_multiplier if self.spending else None,
+            streamed=not isinstance(self.train, Split),
             sampled=self.sampled if len(self.sampled) < len(self.train) else None,
         )
-        return program.compile(compiler)
-
-    def require_memory(self, engine: Program, functions: Sequence[CompiledFunction]) -> None:
-        """Refuse a batch that does not fit, before any of the memory is allocated.
-
-        Raises:
-            ConfigError: too little memory; one line with the batch size that fits.
-        """
-        fixed = engine.argument_bytes
-        require_memory("train.batch_size", self.config.batch_size, functions, fixed_bytes=fixed)
+        with first_process_first():
+            self.program = program.compile(compiler)
+            self.predict = inference.compile_predict(self.model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
+        fixed = self.program.argument_bytes
+        require_memory("train.batch_size", self.config.batch_size, self.functions, fixed_bytes=fixed)
 
     def checkpoints(self, state: str, user: str = "") -> Checkpoints:
         """Return the checkpoints of the state with this key, which is read in process 0; none under a debug switch."""
@@ -107,75 +190,119 @@ class Training:
         user = "" if user == state else user
         return Checkpoints(None if debugging else folder, self.runtime.checkpoint_seconds, user=user)
 
-    def members(
-        self,
-        checkpoints: Callable[[MemberSeeds], AbstractContextManager[Checkpoints]],
-        inputs_changed: Callable[[], bool] = lambda: False,
-    ) -> Members:
-        """Return what the members have in common; see there for the arguments."""
-        return Members(
-            checkpoints=checkpoints,
-            secret=training_secret(self.secret, self.config, self.train) if isinstance(self.train, Split) else None,
-            epsilons=self.epsilons,
-            inputs_changed=inputs_changed,
-        )
+    def run(self, listener: Listener, add: Callable[[int, TrainResult], object]) -> None:
+        """Train the networks one after the other, and pass the seed and the result of each to `add`.
 
-    def follow(self, compiler: Compiler) -> None:
-        """Train with process 0, to the end."""
+        Raises:
+            FloatingPointError: a training diverged; one line.
+            Stopped: the process was asked to stop; a checkpoint was written.
+        """
+        wait_for_all()
+        for seed in self.config.seeds:
+            seeds = self.config.seeds_of(seed)
+            with listener.member(self, seeds) as checkpoints:
+                name = f"train seed {seed}" if self.config.members > 1 else "train"
+                add(seed, self.train_network(seeds, checkpoints, listener, name))
+        leave()
 
-        @contextlib.contextmanager
-        def checkpoints(_: MemberSeeds) -> Iterator[Checkpoints]:
-            yield self.checkpoints("")
+    def train_network(
+        self, seeds: MemberSeeds, checkpoints: Checkpoints, listener: Listener, name: str = "train"
+    ) -> TrainResult:
+        """Train a network to its end, from its last checkpoint if there is one; `name` is for messages."""
+        program, config = self.program, self.config
+        examples: Any = self.train
+        if isinstance(self.train, Split):
+            examples = loop.on_device(self.train.images, self.train.labels, program.mesh)
 
-        agreed(lambda: None)  # process 0 has compiled: its functions are in the cache
-        results = train_members(
-            self.compile(compiler),
-            in_first_process(_unknown),
-            self.train,
-            self.config,
-            members=self.members(checkpoints),
-            listener=NullListener(),
-            steps_per_call=self.steps_per_call,
-        )
-        for _ in results:
-            pass
+        # The first state, or that of the last checkpoint
+        state = program.init(keys_of(seeds, self.secret))
+        secret_keys, public_keys = state.keys, program.init(keys_of(seeds)).keys if self.secret else None
+        params = on_host(state.params)
+        history = History(config.keep_epochs, params, program.num_sampled, config.precision)
+        state, records, seconds_before = self._restored(checkpoints, state, history, secret_keys)
+        is_over = self._is_over(int(state.step), history)
+        if int(state.step):
+            how = "trained before" if is_over else f"resuming after step {int(state.step):,}"
+            print(f"{name}: {how}, from a checkpoint", file=sys.stderr)
+        started = time.perf_counter() - seconds_before
+
+        wait_for_all()
+        with progress_bar(name, program.num_steps, unit="steps") as bar, stop_request() as request:
+            chunks = loop.train(program, state, examples, steps_per_call=self.steps_per_call, records=records)
+            for chunk in () if is_over else chunks:
+                # Validate and log at the end of an epoch
+                state, seconds = chunk.state, time.perf_counter() - started
+                try:
+                    history.check(chunk)
+                except FloatingPointError:
+                    listener.diverged(chunk)
+                    raise
+                if chunk.ends_epoch:
+                    params = on_host(program.evaluation_params(state))
+                    history.add(chunk, params, agreed(functools.partial(self.validate, params)))
+                    listener.after_epoch(history, seconds)
+                line = self._describe(history)
+                bar.update(chunk.step, message=line)
+                if chunk.ends_epoch:
+                    bar.log(f"{name}: {line} ({chunk.epoch}/{config.epochs}, {seconds:.1f} s)")
+
+                # Stop, end, or go on; all processes alike
+                parts = functools.partial(_parts, _with_keys(state, public_keys), chunk, history, seconds)
+                if (stop := agreed(lambda: request.number)) is not None:
+                    checkpoints.save(chunk.step, parts)
+                    agreed(lambda: None)  # the other processes end when it is written
+                    how = f"stopped after step {chunk.step:,} of {program.num_steps:,}; `dvc repro` resumes from there"
+                    raise Stopped(how, stop)
+                if self._is_over(chunk.step, history):
+                    self._save_last(checkpoints, chunk.step, parts)
+                    break
+                checkpoints.save_if_due(chunk.step, parts)
+        seconds = time.perf_counter() - started
+        return TrainResult(state=_with_keys(state, public_keys), history=history, seconds=seconds)
+
+    def validate(self, params: HostParams) -> dict[str, float]:
+        """Return `loss` and `accuracy` of a network on the validation split."""
+        return inference.validate(self.predict, params, images=self.validation.images, labels=self.validation.labels)
+
+    def _is_over(self, step: int, history: History) -> bool:
+        ends_epoch = step > 0 and step % self.program.steps_per_epoch == 0
+        return step == self.program.num_steps or (ends_epoch and history.has_stalled(self.config.patience))
+
+    def _restored(
+        self, checkpoints: Checkpoints, first: TrainState, history: History, keys: RunKeys
+    ) -> tuple[TrainState, StepRecord | None, float]:
+        """Fill the history from the last checkpoint; return state, records of an unfinished epoch, and seconds."""
+        like = self.program.records()
+        parts = checkpoints.restore({"state": first, "records": like})
+        if parts is None:
+            return first, None, 0.0
+        history.restore(parts["history"])
+        state = dataclasses.replace(state_on_device(parts["state"], first), keys=keys)
+        records = parts["records"] and on_devices(parts["records"], like)
+        return state, records, float(parts["history"]["seconds"])
+
+    def _save_last(self, checkpoints: Checkpoints, step: int, parts: Callable[[], dict[str, Any]]) -> None:
+        """Keep the checkpoint of a network that other trainings may have too, or one that will not be recorded."""
+        if self.config.members > 1:
+            checkpoints.keep(step, parts)
+        elif self.inputs_changed():
+            checkpoints.save(step, parts)
+
+    def _describe(self, history: History) -> str:
+        """Return the line of progress: the last epoch, and what a private training has spent until its end."""
+        spent = self.epsilons[: len(history.epochs)]
+        return f"{history.describe()} · epsilon {spent[-1]:.3g}" if spent else history.describe()
 
 
-def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig) -> Training:
-    """Read the inputs of a training, and find the devices of its shards; JAX must not have looked for any yet.
+def _with_keys(state: TrainState, keys: RunKeys | None) -> TrainState:
+    """Return a state with the keys of the seeds in place of those of a secret, if there are any.
 
-    Args:
-        folder: `data/processed`.
-        config: params of the training.
-        runtime: settings of the run.
-
-    Raises:
-        UserError: data or secret are missing or damaged, or this process has other data or params than process 0.
-        ConfigError: the processes cannot have equally many shards, or no noise keeps the budget of a private training.
+    No step changes the keys of a state. With the keys of a secret one could remove the noise.
     """
-    info = dataset.read_info(folder)
-    private = config.privacy.enabled
-    train = splits.open_train(folder / "train.npz", info, stream_above_mib=runtime.stream_above_mib, private=private)
-    environment = repr(load_section("environment", EnvironmentConfig))
-    require_same(
-        {"train of params.yaml": repr(config), "environment of params.yaml": environment, str(folder): info.digest}
-    )
-    return Training(
-        config=config,
-        runtime=runtime,
-        info=info,
-        train=train,
-        secret=read_secret(config.privacy),
-        spending=accounting.account(config, len(train)) if private else None,
-        devices=devices(config.shards),
-        steps_per_call=agreed(lambda: runtime.steps_per_call),
-    )
+    return state if keys is None else dataclasses.replace(state, keys=keys)
 
 
-def in_first_process(function: Callable[..., T]) -> Callable[..., T]:
-    """Return a function with the result of `function` in process 0, which alone calls it."""
-    return lambda *args: agreed(functools.partial(function, *args))
-
-
-def _unknown(*_: object) -> dict[str, float]:
-    raise AssertionError("process 0 alone validates")
+def _parts(state: TrainState, chunk: Chunk, history: History, seconds: float) -> dict[str, Any]:
+    """Return the parts of a checkpoint; the records are those of an unfinished epoch."""
+    records = {} if chunk.ends_epoch else {"records": chunk.records}
+    return {"state": state, "history": history.as_arrays() | {"seconds": np.array(seconds)}} | records

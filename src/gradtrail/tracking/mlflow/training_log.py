@@ -1,63 +1,64 @@
 """Logs the learning curves of a training while it runs."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 
+from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.history import History
-from gradtrail.core.train.loop import Chunk, Program
-from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
-from gradtrail.core.train.step import TrainState
+from gradtrail.core.train.loop import Chunk
+from gradtrail.stages.train.checkpoints import Checkpoints
 from gradtrail.stages.train.release import redacted_history, redacted_steps
 from gradtrail.stages.train.tables import epoch_table, step_table
+from gradtrail.stages.train.training import Training
+from gradtrail.tracking.lineage.state import lock_of
 from gradtrail.tracking.mlflow.artifacts import Curves, curves
 from gradtrail.tracking.mlflow.run import TrackedRun
 
 
 class TrainingLog:
-    """Logs a training to its run: the listener that `stages/train/loop.py` asks for.
+    """Logs a training to its run: the listener that `Training.run` takes.
 
     Args:
         run: Run of the training.
-        engine: Program of the training.
-        is_live: True if the curves are those of this training; else they are means over members, known at the end.
-        epsilons: Epsilon after each epoch of a private training; else empty.
-        privacy: Config that decides which statistics of the training examples are published.
+        training: The training, compiled.
     """
 
-    def __init__(
-        self,
-        run: TrackedRun,
-        engine: Program,
-        *,
-        is_live: bool,
-        epsilons: Sequence[float] = (),
-        privacy: PrivacyConfig = NOT_PRIVATE,
-    ):
-        self._epsilons, self._privacy = epsilons, privacy
-        self._is_live = is_live
+    def __init__(self, run: TrackedRun, training: Training):
         self._run = run
-        self._steps_per_epoch = engine.steps_per_epoch
-        self._planned_steps = engine.num_steps
+        self._training = training
 
-    def after_chunk(self, state: TrainState) -> None:
-        """Log nothing: curves grow by epochs, and the state may not be computed yet."""
+    @contextlib.contextmanager
+    def member(self, training: Training, seeds: MemberSeeds) -> Iterator[Checkpoints]:
+        """Yield the checkpoints of a network; those of one of several stay, for trainings with other members."""
+        stage, state = self._run.stage, self._run.stage.member_state(dataclasses.asdict(seeds))
+        with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # its lock is held
+            checkpoints = training.checkpoints(state, user=stage.state)
+            is_kept = training.config.members > 1 or checkpoints.is_complete
+            if checkpoints.has_checkpoints:
+                self._run.timings(resumed=True)
+            yield checkpoints
+            if not is_kept:
+                self._run.at_end(checkpoints.remove)
 
     def after_epoch(self, history: History, seconds: float) -> None:
-        """Log the points that the last epoch adds to the curves."""
-        if not self._is_live:
+        """Log the points that the last epoch adds to the curves; those of means over members are known at the end."""
+        if self._training.config.members > 1:
             return
         with self._run.best_effort():
-            points = live_curves(redacted_history(history, self._privacy), self._planned_steps, self._epsilons)
+            public = redacted_history(history, self._training.config.privacy)
+            points = live_curves(public, self._training.program.num_steps, self._training.epsilons)
             self._run.curves({**points, "train/elapsed_seconds": {history.epochs[-1].epoch: seconds}})
 
     def diverged(self, chunk: Chunk) -> None:
         """Log the steps of the epoch in which the training diverged."""
+        program = self._training.program
         with self._run.best_effort():
-            records = redacted_steps(jax.device_get(chunk.records), self._privacy)
+            records = redacted_steps(jax.device_get(chunk.records), self._training.config.privacy)
             public_chunk = dataclasses.replace(chunk, records=records)
-            self._run.curves(curves_of_steps(public_chunk, self._steps_per_epoch, self._planned_steps))
+            self._run.curves(curves_of_steps(public_chunk, program.steps_per_epoch, program.num_steps))
 
 
 def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] = ()) -> Curves:

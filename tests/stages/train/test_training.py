@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,22 +14,25 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from factories import dataset_info, make_engine, model_config, private_config, random_split, train_config
+from factories import ROOT, dataset_info, make_engine, private_config, random_split, train_config
 from scipy import stats
 
 from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
-from gradtrail.core.train.pytrees import add_prefix, leaves_by_name
 from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.train import figures, loop, members, tables
+from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train.checkpoints import Checkpoints, state_on_host
-from gradtrail.stages.train.loop import TrainResult
+from gradtrail.stages.train.outputs import Outputs
 from gradtrail.stages.train.secret import VARIABLE, read_secret, training_secret
+from gradtrail.stages.train.training import NullListener, Training, TrainResult
 from gradtrail.support.errors import UserError
 from gradtrail.support.signals import Stopped
 
@@ -44,22 +47,22 @@ CONFIGS = {
     ),
     "early stopping": train_config(optimizer="schedule_free", patience=1, epochs=3),
 }
+EPSILONS = (0.5, 0.75, 1.0)
 SECRET = "correct horse battery staple, and more"  # noqa: S105
 PRIVATE = train_config(epochs=3, privacy=dataclasses.replace(NOT_PRIVATE, enabled=True))
 
 
-class Listener:
-    """Asks the process to stop after some of its chunks, as Ctrl-C does."""
+class Listener(NullListener):
+    """Asks the process to stop after some of the chunks of a network, as Ctrl-C does."""
 
-    def __init__(self, chunks: int | None):
+    def __init__(self, chunks: int | None = None, folder: Path | None = None):
         self.left = chunks
+        self.folder = folder
         self.epochs: list[int] = []
 
-    def after_chunk(self, state: Any) -> None:
-        if self.left is not None:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGTERM)
+    @contextlib.contextmanager
+    def member(self, training: Training, seeds: MemberSeeds) -> Iterator[Checkpoints]:
+        yield Checkpoints(self.folder and self.folder / str(seeds), 1e9, lambda: 0.0)
 
     def after_epoch(self, history: History, seconds: float) -> None:
         self.epochs.append(history.epochs[-1].epoch)
@@ -68,29 +71,48 @@ class Listener:
         pytest.fail("diverged")
 
 
-def run(
-    config: TrainConfig,
-    folder: Path | None,
-    listener: Listener,
-    *,
-    steps_per_call: int = 1,
-    secret: str | None = None,
-    epsilons: Sequence[float] = (),
-) -> TrainResult:
-    engine, _ = make_engine(config, SPLIT)
-    checkpoints = Checkpoints(folder, 1e9)
-    seeds = config.seeds_of(config.seed)
-    member = loop.Member(seeds=seeds, checkpoints=checkpoints, secret=secret, epsilons=epsilons)
-    return loop.run(engine, validate, SPLIT, config, member=member, listener=listener, steps_per_call=steps_per_call)
+class StoppedTraining(Training):
+    """A training whose listener asks it to stop; no epoch is better than the first."""
+
+    def validate(self, params: Any) -> dict[str, float]:
+        return {"loss": float(np.abs(params["layers"][0]["kernel"]).sum()), "accuracy": 0.5}
 
 
-def validate(params: Any) -> dict[str, float]:
-    """Say that no epoch is better than the first."""
-    return {"loss": float(np.abs(params["layers"][0]["kernel"]).sum()), "accuracy": 0.5}
+def training_of(
+    config: TrainConfig, listener: Listener, *, steps_per_call: int = 1, secret: str | None = None, **fields: Any
+) -> Training:
+    training = StoppedTraining(
+        config=config,
+        runtime=load_section("runtime", RuntimeConfig, ROOT / "params.yaml"),
+        info=dataset_info(),
+        train=SPLIT,
+        validation=SPLIT,
+        devices=jax.local_devices(),
+        steps_per_call=steps_per_call,
+        secret=secret,
+        **fields,
+    )
+    program, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT)
+
+    def run_steps(*arguments: Any) -> Any:
+        result = program.run_steps(*arguments)
+        if listener.left is not None:
+            listener.left -= 1
+            if listener.left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    training.program = dataclasses.replace(program, run_steps=run_steps, config=config)
+    return training
 
 
-def bits(result: TrainResult) -> dict[str, bytes]:
-    state = add_prefix("state", leaves_by_name(state_on_host(result.state)))
+def run(config: TrainConfig, folder: Path | None, listener: Listener, **fields: Any) -> TrainResult:
+    training = training_of(config, listener, **fields)
+    return training.train_network(config.seeds_of(config.seed), Checkpoints(folder, 1e9, lambda: 0.0), listener)
+
+
+def bits(result: TrainResult) -> dict[Any, bytes]:
+    state = dict(enumerate(jax.tree.leaves(state_on_host(result.state))))
     return {name: np.asarray(leaf).tobytes() for name, leaf in (state | result.history.as_arrays()).items()}
 
 
@@ -141,14 +163,11 @@ def test_another_secret_gives_other_noise_and_the_state_does_not_show_which() ->
 
 
 def test_progress_shows_epsilon_but_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
-    run(PRIVATE, None, Listener(None), secret=SECRET, epsilons=(0.5, 0.75, 1.0))
+    training = training_of(PRIVATE, listener := Listener(), secret=SECRET, spending=SimpleNamespace(epsilons=EPSILONS))
+    training.train_network(PRIVATE.seeds_of(0), Checkpoints(None, 1e9), listener)
     said = capfd.readouterr().err
     assert all(f"epsilon {spent} (" in said for spent in ("0.5", "0.75", "1"))
-    member = loop.Member(seeds=PRIVATE.seeds_of(0), checkpoints=Checkpoints(None, 1e9), secret=SECRET)
-    assert SECRET not in said + repr(member)
-
-
-EPSILONS = (0.5, 0.75, 1.0)
+    assert SECRET not in said + repr(training)
 
 
 def privacy(secret: str | None = None) -> PrivacyConfig:
@@ -207,23 +226,17 @@ CONFIG = train_config(model=MLP(hidden=(5,), activation="relu", dropout=0.5), ep
 
 def train(config: TrainConfig, to: Path, checkpoints: Path | None = None, *, chunks: int | None = None) -> Path:
     """Train all members; return the folder of the outs."""
-
-    @contextlib.contextmanager
-    def folder(seeds: MemberSeeds) -> Iterator[Checkpoints]:
-        yield Checkpoints(checkpoints and checkpoints / str(seeds), 1e9)
-
-    engine, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT)
-    shared = loop.Members(checkpoints=folder)
-    results = loop.train_members(
-        engine, validate, SPLIT, config, members=shared, listener=Listener(chunks), steps_per_call=2
-    )
-    _, written = members.write_each(to / "scratch", results, model_config(), config, dataset_info(), SPLIT.example_id)
-    members.write_members(to, written)
+    training = training_of(config, listener := Listener(chunks, checkpoints), steps_per_call=2)
+    (to / "scratch").mkdir(parents=True, exist_ok=True)
+    outputs = Outputs(training, to / "scratch")
+    training.run(listener, outputs.add)
+    outputs.write(to)
     return to
 
 
 def bytes_in(folder: Path) -> dict[str, str]:
-    own = (path for path in folder.rglob("*") if path.is_file() and "members" not in path.parts)
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".png")
+    own = (path for path in files if "members" not in path.parts)
     return {path.relative_to(folder).as_posix(): digest(path) for path in own}
 
 
@@ -336,13 +349,12 @@ def test_the_interval_of_a_mean_ends_at_possible_values(
 def test_more_members_than_the_disk_holds_are_refused_with_how_many_would_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1_000_000))
-    each = (4 + 10) * 4 * 1000 + 32 * 10  # four files of 1,000 parameters, ten copies in a checkpoint, ten examples
-    fitting = 1_000_000 // each
-    members.require_space(tmp_path, dataclasses.replace(CONFIG, members=fitting), 1000, 10)
-    members.require_space(tmp_path, dataclasses.replace(CONFIG, members=1), 10**9, 10)
-    with pytest.raises(
-        UserError,
-        match=rf"^train\.members: {fitting + 1} members take .* GB of disk space are free; at most {fitting} fit$",
-    ):
-        members.require_space(tmp_path, dataclasses.replace(CONFIG, members=fitting + 1), 1000, 10)
+    training = training_of(CONFIG, Listener())
+    size = num_parameters(training.program.abstract_state.params)
+    each = (4 + 10) * 4 * size + 32 * 10  # four files of weights, ten copies in a checkpoint, ten examples
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5 * each))
+    for members, fits in ((1, True), (5, True), (6, False)):
+        training.config = dataclasses.replace(CONFIG, members=members)
+        message = rf"^train\.members: {members} members take .* GB of disk space are free; at most 5 fit$"
+        with contextlib.nullcontext() if fits else pytest.raises(UserError, match=message):
+            Outputs(training, tmp_path)
