@@ -124,7 +124,7 @@ class Model:
             {f"{layer}/{name}": leaf for layer, part in parts.items() for name, leaf in part.items()}
         )
 
-    def from_paths(self, leaves: Mapping[str, Any]) -> Params:
+    def from_paths(self, leaves: Mapping[str, Any]) -> PyTree:
         """Return the parameters from their leaves by path, see `by_path`; other leaves are ignored."""
         template = self.abstract_params()
         return jax.tree.unflatten(jax.tree.structure(template), [leaves[path] for path in by_path(template)])
