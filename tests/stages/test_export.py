@@ -26,13 +26,13 @@ from gradtrail.stages.artifacts.calibration import Evaluated
 from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.export import read_network, write_export
 from gradtrail.support.errors import UserError
 
 SIZES = (1, 8, 32, 128)
 IMAGES = np.random.default_rng(0).integers(0, 256, (128, *SHAPE), np.uint8)
-DEFAULT = load_section("train", TrainConfig, ROOT / "params.yaml")
+PARAMS = read_yaml(ROOT / "params.yaml")["train"]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_each_served_batch_size_is_equal_to_the_jitted_forward_pass(
 ) -> None:
     network = small_network(members=num_members)
     if kind != "small":
-        model = Model(dataclasses.replace(DEFAULT, model=kind).model_config(SHAPE, 10))
+        model = Model(validate(PARAMS | {"model": kind}, TrainConfig, "train").model_config(SHAPE, 10))
         members = {seed: random_params(model, seed) for seed in network.members}
         network = dataclasses.replace(network, model=model, members=members)
     write_export(tmp_path / "export", network, ExportConfig(name="digits", batch_sizes=SIZES))
