@@ -23,15 +23,14 @@ from rich.table import Table
 
 from benchmarks.record import record
 from benchmarks.relabelled import Trainer
-from gradtrail.core.audit import ensemble, planting
-from gradtrail.core.audit.config import AuditConfig
-from gradtrail.core.audit.scores import fit_temperature, label_scores
+from gradtrail.core.audit.labels import fit_temperature, label_scores
+from gradtrail.core.audit.networks import AuditConfig, CrossValidation
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts.splits import read_splits
-from gradtrail.stages.audit.tables import choose_score, detection_table
+from gradtrail.stages.audit import choose_score, detection_table
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
@@ -68,15 +67,12 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     info = dataset.read_info(Path("data/processed"))
     splits = read_splits(Path("data/processed"), info)
     train = splits["train"]
-    config = dataclasses.replace(load_section("audit", AuditConfig), quick=quick).effective
+    config = dataclasses.replace(load_section("audit", AuditConfig), quick=quick)
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))
-    networks = ensemble.compile_networks(model, config, len(train), compiler=Compiler(time.perf_counter))
-    visits = planting.num_audit_visits({"train": train}, config)
-    with progress_bar("audit", visits, unit="steps") as bar:
-        _, planted = planting.cross_validate_all(
-            networks, {"train": train}, config, steps_per_call=100, advance=bar.advance
-        )
-    chosen = choose_score(detection_table(planted))
+    networks = CrossValidation(model, config, len(train), compiler=Compiler(time.perf_counter))
+    with progress_bar("audit", config.num_epochs, unit="steps") as bar:
+        _, planted = networks.run({"train": train}, advance=bar.advance)
+    chosen = choose_score(detection_table(planted, train.labels))
     trainer = Trainer(
         dataclasses.replace(load_section("train", TrainConfig), privacy=NOT_PRIVATE), train, info.num_classes
     )
@@ -87,8 +83,7 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
 
     found = {}
     for kind, one in planted.items():
-        logits = one.out_of_fold.logits
-        score = label_scores(logits, one.labels, fit_temperature(logits, one.labels))[chosen]
+        score = label_scores(one.logits, one.labels, fit_temperature(one))[chosen]
         alone = 1 - trainer.history(one.labels, 0).dynamics.mean_probability
         orders = {
             "audit": np.argsort(-score, kind="stable"),

@@ -22,9 +22,7 @@ from benchmarks.record import record
 from gradtrail.core.data import Split
 from gradtrail.core.nn.mlp import Linear
 from gradtrail.core.nn.models import Model
-from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
-from gradtrail.core.privacy_audit.scores import guess
-from gradtrail.core.privacy_audit.training import AuditProgram, compile_audit
+from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, guess
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.schedules import Constant
@@ -34,8 +32,7 @@ from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.privacy_audit.auditing import Audit, Claim, audit, draw_canaries
-from gradtrail.stages.privacy_audit.bounds import Guesses, gaussian_bound
+from gradtrail.stages.privacy_audit import Audit, audit, draw_canaries, gaussian_bound
 
 EXAMPLES, CANARIES, BATCH_SIZE, EPOCHS = 5000, 1000, 500, 10
 DELTA = 1e-5
@@ -87,26 +84,24 @@ class Auditor:
         slots = len(train) + CANARIES
         rate, steps = BATCH_SIZE / slots, EPOCHS * -(-slots // BATCH_SIZE)
         self.noise = accounting.find_noise(epsilon, DELTA, rate=rate, steps=steps)
-        spent = accounting.Steps(rate=rate, noise_multiplier=self.noise, number=steps).epsilon(DELTA)
-        self.claim = Claim(epsilon=spent, delta=DELTA)
+        self.epsilon = accounting.Steps(rate=rate, noise_multiplier=self.noise, number=steps).epsilon(DELTA)
 
-    def compile(self) -> AuditProgram:
+    def compile(self) -> AuditedTraining:
         """Compile a training with the engine as it is now."""
         compiler = Compiler(time.perf_counter)
-        return compile_audit(self._config, self._model, len(self._train), CANARIES, self.noise, compiler=compiler)
+        return AuditedTraining(self._config, self._model, len(self._train), CANARIES, self.noise, compiler=compiler)
 
-    def audits(self, watched: AuditProgram, trainings: int) -> Iterator[Audit]:
+    def audits(self, watched: AuditedTraining, trainings: int) -> Iterator[Audit]:
         """Yield the audit of each of so many trainings."""
         for seed in range(trainings):
-            yield audit(dataclasses.replace(self._audit, seed=seed), watched, self._train, self._canaries, self.claim)
+            config = dataclasses.replace(self._audit, seed=seed)
+            yield audit(config, watched, self._train, self._canaries, epsilon=self.epsilon, delta=DELTA)
 
 
 def together(audits: list[Audit]) -> float:
     """Return the lower bound from the canaries of all trainings."""
     scores, coins = (np.concatenate([getattr(one, name) for one in audits]) for name in ("scores", "coins"))
-    guessed, correct = guess(scores, coins, len(scores) // 10)
-    found = Guesses(canaries=len(scores), guesses=guessed, correct=correct)
-    return gaussian_bound(found, delta=DELTA, significance=0.05)
+    return gaussian_bound(guess(scores, coins, 0.1), delta=DELTA, significance=0.05)
 
 
 def main() -> None:
@@ -120,15 +115,15 @@ def main() -> None:
     clean = list(auditor.audits(auditor.compile(), options.trainings))
     bounds = np.array([one.lower_bound for one in clean])
     results: dict = {
-        "epsilon": auditor.claim.epsilon,
+        "epsilon": auditor.epsilon,
         "noise_multiplier": auditor.noise,
         "lower_bounds": bounds.tolist(),
-        "above": int(np.sum(bounds > auditor.claim.epsilon)),
+        "above": int(np.sum(bounds > auditor.epsilon)),
         "failed_checks": sum(not check.passes for one in clean for check in one.checks),
         "together": together(clean),
         "faults": {},
     }
-    table = Table("training", "lower bound of ε", "found by", title=f"Accountant's ε {auditor.claim.epsilon:.2f}")
+    table = Table("training", "lower bound of ε", "found by", title=f"Accountant's ε {auditor.epsilon:.2f}")
     spread = f"{bounds.mean():.2f} ± {bounds.std():.2f}, at most {bounds.max():.2f}"
     said = f"above ε in {results['above']} of {len(bounds)}; checks failed: {results['failed_checks']}"
     table.add_row(f"faultless, {len(bounds)} trainings", spread, said)

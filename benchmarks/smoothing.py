@@ -19,7 +19,7 @@ from sklearn.metrics import average_precision_score
 
 from benchmarks.record import record
 from benchmarks.relabelled import Trainer
-from gradtrail.core.audit.noise import draw_uniform, plant
+from gradtrail.core.audit.labels import draw_uniform, plant
 from gradtrail.core.data import Split
 from gradtrail.core.evaluate import fit_temperature, log_softmax
 from gradtrail.core.train.config import TrainConfig

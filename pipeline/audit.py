@@ -6,13 +6,12 @@ start_tracker(__name__)
 
 from pathlib import Path
 
-from gradtrail.core.audit import ensemble, planting
-from gradtrail.core.audit.config import AuditConfig
-from gradtrail.core.audit.findings import find, find_planted
+from gradtrail.core.audit.labels import find_errors
+from gradtrail.core.audit.networks import AuditConfig, CrossValidation
 from gradtrail.core.nn.models import Model
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages import audit
 from gradtrail.stages.artifacts.splits import read_splits, require_undeformed
-from gradtrail.stages.audit import figures, tables
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.support.memory import require_memory
@@ -22,32 +21,32 @@ from gradtrail.tracking.mlflow.run import tracked
 
 
 def main(stage: Stage) -> None:
-    config = stage.params(AuditConfig).effective
+    config = stage.params(AuditConfig)
     info = dataset.read_info(Path("data/processed"))
     require_undeformed(info, "audit")
     splits = read_splits(Path("data/processed"), info)
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))
 
     with tracked(stage) as run, compiling(run) as compiler:
-        networks = ensemble.compile_networks(model, config, len(splits["train"]), compiler=compiler)
-        fixed = networks.engine.argument_bytes
+        networks = CrossValidation(model, config, len(splits["train"]), compiler=compiler)
+        fixed = networks.training.argument_bytes
         require_memory("audit.batch_size", config.batch_size, networks.functions, fixed_bytes=fixed)
-        with progress_bar("audit", planting.num_audit_visits(splits, config), unit="steps") as bar:
-            out_of_fold, planted = planting.cross_validate_all(
-                networks, splits, config, steps_per_call=stage.runtime.steps_per_call, advance=bar.advance
-            )
-        detection = tables.detection_table(planted)
-        chosen = tables.choose_score(detection)
-        findings = find(out_of_fold, {name: split.labels for name, split in splits.items()}, chosen, seed=config.seed)
-        calibration = tables.calibration_of(planted, find_planted(planted, chosen, seed=config.seed))
-        suspects = tables.suspect_table(splits, findings, chosen)
+        with progress_bar("audit", config.num_epochs, unit="steps") as bar:
+            out_of_fold, planted = networks.run(splits, advance=bar.advance)
+
+        correct = splits["train"].labels
+        detection = audit.detection_table(planted, correct)
+        chosen = audit.choose_score(detection)
+        findings = find_errors(out_of_fold, chosen, seed=config.seed)
+        calibration = audit.calibrate(planted, correct, chosen, seed=config.seed)
+        suspects = audit.suspect_table(splits, findings, chosen)
 
         with stage.writing_outs() as new:
             folder = new / "results" / "audit"
+            audit.write_tables(folder, suspects, detection, calibration)
             title = f"{config.num_networks} × {model.config.name} on {info.label}"
-            tables.write_tables(folder, suspects, detection, calibration)
-            figures.draw(folder, suspects, splits, calibration, title, config.num_suspects)
-            measured = tables.measure(findings, splits, detection, calibration, chosen)
+            audit.write_figures(folder, suspects, splits, calibration, title, config.num_suspects)
+            measured = audit.audit_metrics(findings, splits, detection, calibration, chosen)
             stage.write_metrics(new, {**info.as_metrics(), **measured})
             stage.write_costs(new, static_costs(networks.functions))
 

@@ -7,16 +7,15 @@ start_tracker(__name__)
 from pathlib import Path
 
 from gradtrail.core.nn.models import Model
-from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
-from gradtrail.core.privacy_audit.training import compile_audit
+from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages import privacy_audit
 from gradtrail.stages.artifacts import accounting
 from gradtrail.stages.artifacts.splits import read_split, require_undeformed
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.privacy_audit import auditing, figures, tables
 from gradtrail.support.memory import require_memory
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.compile_report import compiling
@@ -25,31 +24,33 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config, train_config = stage.params(PrivacyAuditConfig), stage.params(TrainConfig, "train")
-    auditing.require_private(train_config)
+    privacy_audit.require_private(train_config)
     info = dataset.read_info(Path("data/processed"))
     require_undeformed(info, "privacy_audit")
     train = read_split(Path("data/processed/train.npz"), info)
-    canaries = auditing.draw_canaries(config, train, info.num_classes)
+    canaries = privacy_audit.draw_canaries(config, train, info.num_classes)
     noise = accounting.account(train_config, len(train)).noise_multiplier
     set_cpu_devices(train_config.shards)
 
     with tracked(stage) as run, compiling(run) as compiler:
         model = Model(train_config.model_config(info.image_shape, info.num_classes), remat=train_config.remat)
-        program = compile_audit(train_config, model, len(train), len(canaries), noise, compiler=compiler)
-        fixed = program.epoch.cost.argument_bytes
-        require_memory("train.batch_size", train_config.batch_size, program.functions, fixed_bytes=fixed)
-        steps = accounting.Steps(rate=program.rate, noise_multiplier=noise, number=program.num_steps)
+        training = AuditedTraining(train_config, model, len(train), len(canaries), noise, compiler=compiler)
+        fixed = training.epoch.cost.argument_bytes
+        require_memory("train.batch_size", train_config.batch_size, training.functions, fixed_bytes=fixed)
+        steps = accounting.Steps(rate=training.rate, noise_multiplier=noise, number=training.num_steps)
         delta = train_config.privacy.delta
-        claim = auditing.Claim(epsilon=steps.epsilon(delta), delta=delta)
-        with progress_bar("privacy_audit", config.trainings * program.num_steps, unit="steps") as bar:
-            result = auditing.audit(config, program, train, canaries, claim, advance=bar.advance)
+        epsilon = steps.epsilon(delta)
+        with progress_bar("privacy_audit", config.trainings * training.num_steps, unit="steps") as bar:
+            result = privacy_audit.audit(
+                config, training, train, canaries, epsilon=epsilon, delta=delta, advance=bar.advance
+            )
 
         with stage.writing_outs() as new:
             folder = new / "results" / "privacy_audit"
-            tables.write_tables(folder, result, config.trainings)
-            figures.draw(folder, result, f"{model.config.name} on {info.label}")
-            stage.write_metrics(new, {**info.as_metrics(), **tables.measure(result)})
-            stage.write_costs(new, static_costs(program.functions))
+            privacy_audit.write_tables(folder, result, config.trainings)
+            privacy_audit.write_figure(folder, result, f"{model.config.name} on {info.label}")
+            stage.write_metrics(new, {**info.as_metrics(), **privacy_audit.audit_metrics(result)})
+            stage.write_costs(new, static_costs(training.functions))
 
         run.outs()
 

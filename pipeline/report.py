@@ -7,8 +7,9 @@ start_tracker(__name__)
 from pathlib import Path
 
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.report.inputs import read_sources
-from gradtrail.stages.report.page import ReportConfig, make_content, measure, render
+from gradtrail.stages.report.gallery import make_gallery
+from gradtrail.stages.report.numbers import read_sources
+from gradtrail.stages.report.page import ReportConfig, measure, render
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -17,12 +18,12 @@ def main(stage: Stage) -> None:
     sources = read_sources(Path())
 
     with tracked(stage) as run:
-        content = make_content(sources)
-        page = render(config, sources, content)
+        gallery = make_gallery(sources)
+        page = render(config, sources, gallery)
 
         with stage.writing_outs() as new:
             (new / "results" / "report.html").write_text(page, encoding="utf-8")
-            stage.write_metrics(new, measure(sources, content, page))
+            stage.write_metrics(new, measure(sources, gallery, page))
 
         run.outs()
 

@@ -14,23 +14,32 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from gradtrail.core.audit.config import AuditConfig
+from gradtrail.core.audit.networks import AuditConfig
 from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
-from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
-from gradtrail.core.profile.variants import ProfileConfig
+from gradtrail.core.privacy_audit import PrivacyAuditConfig
+from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train import schedules
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program, make_program, on_device, train
 from gradtrail.core.train.loss_scaling import LossScalingConfig
-from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, ScheduleFree
+from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop, ScheduleFree
 from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
-from gradtrail.core.train.schedules import Constant, Cosine, Exponential, OneCycle, Piecewise, Schedule, WarmupCosine
+from gradtrail.core.train.schedules import (
+    Constant,
+    Cosine,
+    Exponential,
+    OneCycle,
+    Piecewise,
+    Schedule,
+    WarmupCosine,
+    WarmupInverseSqrt,
+)
 from gradtrail.core.train.step import RunKeys, TrainState
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.dataset import DatasetInfo
@@ -57,6 +66,7 @@ NETWORKS: dict[str, Network] = {
 }
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": SGD(learning_rate=0.1, momentum=0.9, nesterov=True),
+    "rmsprop": RMSprop(learning_rate=0.01, decay=0.9, eps=1e-8, momentum=0.0),
     "adam": Adam(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8),
     "adamw": AdamW(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05),
     "lion": Lion(learning_rate=0.001, b1=0.9, b2=0.99, weight_decay=0.05),
@@ -69,6 +79,7 @@ SCHEDULES: dict[str, Schedule] = {
     "constant": Constant(warmup_fraction=0.0),
     "cosine": Cosine(end_fraction=0.0),
     "warmup_cosine": WarmupCosine(warmup_fraction=0.25, end_fraction=0.1),
+    "warmup_inverse_sqrt": WarmupInverseSqrt(warmup_fraction=0.25),
     "linear": schedules.Linear(end_fraction=0.1),
     "exponential": Exponential(end_fraction=0.01),
     "piecewise": Piecewise(boundaries=(0.5, 0.75), factor=0.1),

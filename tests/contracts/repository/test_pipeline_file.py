@@ -95,10 +95,10 @@ def test_params_are_the_sections_that_the_script_loads(stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
-def test_one_name_for_stage_script_package_section_and_metrics(stage: str) -> None:
+def test_one_name_for_stage_script_module_section_and_metrics(stage: str) -> None:
     assert (ROOT / "pipeline" / f"{stage}.py").is_file()
-    package = ROOT / "src" / "gradtrail" / "stages" / stage
-    assert package.is_dir() or package.with_suffix(".py").is_file()
+    module = ROOT / "src" / "gradtrail" / "stages" / stage
+    assert module.is_dir() or module.with_suffix(".py").is_file()
     assert stage in PARAMS
     assert f"results/metrics/{stage}.json" in PIPELINE[stage].outs
     assert PIPELINE[stage].cmd == f"sh pipeline/stage.sh {stage}"

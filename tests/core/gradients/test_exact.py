@@ -13,7 +13,7 @@ from factories import NUM_CLASSES, initial_params, model_config, new_compiler, r
 from gradtrail.core.gradients import scores
 from gradtrail.core.gradients.exact import LIMITS, compile_exact, exact_scores, float64_errors, sample_size
 from gradtrail.core.nn.models import Model
-from gradtrail.core.xla.compile_events import CompileLog
+from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.core.xla.compiler import Compiler
 
 SMOOTHING = 0.1

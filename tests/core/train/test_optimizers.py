@@ -18,6 +18,7 @@ from gradtrail.core.train.optimizers import (
     Lion,
     Muon,
     Optimizer,
+    RMSprop,
     ScheduleFree,
     make_optimizer,
     squared_norm,
@@ -27,6 +28,7 @@ from gradtrail.core.train.schedules import Constant, Linear, Schedule
 NUM_STEPS = 4
 RATES = 0.1 * np.array([1, 0.75, 0.5, 0.25])
 SCHEDULE = Linear(end_fraction=0.0)
+RMSPROP = {"decay": 0.8, "eps": 1e-3, "momentum": 0.9}
 ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
 PARAMS = {"kernel": jnp.array([[2.0, -1.0], [0.5, 3.0], [1.0, 1.0]]), "bias": jnp.array([2.0, -2.0])}
 DRAWN = np.random.default_rng(0).normal(size=(NUM_STEPS, 8)).astype(np.float32)
@@ -74,6 +76,16 @@ def adam(grads: np.ndarray, *, b1: float, b2: float, eps: float) -> list[np.ndar
     return directions
 
 
+def rmsprop(grads: np.ndarray, *, decay: float, eps: float, momentum: float) -> list[np.ndarray]:
+    """Optax multiplies by the rate before the momentum, which for a falling rate is another trace."""
+    second, trace, directions = np.zeros_like(grads[0]), np.zeros_like(grads[0]), []
+    for rate, grad in zip(RATES, grads, strict=True):
+        second = decay * second + (1 - decay) * grad**2
+        trace = momentum * trace + rate * grad / np.sqrt(second + eps)
+        directions.append(trace / rate)
+    return directions
+
+
 def lion(grads: np.ndarray, *, b1: float, b2: float) -> list[np.ndarray]:
     momentum, directions = np.zeros_like(grads[0]), []
     for grad in grads:
@@ -94,11 +106,12 @@ def sgd_case(momentum: float, *, nesterov: bool) -> tuple:
         sgd_case(0.0, nesterov=True),
         sgd_case(0.9, nesterov=False),
         sgd_case(0.9, nesterov=True),
+        (RMSprop(learning_rate=0.1, **RMSPROP), functools.partial(rmsprop, **RMSPROP), 0.0),
         (Adam(learning_rate=0.1, **ADAM), functools.partial(adam, **ADAM), 0.0),
         (AdamW(learning_rate=0.1, weight_decay=0.5, **ADAM), functools.partial(adam, **ADAM), 0.5),
         (Lion(learning_rate=0.1, b1=0.5, b2=0.9, weight_decay=0.5), functools.partial(lion, b1=0.5, b2=0.9), 0.5),
     ],
-    ids=["plain", "nesterov without momentum", "momentum", "nesterov", "adam", "adamw", "lion"],
+    ids=["plain", "nesterov without momentum", "momentum", "nesterov", "rmsprop", "adam", "adamw", "lion"],
 )
 def test_every_step_equals_numpy_and_only_kernels_decay(
     rule: Optimizer, oracle: Callable[[np.ndarray], list[np.ndarray]], weight_decay: float

@@ -18,6 +18,7 @@ from gradtrail.core.train.schedules import (
     Piecewise,
     Schedule,
     WarmupCosine,
+    WarmupInverseSqrt,
     learning_rate,
 )
 
@@ -47,6 +48,10 @@ def half_cosine(first: float, last: float, num_steps: int) -> np.ndarray:
             WarmupCosine(warmup_fraction=0.2, end_fraction=0.1),
             np.concatenate([STEPS[:20] / 20, half_cosine(1, 0.1, 80)]),
         ),
+        (
+            WarmupInverseSqrt(warmup_fraction=0.2),
+            np.minimum(STEPS / 20, np.sqrt(20 / np.maximum(STEPS, 1))),
+        ),
         (Linear(end_fraction=0.2), 1 - 0.8 * STEPS / 100),
         (Exponential(end_fraction=0.01), 0.01 ** (STEPS / 100)),
         (Piecewise(boundaries=(0.5, 0.75), factor=0.1), np.repeat([1, 0.1, 0.01], [50, 25, 25])),
@@ -68,6 +73,7 @@ def test_rates_equal_the_formula(config: Schedule, shares: np.ndarray) -> None:
         (Constant, {"warmup_fraction": INSIDE | st.just(0.0)}),
         (Cosine, {"end_fraction": UP_TO_1}),
         (WarmupCosine, {"warmup_fraction": INSIDE | st.just(0.0), "end_fraction": UP_TO_1}),
+        (WarmupInverseSqrt, {"warmup_fraction": INSIDE | st.just(0.0)}),
         (Linear, {"end_fraction": UP_TO_1}),
         (Exponential, {"end_fraction": st.floats(1e-6, 1)}),
         (Piecewise, {"boundaries": st.sets(INSIDE, max_size=4).map(sorted).map(tuple), "factor": INSIDE}),

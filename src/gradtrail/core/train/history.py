@@ -95,8 +95,8 @@ class History:
         if records.rows is not None:
             self.dynamics.add(records.rows)
         needed = self._keep_epochs | {self._best_epoch}
-        kept = {epoch: weights for epoch, weights in self._weights.items() if epoch in needed}
-        self._weights = kept | {chunk.epoch: params}
+        earlier = {epoch: weights for epoch, weights in self._weights.items() if epoch in needed}
+        self._weights = earlier | {chunk.epoch: params}
         return record
 
     def check(self, chunk: Chunk) -> None:

@@ -36,8 +36,7 @@ from gradtrail.core.train.step import (
     params_to_evaluate,
     take,
 )
-from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
-from gradtrail.core.xla.static_costs import NO_COST
+from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
 
 
 @dataclass(frozen=True, kw_only=True)

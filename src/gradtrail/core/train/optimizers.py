@@ -50,6 +50,20 @@ class SGD(_Optimizer):
 
 
 @config
+class RMSprop(_Optimizer):
+    """RMSprop (Tieleman and Hinton, lecture 6.5 of Neural Networks for Machine Learning, 2012)."""
+
+    kind: ClassVar = "rmsprop"
+    decay: Share  # decay of the second moment
+    eps: Positive  # added to the second moment, before the root is taken
+    momentum: Share  # decay of the running sum of updates; 0 for none
+
+    def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
+        rate = self.rate(schedule, num_steps)
+        return optax.rmsprop(rate, self.decay, self.eps, momentum=self.momentum or None)
+
+
+@config
 class Adam(_Optimizer):
     """Adam (Kingma and Ba, arXiv 1412.6980)."""
 
@@ -139,7 +153,7 @@ class ScheduleFree(_Optimizer):
         return averaged
 
 
-Optimizer: TypeAlias = SGD | Adam | AdamW | Lion | Muon | ScheduleFree
+Optimizer: TypeAlias = SGD | RMSprop | Adam | AdamW | Lion | Muon | ScheduleFree
 
 
 def make_optimizer(

@@ -8,7 +8,9 @@ from collections import Counter
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
+from jaxtyping import Array, ArrayLike
 
 from gradtrail.core.config import LARGEST, Bounds, Fraction, Positive, PositiveFraction, PositiveShare, Share, config
 
@@ -51,6 +53,24 @@ class WarmupCosine:
         warmup = _steps(self.warmup_fraction, num_steps)
         end = peak * self.end_fraction
         return optax.schedules.warmup_cosine_decay_schedule(0.0, peak, warmup, num_steps, end)
+
+
+@config
+class WarmupInverseSqrt:
+    """Linear warm-up from 0, then decay with the inverse square root of the step (Vaswani et al., arXiv 1706.03762)."""
+
+    kind: ClassVar = "warmup_inverse_sqrt"
+    warmup_fraction: Share
+
+    def make(self, peak: float, num_steps: int) -> optax.Schedule:
+        warmup = _steps(self.warmup_fraction, num_steps)
+
+        def rate(step: ArrayLike) -> Array:
+            step = jnp.asarray(step, jnp.float32)
+            rise = step / warmup if warmup else 1.0
+            return peak * jnp.minimum(rise, jnp.sqrt(max(warmup, 1) / jnp.maximum(step, 1.0)))
+
+        return rate
 
 
 @config
@@ -108,7 +128,7 @@ class OneCycle:
         )
 
 
-Schedule: TypeAlias = Constant | Cosine | WarmupCosine | Linear | Exponential | Piecewise | OneCycle
+Schedule: TypeAlias = Constant | Cosine | WarmupCosine | WarmupInverseSqrt | Linear | Exponential | Piecewise | OneCycle
 
 
 def learning_rate(schedule: Schedule, peak: float, num_steps: int) -> optax.Schedule:

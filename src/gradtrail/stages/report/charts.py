@@ -1,177 +1,96 @@
-"""Line charts as SVG, with equal bytes for equal values; the page has the values as text, for hovering."""
+"""Line charts for the SVG of the page: places and ticks, with equal bytes for equal values."""
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
+
+from gradtrail.stages.report.numbers import Row, Sources
 
 WIDTH, HEIGHT = 440, 236
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 38  # margins around the plot
-_BARS = 0.3  # of the plot's height, for the tallest bar
-_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-_DOTS = 60  # points of a line, above which they are not marked
+LEFT, RIGHT, TOP, BOTTOM = 46, WIDTH - 12, 10, HEIGHT - 38  # edges of the plot
+_ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 
-Point = tuple[float, float]
+Point: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A line of a chart.
-
-    Attributes:
-        band: (x, low, high) of an area around the line, clipped to the axis, whose range follows from the lines.
-    """
+    """A line of a chart."""
 
     name: str
     style: str  # class in the style sheet, which gives it its colour
-    points: Sequence[Point]  # (x, y); those that are not finite, or not positive on a logarithmic axis, are left out
-    band: Sequence[tuple[float, float, float]] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stop:
-    """A place on the x axis that the reader can point at, with a line of text for each value there."""
-
-    x: float
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tick:
-    """A mark on an axis: its place in the drawing and its number."""
-
-    place: str
-    text: str
+    points: Sequence[Point]  # finite, and positive on a logarithmic axis
+    band: Sequence[tuple[float, float, float]] = ()  # (x, low, high) of an area around the line, clipped to the axis
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart with one x axis.
+    """A chart with one x axis; its y axis starts at 0 or is logarithmic."""
 
-    Attributes:
-        bars: (x, height from 0 to 1) of bars behind the lines; `bar_width` is a share of the plot, `bars_name` their
-            label.
-    """
-
-    id: str  # id of its figure on the page
-    title: str
-    alt: str  # the picture in words
-    x_label: str
     series: Sequence[Series]
-    stops: Sequence[Stop]
+    stops: Sequence[tuple[float, Sequence[str]]]  # x, and the lines of text that the reader gets when pointing at it
     unit: str = ""  # unit after the numbers of the y axis
-    log: bool = False  # True if the y axis is logarithmic; a linear one starts at 0
+    log: bool = False  # True for a logarithmic y axis
     square: bool = False  # True if both axes go from 0 to 1, with a diagonal
-    bars: Sequence[Point] = ()
-    bar_width: float = 0.0
-    bars_name: str = ""
+    bars: Sequence[Point] = ()  # (x, height as a share of the plot) of bars behind the lines
+    bar_width: float = 0.0  # width in units of the x axis
 
     @cached_property
-    def lines(self) -> list[tuple[Series, str, list[tuple[str, str]]]]:
-        """Each series with the path of its line and the places of its dots."""
-        drawn = []
-        for series in self.series:
-            places = [(self.across(x), self.down(y)) for x, y in series.points if self._is_drawn(x, y)]
-            path = " ".join(f"{'L' if index else 'M'}{x} {y}" for index, (x, y) in enumerate(places))
-            drawn.append((series, path, places if len(places) <= _DOTS else []))
-        return drawn
-
-    @cached_property
-    def bands(self) -> list[tuple[Series, str]]:
-        """Each series that has a band, with the path of its outline."""
-        drawn = []
-        for series in self.series:
-            there = [(x, high) for x, _, high in series.band]
-            back = [(x, low) for x, low, _ in reversed(series.band)]
-            places = [f"{self.across(x)} {self.down(self._inside(y))}" for x, y in there + back]
-            if places:
-                drawn.append((series, f"M{' L'.join(places)}Z"))
-        return drawn
-
-    @cached_property
-    def x_ticks(self) -> list[Tick]:
-        """The numbers of the x axis."""
-        low, high = self._x_range
-        ticks = linear_ticks(low, high, 8, whole=not self.square)
-        return [Tick(place=self.across(value), text=f"{value:g}") for value in ticks]
-
-    @cached_property
-    def y_ticks(self) -> list[Tick]:
-        """The numbers of the y axis."""
-        low, high = self._y_range
-        ticks = log_ticks(low, high) if self.log else linear_ticks(low, high, 5)
-        return [Tick(place=self.down(value), text=f"{value:g}{self.unit}") for value in ticks]
-
-    @cached_property
-    def hits(self) -> list[tuple[Stop, str, str, str]]:
-        """Each stop with its place, and the left end and the width of the strip that belongs to it."""
-        centres = [float(self.across(stop.x)) for stop in self.stops]
-        middles = [(left + right) / 2 for left, right in itertools.pairwise(centres)]
-        edges = [float(_LEFT), *middles, float(WIDTH - _RIGHT)] if centres else []
-        strips = itertools.pairwise(edges)
-        return [
-            (stop, _number(centre), _number(left), _number(max(right - left, 0)))
-            for stop, centre, (left, right) in zip(self.stops, centres, strips, strict=True)
-        ]
-
-    @cached_property
-    def rectangles(self) -> list[tuple[str, str, str, str]]:
-        """Each bar as (left, top, width, height)."""
-        width = self.bar_width * (WIDTH - _LEFT - _RIGHT)
-        floor = HEIGHT - _BOTTOM
-        heights = [(float(self.across(x)), share * _BARS * (floor - _TOP)) for x, share in self.bars]
-        return [
-            (_number(x - width / 2), _number(floor - height), _number(width), _number(height)) for x, height in heights
-        ]
-
-    def across(self, value: float) -> str:
-        """Return the place of a value of the x axis."""
-        low, high = self._x_range
-        return _number(_LEFT + (value - low) / (high - low) * (WIDTH - _LEFT - _RIGHT))
-
-    def down(self, value: float) -> str:
-        """Return the place of a value of the y axis."""
-        low, high = self._y_range
-        if self.log:
-            low, high, value = math.log10(low), math.log10(high), math.log10(value)
-        return _number(HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM))
-
-    @property
-    def frame(self) -> tuple[int, int, int, int]:
-        """Left, right, top and bottom of the plot."""
-        return _LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM
-
-    @cached_property
-    def _x_range(self) -> Point:
-        if self.square:
-            return 0.0, 1.0
-        values = [x for series in self.series for x, y in series.points if self._is_drawn(x, y)] or [0.0]
-        low, high = min(values), max(values)
+    def x_range(self) -> Point:
+        """First and last value of the x axis."""
+        values = [x for series in self.series for x, _ in series.points]
+        low, high = (0.0, 1.0) if self.square or not values else (min(values), max(values))
         return (low, high) if high > low else (low - 1, high + 1)
 
     @cached_property
-    def _y_range(self) -> Point:
-        if self.square:
+    def y_range(self) -> Point:
+        """Lowest and highest value of the y axis, which has a margin around the lines."""
+        values = [y for series in self.series for _, y in series.points]
+        if self.square or not values:
             return 0.0, 1.0
-        values = [y for series in self.series for x, y in series.points if self._is_drawn(x, y)] or [1.0]
-        low, high = min(values), max(values)
         if self.log:
-            return low / 1.25, high * 1.25
-        return min(low, 0.0), 1.05 * high if high > 0 else 1.0
+            return min(values) / 1.25, max(values) * 1.25
+        return 0.0, 1.05 * max(values) or 1.0
 
-    def _inside(self, value: float) -> float:
-        low, high = self._y_range
-        return min(max(value, low), high)
+    def x(self, value: float) -> float:
+        """Return the place of a value of the x axis."""
+        low, high = self.x_range
+        return round(LEFT + (value - low) / (high - low) * (RIGHT - LEFT), 1)
 
-    def _is_drawn(self, x: float, y: float) -> bool:
-        return math.isfinite(x) and math.isfinite(y) and (y > 0 or not self.log)
+    def y(self, value: float) -> float:
+        """Return the place of a value of the y axis; one beyond its ends is moved to the nearer one."""
+        low, high = self.y_range
+        value = min(max(value, low), high)
+        if self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
+        return round(BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP), 1)
+
+    @property
+    def x_ticks(self) -> list[float]:
+        """Numbers of the x axis."""
+        return linear_ticks(*self.x_range, 8, whole=not self.square)
+
+    @property
+    def y_ticks(self) -> list[float]:
+        """Numbers of the y axis."""
+        return log_ticks(*self.y_range) if self.log else linear_ticks(*self.y_range, 5)
+
+    @cached_property
+    def strips(self) -> list[Point]:
+        """Left end and width of the strip of the plot that belongs to each stop."""
+        places = [self.x(x) for x, _ in self.stops]
+        middles = [(left + right) / 2 for left, right in itertools.pairwise(places)]
+        edges = itertools.pairwise([LEFT, *middles, RIGHT])
+        return [(round(left, 1), round(right - left, 1)) for left, right in edges]
 
 
 def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
     """Return at most `most` round numbers from `low` to `high`, evenly spaced; `whole` for integers alone."""
     power = 10 ** math.floor(math.log10((high - low) / most))
-    steps = [step * scale for scale in (power, 10 * power) for step in _STEPS]
+    steps = [step * scale for scale in (power, 10 * power) for step in _ROUND]
     fitting = [step for step in steps if (high - low) / step < most and (not whole or step == int(step))]
     step = min(fitting, default=1.0)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -181,13 +100,88 @@ def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> 
 def log_ticks(low: float, high: float) -> list[float]:
     """Return the numbers 1, 2 and 5 times a power of ten from `low` to `high`; only the powers if those are many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-
-    def among(digits: Iterable[int]) -> list[float]:
-        return [float(f"{digit}e{power}") for power in powers for digit in digits if low <= digit * 10**power <= high]
-
-    ticks = among((1, 2, 5))
-    return ticks if len(ticks) <= 6 else among((1,))
+    ticks = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    return ticks if len(ticks) <= 6 else [tick for tick in ticks if f"{tick:e}".startswith("1")]
 
 
-def _number(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+def make_charts(sources: Sources) -> dict[str, Chart]:
+    """Return the charts of the page by name."""
+    epochs = sources.table("train/epochs")
+    losses = [("validation", "validation", "validation_loss")]  # (name, style, column) of each line
+    errors = [("validation", "validation", "validation_accuracy")]
+    if not sources.is_redacted:
+        errors.insert(0, ("training", "train", "accuracy"))
+        if sources.params["train"]["label_smoothing"]:
+            losses.insert(0, ("training (with label smoothing)", "smoothed", "loss"))
+            losses.insert(0, ("training (cross-entropy)", "train", "cross_entropy"))
+        else:
+            losses.insert(0, ("training", "train", "cross_entropy"))
+
+    in_percent = [
+        row | {column: 100 * (1 - value) for column, value in row.items() if "accuracy" in str(column)}
+        for row in epochs
+    ]
+    is_never_zero = all(row[column] > 0 for row in in_percent for _, _, column in errors)
+    charts = {
+        "loss": epoch_chart(epochs, losses, ".4f"),
+        "error": epoch_chart(in_percent, errors, ".2f", unit="%", log=is_never_zero),
+        "calibration": calibration_chart(sources),
+    }
+    if sources.guarantee:
+        name = "epsilon of one network" if sources.guarantee.members > 1 else "epsilon by PLD"
+        charts["epsilon"] = epoch_chart(epochs, [(name, "model", "epsilon")], ".4g")
+    return charts
+
+
+def epoch_chart(
+    epochs: list[Row], lines: list[tuple[str, str, str]], form: str, *, unit: str = "", log: bool = False
+) -> Chart:
+    """Return a chart of columns by epoch; the mean over several members of a validation metric has its interval."""
+
+    def line(name: str, style: str, column: str) -> Series:
+        has_band = style == "validation"
+        banded = [row for row in epochs if has_band and math.isfinite(row.get(f"{column}_low", math.nan))]
+        return Series(
+            name=name,
+            style=style,
+            points=[(row["epoch"], row[column]) for row in epochs if math.isfinite(row[column])],
+            band=[(row["epoch"], row[f"{column}_low"], row[f"{column}_high"]) for row in banded],
+        )
+
+    texts = [[f"{name}: {row[column]:{form}}{unit}" for name, _, column in lines] for row in epochs]
+    return Chart(
+        series=[line(*description) for description in lines],
+        stops=[(row["epoch"], [f"epoch {row['epoch']}", *text]) for row, text in zip(epochs, texts, strict=True)],
+        unit=unit,
+        log=log,
+    )
+
+
+def calibration_chart(sources: Sources) -> Chart:
+    """Return the reliability diagram: accuracy over confidence, with the number of examples of each bin as bars."""
+    calibrated = sources.table("evaluate/calibration")
+    uncalibrated = sources.table("evaluate/calibration_uncalibrated")
+    num_bins = sources.params["evaluate"]["calibration_bins"]
+    most = max(row["count"] for row in calibrated)
+
+    def line(name: str, style: str, rows: list[Row]) -> Series:
+        return Series(name=name, style=style, points=[(row["confidence"], row["accuracy"]) for row in rows])
+
+    def stop(name: str, row: Row) -> tuple[float, list[str]]:
+        confidence, accuracy = f"confidence: {row['confidence']:.1%}", f"accuracy: {row['accuracy']:.1%}"
+        return row["confidence"], [name, confidence, accuracy, f"examples: {row['count']:,}"]
+
+    def bar(row: Row) -> Point:
+        """Return the centre of a bin and a height on a logarithmic scale, on which the highest is 30 %."""
+        index = min(math.floor(row["confidence"] * num_bins), num_bins - 1)
+        return (index + 0.5) / num_bins, 0.3 * math.log1p(row["count"]) / math.log1p(most)
+
+    stops = [stop("calibrated", row) for row in calibrated] + [stop("uncalibrated", row) for row in uncalibrated]
+    return Chart(
+        series=[line("calibrated", "model", calibrated), line("uncalibrated", "uncalibrated", uncalibrated)],
+        stops=sorted(stops),
+        square=True,
+        bars=[bar(row) for row in calibrated],
+        bar_width=0.9 / num_bins,
+    )

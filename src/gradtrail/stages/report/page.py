@@ -1,88 +1,46 @@
 """The report: a self-contained HTML page, with equal bytes for equal results.
 
-The sections' content is made in `sections/`; this module renders it. All text is escaped, and Markdown may contain
-neither HTML nor links nor images: the page loads nothing and runs no script but its own, whatever the files contain.
+Its sentences are in the templates beside this module, its numbers in `numbers.py`. All text is escaped: the page loads
+nothing and runs no script but its own, whatever the files contain.
 """
 
 import base64
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from markupsafe import Markup
 
+from gradtrail.core.config import config
+from gradtrail.stages.artifacts.privacy import NOT_COVERED
 from gradtrail.stages.common.overrides import flatten
-from gradtrail.stages.common.pipeline_file import StageSpec, values_of
-from gradtrail.stages.datasets.catalog import stands_in_for
+from gradtrail.stages.common.pipeline_file import values_of
+from gradtrail.stages.datasets.catalog import stands_in_for, title
 from gradtrail.stages.report import charts
-from gradtrail.stages.report.components import Section
-from gradtrail.stages.report.inputs import Sources
-from gradtrail.stages.report.sections.costs import costs_section
-from gradtrail.stages.report.sections.evaluation import evaluation_section
-from gradtrail.stages.report.sections.examples import SCORES, Gallery, make_gallery
-from gradtrail.stages.report.sections.gradients import gradients_section
-from gradtrail.stages.report.sections.overview import Overview, make_overview
-from gradtrail.stages.report.sections.privacy import headline, privacy_sections, warning
-from gradtrail.stages.report.sections.training import data_section, dataset_name, model_name, training_section
+from gradtrail.stages.report.gallery import Gallery
+from gradtrail.stages.report.numbers import Row, Sources, compute_numbers, flops, size
 
 _TEMPLATES = Path(__file__).parent
-_LONGEST_TITLE = 200
-_NOT_IN_MARKDOWN = ("html_block", "html_inline", "image", "link", "autolink", "reference")
-_LOWEST_HEADING = 6
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class ReportConfig:
     """The section `report` of `params.yaml`."""
 
     title: str  # start of the page's heading; the model and the data set follow
 
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.title.strip()) <= _LONGEST_TITLE:
-            raise ValueError(f"title must have 1 to {_LONGEST_TITLE} characters, got {self.title[:_LONGEST_TITLE]!r}")
+    def check(self) -> None:
+        """Raise ValueError for an empty or a very long title."""
+        if not 1 <= len(self.title.strip()) <= 200:
+            raise ValueError(f"title must have 1 to 200 characters, got {self.title[:200]!r}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageLineage:
-    """The inputs and outputs of a stage, path → digest, and its params, dotted key → value."""
-
-    name: str
-    reads: Mapping[str, str]
-    writes: Mapping[str, str]
-    params: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Content:
-    """Everything on the page but lineage: the first screen, the gallery, and the sections in their order."""
-
-    overview: Overview
-    gallery: Gallery
-    sections: list[Section]
-
-
-def make_content(sources: Sources) -> Content:
-    """Return the content of the page."""
-    first, rest = (evaluation_section, training_section), (data_section, gradients_section, costs_section)
-    return Content(
-        overview=make_overview(sources),
-        gallery=make_gallery(sources),
-        sections=[
-            *(make(sources) for make in first),
-            *privacy_sections(sources),
-            *(make(sources) for make in rest),
-        ],
-    )
-
-
-def render(config: ReportConfig, sources: Sources, content: Content) -> str:
+def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> str:
     """Return the page."""
-    style, script = ((_TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -91,75 +49,96 @@ def render(config: ReportConfig, sources: Sources, content: Content) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"data_uri": _data_uri, "markdown": _markdown}
+    environment.filters |= {
+        "count": lambda number: f"{number:,.0f}",
+        "percent": lambda share, digits=2: f"{share:.{digits}%}",
+        "form": format_value,
+        "param": format_param,
+        "flops": flops,
+        "size": size,
+        "one_line": lambda text: Markup(" ").join(text.split()),
+        "markdown": markdown,
+        "data_uri": lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
+    }
+    style, script = ((_TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     return environment.get_template("report.html.j2").render(
-        title=f"{config.title}: {model_name(sources)} on {dataset_name(sources)}",
-        info=sources.info,
-        stand_in=dataset_name(sources) if stands_in_for(sources.info.name) else "",
-        content=content,
-        scores=SCORES,
-        size=(charts.WIDTH, charts.HEIGHT),
+        heading=report_config.title,
         style=Markup(style),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        confusion=sources.figures.get("evaluate/confusion"),
-        privacy=headline(sources),
-        not_covered=warning(sources),
-        lineage=_lineage(sources),
+        # results as the stages wrote them
+        info=sources.info,
+        params=sources.params,
+        metrics=sources.metrics,
+        costs=sources.costs,
+        table=sources.table,
+        figure=sources.figure,
+        has_figure=sources.has_figure,
+        summary=sources.text("gradients/summary.md"),
+        guarantee=sources.guarantee,
+        # what follows from them
+        **compute_numbers(sources),
+        dataset=title(sources.info.name),
+        is_stand_in=bool(stands_in_for(sources.info.name)),
+        is_redacted=sources.is_redacted,
+        warning=NOT_COVERED if sources.guarantee and not sources.guarantee.release else "",
+        charts=charts.make_charts(sources),
+        plot=charts,
+        gallery=gallery,
+        lineage=lineage(sources),
         versions=sources.versions,
     )
 
 
-def measure(sources: Sources, content: Content, page: str) -> dict[str, Any]:
+def measure(sources: Sources, gallery: Gallery, page: str) -> dict[str, Any]:
     """Return the metrics: the data set, the numbers of figures and of images in the gallery, the size of the page."""
     return {
         **sources.info.as_metrics(),
-        "num_figures": sum(len(section.figures) for section in content.sections),
-        "num_images": len(content.gallery.examples),
+        "num_figures": page.count('<figure class="png">'),
+        "num_images": len(gallery.examples),
         "size_bytes": len(page.encode()),
     }
 
 
-def _lineage(sources: Sources) -> list[StageLineage]:
+def lineage(sources: Sources) -> list[Row]:
+    """Return for each stage the digests of what it reads and writes by path, and its params by dotted key."""
     return [
-        StageLineage(
-            name=stage,
-            reads={path: sources.digests[path] for path in spec.data_deps},
-            writes={path: sources.digests[path] for path in spec.outs},
-            params=_params(sources, spec),
-        )
+        {
+            "name": stage,
+            "reads": {path: sources.digests[path] for path in spec.data_deps},
+            "writes": {path: sources.digests[path] for path in spec.outs},
+            "params": flatten(values_of(sources.params, spec.params.get("params.yaml", ()), "params.yaml")),
+        }
         for stage, spec in sources.stages.items()
     ]
 
 
-def _params(sources: Sources, spec: StageSpec) -> dict[str, str]:
-    values = values_of(sources.params, spec.params.get("params.yaml", ()), "params.yaml")
-    return {key: _value(value) for key, value in flatten(values).items()}
+def format_value(value: Any, form: str = "") -> str:
+    """Write a number by a format specification, or by `size`; NaN is empty, and a text stays as it is."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not math.isfinite(value):
+        return "" if math.isnan(value) else "unbounded"
+    return size(value) if form == "size" else format(value, form)
 
 
-def _value(value: Any) -> str:
+def format_param(value: Any) -> str:
     """Write a param as in `params.yaml`."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"[{', '.join(map(_value, value))}]" if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(format_param, value))}]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
-def _markdown(text: str) -> Markup:
-    """Return Markdown as HTML with headings below that of a section; a heading of the first level becomes its lead."""
-    reader = MarkdownIt("commonmark", {"html": False}).disable(_NOT_IN_MARKDOWN)
+def markdown(text: str) -> Markup:
+    """Return Markdown as HTML: paragraphs, code, the title as a lead, and other headings below that of a section."""
+    reader = MarkdownIt("zero").enable(["heading", "backticks"])
     tokens = reader.parse(text)
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):
-            _fit_heading(token)
+            level = int(token.tag[1])
+            token.tag = "p" if level == 1 else f"h{min(level + 1, 6)}"
+            if level == 1 and token.nesting == 1:
+                token.attrSet("class", "lead")
     return Markup(reader.renderer.render(tokens, reader.options, {}))  # noqa: S704 - made from escaped text
-
-
-def _fit_heading(token: Token) -> None:
-    level = int(token.tag[1])
-    token.tag = "p" if level == 1 else f"h{min(level + 1, _LOWEST_HEADING)}"
-    if level == 1 and token.nesting == 1:
-        token.attrSet("class", "lead")

@@ -29,6 +29,7 @@ _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every
 _COMPILE = "compile/"
 NOTE = "mlflow.note.content"  # tag: a run's description
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
+COMPILED = Path("compile/functions.json")  # artifact: the table of what a stage compiled
 SMALL_FIGURE = "description.png"  # artifact: the main figure, at the size that fits the UI
 _SHOWN_FIGURE = re.compile(r"!\[[^]]*\]\(get-artifact\?[^)]*\)")
 FIGURES = {  # stage → its main figure, and the caption

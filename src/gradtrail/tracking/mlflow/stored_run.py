@@ -18,7 +18,6 @@ from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, stage_value
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import (
-    COMPILED,
     announce_tables,
     log_results,
     log_small_figure,
@@ -27,7 +26,7 @@ from gradtrail.tracking.mlflow.artifacts import (
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
 from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of, trainings_of
 from gradtrail.tracking.mlflow.models import EXPORT, delete_models, log_export
-from gradtrail.tracking.mlflow.naming import FIGURES, NOTE, is_logged, metric_name, note, run_name, summary_in
+from gradtrail.tracking.mlflow.naming import COMPILED, FIGURES, NOTE, is_logged, metric_name, note, run_name, summary_in
 from gradtrail.tracking.mlflow.search import StoredRuns
 from gradtrail.tracking.mlflow.tags import (
     is_alive,

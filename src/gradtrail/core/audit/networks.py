@@ -1,0 +1,263 @@
+"""Out-of-fold networks: logits of every example by networks that were not trained on it.
+
+The training split is cut into folds; a network is trained on all folds but one and evaluated on that one. Validation
+and test are evaluated by every network. The cut is repeated with other folds, so that several networks evaluate each
+training example. The same is repeated with planted wrong labels. One compilation serves all trainings. Out of scope:
+what follows from the logits, see `labels`.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from gradtrail.core import batching
+from gradtrail.core.audit.labels import (
+    OutOfFold,
+    Stream,
+    draw_confused,
+    draw_uniform,
+    mean_probabilities,
+    plant,
+    stream,
+)
+from gradtrail.core.config import Bounds, ConfigError, Count, GallerySize, PositiveShare, Seed, config
+from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.nn.arithmetic import Precision
+from gradtrail.core.nn.cnn import CNN
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.per_example import squared_grad_norms
+from gradtrail.core.train import loop
+from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.keys import keys_of
+from gradtrail.core.train.loss_scaling import LossScalingConfig
+from gradtrail.core.train.optimizers import AdamW
+from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.core.train.schedules import OneCycle
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+
+BATCH_SIZE = 250  # examples per call of a trained network: a CPU's caches hold no more
+NOISE_KINDS = ("uniform", "confused")  # of planted labels
+
+
+@config
+class AuditConfig:
+    """The section `audit` of `params.yaml`: `folds` times `rounds` networks for each of three sets of labels."""
+
+    seed: Seed  # seed of the folds, the trainings and the planted noise
+    quick: bool  # True if one round is made instead of `rounds`, for a first look
+    # number of parts of the training split; a network is trained on all but one and evaluated on that one
+    folds: Annotated[int, Bounds(at_least=2, at_most=100)]
+    # number of times the split is cut into folds, which is the number of logits per training example
+    rounds: Annotated[int, Bounds(at_least=1, at_most=100)]
+    epochs: Count  # passes of each training
+    batch_size: int  # examples per optimizer step
+    learning_rate: float  # peak of the one-cycle schedule, with AdamW
+    weight_decay: float  # decay per step, times the learning rate
+    channels: tuple[int, ...]  # channels of each stack of convolutions
+    hidden: tuple[int, ...]  # width of each hidden dense layer
+    precision: Precision  # precision of matrix products and convolutions in training
+    noise_rate: PositiveShare  # share of the training labels that are planted wrong, to choose and to test the score
+    num_suspects: GallerySize  # images in the gallery of each split
+
+    def check(self) -> None:
+        """Raise ValueError if a field is no valid value of a training."""
+        self.train_config()
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of rounds to make."""
+        return 1 if self.quick else self.rounds
+
+    @property
+    def num_networks(self) -> int:
+        """Number of networks for each set of labels."""
+        return self.folds * self.num_rounds
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of epochs of all trainings together."""
+        return (1 + len(NOISE_KINDS)) * self.num_networks * self.epochs
+
+    def train_config(self) -> TrainConfig:
+        """Return the training of one network: a small CNN, with AdamW and the one-cycle schedule."""
+        return TrainConfig(
+            seed=self.seed,
+            members=1,
+            vary=VARIED,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            accumulation_steps=1,
+            shards=1,
+            reduction="ordered",
+            model=CNN(
+                channels=self.channels,
+                convolutions=1,
+                kernel_size=3,
+                norm="none",
+                groups=1,
+                hidden=self.hidden,
+                activation="relu",
+                dropout=0.0,
+            ),
+            features="none",
+            precision=self.precision,
+            loss_scaling=LossScalingConfig(
+                initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
+            ),
+            remat=False,
+            optimizer=AdamW(
+                learning_rate=self.learning_rate, b1=0.9, b2=0.999, eps=1e-8, weight_decay=self.weight_decay
+            ),
+            schedule=OneCycle(warmup_fraction=0.3, div_factor=25.0, final_div_factor=10_000.0),
+            clip_norm=1.0,
+            average_decay=None,
+            label_smoothing=0.0,
+            augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+            privacy=NOT_PRIVATE,
+            keep_epochs=(),
+            patience=None,
+        )
+
+
+class CrossValidation:
+    """The networks of an audit, compiled once for all trainings.
+
+    Args:
+        num_examples: size of the training split.
+
+    Raises:
+        ConfigError: a training cannot be made with these examples; one line that names the key.
+    """
+
+    def __init__(self, model: Model, config: AuditConfig, num_examples: int, *, compiler: Compiler) -> None:
+        def logits(params: Params, images: Array) -> dict[str, Array]:
+            return {"logits": model.apply(params, images)}
+
+        def grad_norms(params: Params, images: Array, labels: Array) -> dict[str, Array]:
+            squares, _ = squared_grad_norms(model, params, images, labels, label_smoothing=0.0)
+            return {"grad_norm": jnp.sqrt(sum(squares.values(), start=jnp.float32(0)))}
+
+        self.config, self.num_classes = config, model.config.num_classes
+        self.training_size = num_examples - -(-num_examples // config.folds)  # all folds but the largest
+        try:
+            program = loop.make_program(config.train_config(), model, self.training_size, jax.local_devices())
+        except ConfigError as error:  # names the key of a training; that of an audit is called the same
+            raise ConfigError(str(error).replace("train.", "audit.", 1)) from None
+        images = jax.ShapeDtypeStruct((BATCH_SIZE, *model.config.image_shape), jnp.uint8)
+        labels = jax.ShapeDtypeStruct((BATCH_SIZE,), jnp.int32)
+        params = model.abstract_params()
+        self.training = program.compile(compiler)
+        self.logits = compiler.compile("logits", logits, params, images)
+        self.grad_norms = compiler.compile("grad_norms", grad_norms, params, images, labels)
+
+    @property
+    def functions(self) -> list[CompiledFunction]:
+        """All compiled functions."""
+        return [*self.training.functions, self.logits, self.grad_norms]
+
+    def run(
+        self, splits: Mapping[str, Split], *, advance: Callable[..., object]
+    ) -> tuple[dict[str, OutOfFold], dict[str, OutOfFold]]:
+        """Train all networks of the audit.
+
+        A planted label differs from the given one, which counts as correct. `uniform`: each other class is equally
+        likely. `confused`: as likely as the networks trained on the given labels find it. Either way the examples are
+        chosen at random.
+
+        Args:
+            splits: `train`, and further splits that have no example of it.
+            advance: called after each epoch, and with 0 and a `message` after each network.
+
+        Returns:
+            Logits of each split with its given labels; logits of the training split with planted ones, by kind of
+            noise.
+
+        Raises:
+            FloatingPointError: a training diverged; one line.
+        """
+        train, seed = splits["train"], self.config.seed
+        out_of_fold = self.run_label_set(splits, 0, advance)
+        mean = mean_probabilities(out_of_fold["train"].logits, 1.0)
+        planted = {}
+        for label_set, kind in enumerate(NOISE_KINDS, start=1):
+            draw = stream(seed, Stream.PLANTED_LABELS, label_set)
+            if kind == "uniform":
+                wrong = draw_uniform(train.labels, self.num_classes, seed=draw)
+            else:
+                wrong = draw_confused(mean, train.labels, seed=draw)
+            places = stream(seed, Stream.PLANTED_PLACES, label_set)
+            copy = dataclasses.replace(train, labels=plant(train.labels, wrong, self.config.noise_rate, seed=places))
+            planted[kind] = self.run_label_set({"train": copy}, label_set, advance)["train"]
+        return out_of_fold, planted
+
+    def run_label_set(
+        self, splits: Mapping[str, Split], label_set: int, advance: Callable[..., object]
+    ) -> dict[str, OutOfFold]:
+        """Train networks on one set of labels and evaluate each on every example that it was not trained on.
+
+        Args:
+            label_set: number of the set of labels; another one gives other initial weights and orders of the examples,
+                and the same folds.
+
+        Returns:
+            Logits of `train` by one network of each round, of each other split by all networks.
+        """
+        train, config = splits["train"], self.config
+        num_logits = {name: config.num_rounds if name == "train" else config.num_networks for name in splits}
+        shape = {name: (num_logits[name], len(split), self.num_classes) for name, split in splits.items()}
+        logits = {name: np.zeros(shape[name], np.float32) for name in splits}
+        norms = {name: np.zeros(len(split), np.float32) for name, split in splits.items()}
+        for round_, fold in itertools.product(range(config.num_rounds), range(config.folds)):
+            network = round_ * config.folds + fold
+            fold_of = draw_folds(len(train), config, round_)
+            rows = np.flatnonzero(fold_of != fold)[: self.training_size]
+            (seed,) = stream(config.seed, Stream.TRAINING, label_set, round_, fold).generate_state(1)
+            params = self._train(train.images[rows], train.labels[rows], int(seed), advance)
+
+            # a training example is evaluated by one network of the round, others by all
+            for name, split in splits.items():
+                is_train = name == "train"
+                rows = np.flatnonzero(fold_of == fold) if is_train else np.arange(len(split))
+                images, labels = split.images[rows], split.labels[rows]
+                logits[name][round_ if is_train else network, rows] = _evaluate(self.logits, params, images)
+                if round_ == 0:
+                    norm = _evaluate(self.grad_norms, params, images, labels)
+                    norms[name][rows] += norm / np.float32(1 if is_train else config.folds)
+
+            note = f", planted labels {label_set}" if label_set else ""
+            advance(0, message=f"network {network + 1} of {config.num_networks}{note}")
+        return {
+            name: OutOfFold(labels=split.labels, logits=logits[name], grad_norm=norms[name])
+            for name, split in splits.items()
+        }
+
+    def _train(self, images: np.ndarray, labels: np.ndarray, seed: int, advance: Callable[..., object]) -> Params:
+        """Train a network; return its parameters."""
+        state = self.training.init(keys_of(MemberSeeds.from_one(seed)))
+        examples = loop.on_device(images, labels, self.training.mesh)
+        for epoch in loop.train(self.training, state, examples, steps_per_call=self.training.steps_per_epoch):
+            if not np.isfinite(np.asarray(epoch.records.loss)).all():
+                raise FloatingPointError(
+                    f"the loss of a network became infinite or NaN in epoch {epoch.epoch}; lower audit.learning_rate"
+                )
+            state = epoch.state
+            advance(1)
+        return jax.tree.map(np.asarray, self.training.evaluation_params(state))
+
+
+def draw_folds(num_examples: int, config: AuditConfig, round_: int) -> Int[np.ndarray, " examples"]:
+    """Draw the fold of each example, 0 to folds - 1; sizes differ by one at most."""
+    rng = np.random.default_rng(stream(config.seed, Stream.FOLDS, round_))
+    return rng.permutation(num_examples) % config.folds
+
+
+def _evaluate(function: CompiledFunction, params: Params, *arrays: np.ndarray) -> np.ndarray:
+    (rows,) = batching.join([*batching.map_batches(functools.partial(function, params), BATCH_SIZE, *arrays)]).values()
+    return rows

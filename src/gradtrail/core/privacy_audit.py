@@ -1,0 +1,294 @@
+"""Privacy audit of a private training: inner products of each step with every canary, and scores of the canaries.
+
+The steps are those of `train`, drawn, clipped, noised and applied by the same functions, with an `observe` that takes
+inner products. Batches are drawn from the training split and all canaries; canaries whose coin is false are then left
+out: as examples are drawn independently, this is Poisson sampling, at the same rate, from a training set that lacks
+them. One compilation therefore serves all coins. Out of scope: bounds on epsilon, which need SciPy.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from gradtrail.core import batching
+from gradtrail.core.canaries import Canaries, CanaryKind, with_canaries
+from gradtrail.core.config import Bounds, PositiveFraction, Seed, config
+from gradtrail.core.data import Split
+from gradtrail.core.nn.layers import Layer
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.per_example import bounded_forward, forward_of, layer_metrics
+from gradtrail.core.sharding import replicated, with_sharding
+from gradtrail.core.train import loop
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.gradient import Examples
+from gradtrail.core.train.private import Mechanism, refuse_overflow
+from gradtrail.core.train.step import StepRecord, TrainState, make_step, take
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+
+NOISY_STEPS = 8  # steps whose noise is recorded
+_TILE = 256  # canaries that are processed together
+_LARGEST_EXPONENT = 60.0
+
+StepScores = Float[np.ndarray, "steps canaries"]
+Scores = Float[np.ndarray, " canaries"]
+Coins = Bool[np.ndarray, " canaries"]
+
+
+@config
+class PrivacyAuditConfig:
+    """The section `privacy_audit` of `params.yaml`: an audit of the private training of the section `train`."""
+
+    seed: Seed  # seed of canaries, coins and trainings
+    trainings: Annotated[int, Bounds(at_least=1, at_most=1000)]  # number of trainings, with different coins
+    canaries: CanaryKind  # kind of canaries; see `make_canaries`
+    # number of canaries; about half of them are in each training set
+    num_canaries: Annotated[int, Bounds(at_least=20, at_most=100_000)]
+    # share of the canaries whose coins are guessed, the most extreme scores; fixed in advance
+    guess_share: PositiveFraction
+    # confidence level of the lower bound of epsilon
+    confidence: Annotated[float, Bounds(at_least=0.5, below=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditTrace:
+    """Record of an audited training.
+
+    A canary's direction d in a layer is its clipped gradient, made of the layer's inputs less their mean over the
+    canaries of its tile, and without the bias: what all images share is large and irrelevant.
+    """
+
+    # inner products ⟨d, Σ + σ C z⟩ / C² with the sum for the optimizer, in units of the clip norm C, float32
+    products: Float[np.ndarray, "steps layers canaries"]
+    # squares ‖d‖² / C², about what a canary in the batch adds to the product, float32
+    signals: Float[np.ndarray, "steps layers canaries"]
+    batches: Int[np.ndarray, "steps rows"]  # indices of the examples of every step, int32, padded
+    rate: float  # probability that an example is in a batch
+    # True for the examples of the training set: the split, and the canaries whose coin is true
+    present: Bool[np.ndarray, " examples"]
+    # noise of the first steps over its stated standard deviation, float32, all leaves of the parameters in a row
+    noise: Float[np.ndarray, "noisy_steps parameters"]
+    accuracy: float  # mean accuracy over the batches of the last epoch
+
+
+class AuditedTraining:
+    """A private training with canaries, compiled once for all coins.
+
+    Args:
+        num_examples: size of the training split.
+        noise_multiplier: standard deviation of the noise, in units of the clip norm.
+
+    Raises:
+        ConfigError: a training cannot be made with these examples; one line that names the key.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: Model,
+        num_examples: int,
+        num_canaries: int,
+        noise_multiplier: float,
+        *,
+        compiler: Compiler,
+    ) -> None:
+        slots = num_examples + num_canaries
+        program = loop.make_program(config, model, slots, jax.local_devices(), noise_multiplier)
+        self.mesh, self.steps_per_epoch, self.num_steps = program.mesh, program.steps_per_epoch, program.num_steps
+        self.epochs = config.epochs
+        self.rate = config.batch_size / slots  # probability that an example is in a batch
+        # standard deviation of the noise in the optimizer's gradient
+        self.deviation = noise_multiplier * config.privacy.example_clip_norm / config.batch_size
+        mechanism_of = functools.partial(Mechanism.for_training, config, model, slots, self.num_steps)
+        step_of = functools.partial(make_step, config, model, self.num_steps, self.mesh)
+
+        def epoch(
+            state: TrainState, examples: Examples, order: Array, images: Array, labels: Array
+        ) -> tuple[TrainState, StepRecord]:
+            """Train for an epoch; return the records with products and signals of the canaries."""
+            step = step_of(mechanism_of(noise_multiplier), functools.partial(_products, config, model, images, labels))
+            return jax.lax.scan(lambda state, indices: step(state, take(examples, indices)), state, order)
+
+        def noise(state: TrainState, examples: Examples, order: Array) -> PyTree:
+            """Return the gradients of a few steps without and with noise."""
+            plain, noised = (
+                step_of(mechanism_of(multiplier), lambda _, grads: ravel_pytree(grads)[0])
+                for multiplier in (0.0, noise_multiplier)
+            )
+
+            def body(state: TrainState, indices: Array) -> tuple[TrainState, PyTree]:
+                batch = take(examples, indices)
+                (_, without), (state, with_noise) = plain(state, batch), noised(state, batch)
+                return state, (without.observed, with_noise.observed)
+
+            return jax.lax.scan(body, state, order)[1]
+
+        def compiled(name: str, function: Callable[..., Any], *arguments: Any) -> CompiledFunction:
+            everywhere = replicated(self.mesh)
+            return compiler.compile(name, function, *with_sharding(arguments, everywhere), out_shardings=everywhere)
+
+        state = program.abstract_state
+        index = jax.ShapeDtypeStruct((), jnp.int32)
+        batches = jax.eval_shape(program.order, state.keys, index)
+        few = jax.ShapeDtypeStruct((min(NOISY_STEPS, len(batches)), batches.shape[1]), jnp.int32)
+        images = jax.ShapeDtypeStruct((num_canaries, *model.config.image_shape), jnp.uint8)
+        labels = jax.ShapeDtypeStruct((num_canaries,), jnp.int32)
+        self.init = compiled("init", program.init, program.abstract_keys)
+        self.order = compiled("order", program.order, state.keys, index)
+        self.epoch = compiled("watched_epoch", epoch, state, program.examples, batches, images, labels)
+        self.noise = compiled("noise", noise, state, program.examples, few)
+
+    @property
+    def functions(self) -> list[CompiledFunction]:
+        """All compiled functions."""
+        return [self.init, self.order, self.epoch, self.noise]
+
+    def run(
+        self,
+        train: Split,
+        canaries: Canaries,
+        coins: Coins,
+        *,
+        keys: Key[Array, " purposes"],
+        advance: Callable[[int], object] = lambda _: None,
+    ) -> AuditTrace:
+        """Train on `train` and the canaries whose coin is true, and record the products with all of them.
+
+        Args:
+            advance: called with the number of steps after each epoch.
+
+        Raises:
+            ConfigError: a batch exceeds the capacity; one line.
+            FloatingPointError: the training diverged; one line.
+        """
+        everywhere = replicated(self.mesh)
+        examples = loop.on_device(*with_canaries(train, canaries), self.mesh)
+        placed_canaries = jax.device_put((canaries.images, canaries.labels), everywhere)
+        present = np.concatenate([np.ones(len(train), bool), coins])
+        state = self.init(keys)
+        batches, observed = [], []
+        accuracy, noise = 0.0, np.zeros((0, 0), np.float32)
+        for epoch in range(self.epochs):
+            drawn = self.order(state.keys, np.int32(epoch))
+            refuse_overflow(drawn, epoch)
+            batches.append(drop_absent(np.asarray(drawn), present))
+            if epoch == 0 and self.deviation:
+                few = jax.device_put(batches[0][:NOISY_STEPS], everywhere)
+                without, noised = self.noise(state, examples, few)
+                noise = (np.asarray(noised) - np.asarray(without)) / np.float32(self.deviation)
+
+            order = jax.device_put(batches[-1], everywhere)
+            state, record = self.epoch(state, examples, order, *placed_canaries)
+            observed.append(jax.device_get(record.observed))
+            accuracy = float(np.mean(np.asarray(record.accuracy)))
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.params))):
+                raise FloatingPointError(
+                    f"a weight became infinite or NaN in epoch {epoch + 1} of an audited training; lower the learning "
+                    f"rate of train.optimizer"
+                )
+            advance(self.steps_per_epoch)
+        products, signals = map(np.concatenate, zip(*observed, strict=True))
+        return AuditTrace(
+            products=products,
+            signals=signals,
+            batches=np.concatenate(batches),
+            rate=self.rate,
+            present=present,
+            noise=noise,
+            accuracy=accuracy,
+        )
+
+
+def drop_absent(
+    order: Int[np.ndarray, "steps rows"], present: Bool[np.ndarray, " examples"]
+) -> Int[np.ndarray, "steps rows"]:
+    """Return batches without the examples that are absent, in the same order, with padding at their end."""
+    stays = (order != batching.PADDING) & present[order]
+    places = np.argsort(~stays, axis=1, kind="stable")
+    return np.take_along_axis(np.where(stays, order, np.int32(batching.PADDING)), places, axis=1)
+
+
+def _products(
+    config: TrainConfig, model: Model, images: Array, labels: Array, params: Params, grads: Params
+) -> tuple[Float[Array, "layers canaries"], Float[Array, "layers canaries"]]:
+    """Return products and signals of `AuditTrace` for one step; `grads` goes to the optimizer."""
+    clip = config.privacy.example_clip_norm
+    directions = model.split_by_layer(jax.tree.map(lambda leaf: leaf[None] * (config.batch_size / clip), grads))
+
+    def measure(layer: Layer, direction: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array, Array]:
+        centred = inputs - jnp.mean(inputs, axis=layer.batch_axis, keepdims=True)
+        kernel_direction = {**direction, "bias": jnp.zeros_like(direction["bias"])}
+        dots = layer.grad_dots(centred, cotangent, kernel_direction)[:, 0]
+        bias_norms = layer.squared_grad_norms(jnp.zeros_like(inputs), cotangent)  # the gradient's only other part is 0
+        signals = jnp.maximum(0.0, layer.squared_grad_norms(centred, cotangent) - bias_norms)
+        return layer.squared_grad_norms(inputs, cotangent), signals, dots
+
+    def tile_products(images: Array, labels: Array) -> tuple[Array, Array]:
+        forward = bounded_forward(forward_of(model, params, images, labels, config.label_smoothing))
+        by_layer, _ = layer_metrics(model, forward, measure, directions)
+        squared, signals, dots = (jnp.stack(parts) for parts in zip(*by_layer.values(), strict=True))
+        factors = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(jnp.sum(squared, axis=0), 1e-30))) / clip
+        return dots * factors[None], signals * factors[None] ** 2
+
+    tiles = -(-len(labels) // _TILE)
+    size = -(-len(labels) // tiles)
+    rows = jnp.arange(tiles * size).reshape(tiles, size) % len(labels)  # means count the padding
+    by_tile = jax.lax.map(lambda tile: tile_products(images[tile], labels[tile]), rows)
+    products, signals = (jnp.moveaxis(part, 1, 0).reshape(part.shape[1], -1)[:, : len(labels)] for part in by_tile)
+    return products, signals
+
+
+def log_ratios(trace: AuditTrace, labels: Int[np.ndarray, " canaries"]) -> StepScores:
+    """Return the log-likelihood ratio of each canary being in each batch or not, Σ over layers of (x a - a²/2) / s².
+
+    A product x is a more, its signal, where the canary is in the batch, and is taken as normal with the standard
+    deviation s that the layer's products have in this step. What canaries of a label share carries no information about
+    a coin, and is subtracted.
+    """
+    centred = trace.products.astype(np.float64)
+    for label in np.unique(labels):
+        has_label = labels == label
+        centred[..., has_label] -= np.median(centred[..., has_label], axis=-1, keepdims=True)
+    deviation = 1.4826 * np.median(np.abs(centred), axis=-1, keepdims=True)  # most canaries are in few batches
+    signals = trace.signals.astype(np.float64)
+    ratios = np.sum((centred * signals - signals**2 / 2) / np.maximum(deviation, 1e-6) ** 2, axis=1)
+    return np.clip(ratios, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)
+
+
+def batch_scores(ratios: StepScores, rate: float) -> Scores:
+    """Return the log-likelihood ratio of each canary being in each batch with probability `rate` or never."""
+    return np.sum(np.log1p(rate * np.expm1(ratios)), axis=0)
+
+
+def fixed_order_scores(ratios: StepScores, steps_per_epoch: int) -> Scores:
+    """Return the ratio for batches that are the same in every epoch: of being in one of them, or in none."""
+    by_place = np.sum(ratios.reshape(-1, steps_per_epoch, ratios.shape[1]), axis=0)
+    largest = by_place.max(axis=0)
+    return largest + np.log(np.mean(np.exp(by_place - largest), axis=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guesses:
+    """The outcome of guessing the coins of canaries."""
+
+    canaries: int  # m, number of canaries of all trainings together
+    guesses: int  # r, number of guesses; for the other canaries the guesser abstained
+    correct: int  # v, number of correct guesses
+
+
+def guess(scores: Scores, coins: Coins, share: float) -> Guesses:
+    """Guess the coins of a share of the canaries, those with the most extreme scores.
+
+    Half of them, those with the largest scores, are taken to have been in the training set; the other half, with the
+    smallest, not.
+    """
+    count = round(share * len(scores))
+    order = np.argsort(-scores, kind="stable")
+    inside, outside = order[: (count + 1) // 2], order[len(order) - count // 2 :]
+    return Guesses(canaries=len(scores), guesses=count, correct=int(coins[inside].sum() + (~coins[outside]).sum()))

@@ -1,0 +1,254 @@
+"""The numbers of the report: what it reads from the outputs of the stages before it, and what follows from that.
+
+Which stages those are is read from `dvc.yaml`. DVC does not accept that file as a dep, but the outputs that it names
+are deps: one stage more, or another output, runs the report again. A missing or damaged file is one line.
+"""
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pandas as pd
+
+from gradtrail.core import names
+from gradtrail.core.data import Split
+from gradtrail.stages.artifacts.parquet import read_parquet
+from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
+from gradtrail.stages.artifacts.splits import read_samples
+from gradtrail.stages.common.active_params import active_params
+from gradtrail.stages.common.dataset import DatasetInfo, read_info
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import read_mapping
+from gradtrail.stages.common.overrides import flatten
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline, stages_before
+from gradtrail.support.errors import UserError
+
+Row: TypeAlias = dict[Hashable, Any]  # column → value
+
+_PREDICTIONS = ("example_id", "label", "predicted", "probability")
+_SCORES = ("split", "example_id", "predicted", "probability", "grad_norm", "suspicion")
+
+_SERVED = (  # metrics that `evaluate` also has with the prefix `ensemble_`, if there are several members
+    *("accuracy", "accuracy_low", "accuracy_high", "loss", "temperature"),
+    *("expected_calibration_error", "expected_calibration_error_uncalibrated"),
+)
+_LARGEST_MATRIX = 30  # classes; a larger confusion matrix is a figure
+_SHADES = 9  # of the cells of the confusion matrix
+
+_IN_MODEL_NAME = {"model", "hidden", "channels", "features"}
+_NOT_SHOWN = {"keep_epochs", "secret_sha256", "sampling"}
+_SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown if they are not 0, false or null
+_OFF = {  # params that are shown only if they have another value
+    "members": 1,
+    "vary": ["initialization", "order", "augmentation", "dropout"],
+    "accumulation_steps": 1,
+    "augmentation_multiplicity": 1,
+    "shards": 1,
+    "average_decay": None,
+    "patience": None,
+    "remat": False,
+    "label_noise": 0,
+    "corrections": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The inputs of the report; tables and figures are read when the page shows them."""
+
+    folder: Path  # the working folder
+    info: DatasetInfo
+    params: dict[str, Any]  # section → key → value
+    versions: dict[str, Any]  # package → version
+    metrics: dict[str, dict[str, Any]]  # stage → metric → value
+    costs: dict[str, dict[str, Row]]  # stage → compiled function → static cost → value
+    predictions: pd.DataFrame  # a row for each test example
+    scores: pd.DataFrame  # gradient scores, a row for each example, or for each one of a sample
+    splits: dict[str, Split]
+    stages: dict[str, StageSpec]  # the stages that the report depends on
+    digests: dict[str, str]  # file or folder that a stage reads or writes → digest, as in `dvc.lock`
+    guarantee: PrivacyGuarantee | None  # None if the training is not private
+
+    @property
+    def is_redacted(self) -> bool:
+        """Whether the outputs leave out everything that was computed from training examples without noise."""
+        return self.guarantee is not None and self.guarantee.release
+
+    def table(self, name: str) -> list[Row]:
+        """Return the rows of a CSV table, such as `evaluate/per_class`."""
+        return pd.read_csv(self._path(f"{name}.csv")).to_dict("records")
+
+    def figure(self, name: str) -> Row:
+        """Return a PNG, such as `train/steps`, with its width and height in pixels."""
+        data = self._path(f"{name}.png").read_bytes()
+        width, height = struct.unpack_from(">II", data, 16)  # behind the signature and the head of the first chunk
+        return {"data": data, "width": width, "height": height}
+
+    def has_figure(self, name: str) -> bool:
+        """Whether a stage drew a figure that it does not always draw."""
+        return (self.folder / "results" / f"{name}.png").exists()
+
+    def text(self, name: str) -> str:
+        """Return the text of a file, such as `gradients/summary.md`."""
+        return self._path(name).read_text(encoding="utf-8")
+
+    def _path(self, name: str) -> Path:
+        path = self.folder / "results" / name
+        _require(path)
+        return path
+
+
+def read_sources(folder: Path) -> Sources:
+    """Read the inputs of the report from a working folder.
+
+    Raises:
+        UserError: a file is missing or damaged, or stages used different data sets.
+    """
+    stages = stages_before("report", read_pipeline(folder / "dvc.yaml"))
+    paths = sorted({path for spec in stages.values() for path in (*spec.data_deps, *spec.outs)})
+    for path in paths:
+        _require(folder / path)
+
+    def read_all(kind: str) -> dict[str, Any]:
+        files = {stage: f"results/{kind}/{stage}.json" for stage in stages}
+        return {stage: read_mapping(folder / file, kind) for stage, file in files.items() if file in paths}
+
+    info, metrics = read_info(folder / "data/processed"), read_all("metrics")
+    for stage, values in metrics.items():
+        if not info.digest.startswith(values.get("dataset_digest", "")):
+            raise UserError(
+                f"results/metrics/{stage}.json: of another data set than data/processed, which is {info.label}; "
+                "run `dvc repro`"
+            )
+
+    return Sources(
+        folder=folder,
+        info=info,
+        params=read_yaml(folder / "params.yaml"),
+        versions=read_yaml(folder / "pipeline/versions.yaml"),
+        metrics=metrics,
+        costs=read_all("costs"),
+        predictions=read_parquet(folder / "results/evaluate/predictions.parquet", _PREDICTIONS),
+        scores=read_parquet(folder / "results/gradients/scores.parquet", _SCORES),
+        splits=read_samples(folder / "data/processed", info),
+        stages=stages,
+        digests={path: digest(folder / path) for path in paths},
+        guarantee=read_guarantee(folder / "results/train"),
+    )
+
+
+def compute_numbers(sources: Sources) -> dict[str, Any]:
+    """Return the numbers of the page that no file has as they are, by their names in the templates."""
+    params, evaluated = sources.params, sources.metrics["evaluate"]
+    members = evaluated.get("members", 1)
+    prefix = "ensemble_" if members > 1 else ""
+    bins = sources.table("evaluate/calibration")
+    num_predictions = max(1, sum(row["count"] for row in bins))
+    return {
+        "model": model_name(params),
+        "members": members,
+        "served": {key: evaluated[prefix + key] for key in _SERVED},  # metrics of the network or of the ensemble
+        "mean_confidence": sum(row["count"] * row["confidence"] for row in bins) / num_predictions,
+        "confusions": confusions(sources.predictions),
+        "matrix": confusion_matrix(sources.predictions, sources.info.num_classes),
+        "changed_labels": round(params["preprocess"]["label_noise"] * sources.metrics["preprocess"]["train_examples"]),
+        "params_in_force": params_in_force(params),
+        "variants": [row | {"work": flops(row)} for row in sources.table("profile/costs")],
+        "stage_costs": stage_costs(sources),
+    }
+
+
+def model_name(params: dict[str, Any]) -> str:
+    """Return the name of the model by its kind and widths, such as `mlp-256-128`."""
+    train = params["train"]
+    block = train.get(train["model"]) or {}
+    widths = {key: block.get(key, ()) for key in ("channels", "hidden")}
+    return names.model_name(train["model"], **widths, features=train["features"])
+
+
+def params_in_force(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the params that had an effect on the training, by name, without switches that are off.
+
+    An ambiguous name begins with that of its block.
+    """
+    train = params["train"]
+    kinds = [train[name] for name in ("model", "optimizer", "schedule")]
+    data = {f"preprocess.{name}": params["preprocess"][name] for name in ("label_noise", "corrections")}
+    in_force: dict[str, Any] = {}
+    for key, value in active_params(flatten({"train": train}) | data).items():
+        _, *blocks, name = key.split(".")
+        is_off = (not value and not _SWITCHES.isdisjoint(blocks)) or (name in _OFF and value == _OFF[name])
+        if is_off or name in _IN_MODEL_NAME | _NOT_SHOWN:
+            continue
+        is_clear = not blocks or (blocks[0] in kinds and name not in in_force)
+        in_force[name if is_clear else f"{blocks[0]}: {name}"] = value
+    return {"model": model_name(params)} | {name.replace("_", " "): value for name, value in in_force.items()}
+
+
+def confusions(predictions: pd.DataFrame) -> list[Row]:
+    """Return each pair of a label and another prediction with its number of examples, the most frequent pair first."""
+    mistakes = predictions[predictions["label"] != predictions["predicted"]]
+    sizes = mistakes.groupby(["label", "predicted"]).size().sort_values(ascending=False, kind="stable")
+    return sizes.rename("number").reset_index().to_dict("records")
+
+
+def confusion_matrix(predictions: pd.DataFrame, classes: int) -> list[list[Row]]:
+    """Return a row of cells for each label, with a shade from 0 to 9; no row if there are too many classes."""
+    if classes > _LARGEST_MATRIX:
+        return []
+    pairs = zip(predictions["label"].tolist(), predictions["predicted"].tolist(), strict=True)
+    counts = Counter(pairs)
+    most = max((number for (label, predicted), number in counts.items() if label != predicted), default=1)
+
+    def cell(label: int, predicted: int) -> Row:
+        number = counts[label, predicted]
+        shade = 0 if label == predicted else math.ceil(_SHADES * math.sqrt(number / most))
+        return {"label": label, "predicted": predicted, "number": number, "shade": shade}
+
+    return [[cell(label, predicted) for predicted in range(classes)] for label in range(classes)]
+
+
+def stage_costs(sources: Sources) -> list[Row]:
+    """Return the costs of the functions that the stages compiled; those of `profile` are by variant."""
+    batch_sizes = {
+        ("train", "train_step"): sources.params["train"]["batch_size"],
+        ("evaluate", "predict"): sources.params["evaluate"]["batch_size"],
+    }
+    return [
+        cost
+        | {"function": name, "stage": stage, "work": flops(cost)}
+        | {"batch_size": batch_sizes.get((stage, name), "set by the stage")}
+        for stage, functions in sources.costs.items()
+        if stage != "profile"
+        for name, cost in sorted(functions.items())
+    ]
+
+
+def flops(cost: Row, examples: int = 1) -> str:
+    """Write the FLOPs of a compiled function per example: 1.05 MFLOP, or "at most" if its loops depend on the data."""
+    bound = "at most " if cost["data_dependent_loops"] > 0 else ""
+    return bound + _scaled(cost["flops"] / examples, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
+def size(number: float) -> str:
+    """Write a number of bytes: 5449580 → 5.20 MiB."""
+    return _scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def _scaled(number: float, step: int, units: Sequence[str]) -> str:
+    if number < step:
+        return f"{number:.0f} {units[0]}"
+    power = 0
+    while number >= 999.5 and power < len(units) - 1:
+        number, power = number / step, power + 1
+    return f"{number:#.3g}".rstrip(".") + f" {units[power]}"
+
+
+def _require(path: Path) -> None:
+    if not path.exists():
+        raise UserError(f"{path}: no such file; `dvc repro` makes it")
