@@ -86,7 +86,7 @@ def this_project(task: ScoreTask) -> Round:
 
     model, params = _model(task)
     passes = compile_passes(
-        model, 0.0, 1, curvature=False, compiler=Compiler(time.perf_counter), mesh=make_mesh(jax.local_devices()[:1])
+        model, 0.0, 1, compiler=Compiler(time.perf_counter), mesh=make_mesh(jax.local_devices()[:1])
     )
     images, labels = make_data(task.examples)
     return lambda: passes.score(params, images, labels, advance=lambda _: None)

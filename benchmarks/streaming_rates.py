@@ -89,7 +89,7 @@ def main() -> None:
 
         return make
 
-    passes = compile_passes(model, config.label_smoothing, 1, curvature=False, compiler=compiler, mesh=mesh)
+    passes = compile_passes(model, config.label_smoothing, 1, compiler=compiler, mesh=mesh)
     params = passes.place(model.init(key=jax.random.key(0)))
     scratch = tempfile.TemporaryDirectory()
 

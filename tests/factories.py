@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from gradtrail.core.audit.networks import AuditConfig
 from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
-from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
@@ -163,12 +163,12 @@ def preprocess_config(**overrides: Any) -> PreprocessConfig:
 def gradients_config(**overrides: Any) -> GradientsConfig:
     config = GradientsConfig(
         weights="final",
+        examples="auto",
         top_fraction=0.1,
         num_largest=4,
         num_suspects=3,
         num_influenced=2,
         bootstrap_samples=100,
-        curvature_iterations=0,
         test_examples=(),
     )
     return dataclasses.replace(config, **overrides)

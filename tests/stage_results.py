@@ -10,7 +10,7 @@ from factories import NUM_CLASSES
 
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalysis, epoch_column
-from gradtrail.core.gradients.diagnostics import ClassStructure
+from gradtrail.core.gradients.chunks import ClassStructure
 from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.core.profile.benchmark import CALL_PER_STEP, COMPILED, WITHOUT_JIT, MachineRates, Variant
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee
@@ -40,7 +40,6 @@ def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSE
         classes=ClassStructure(cosine=matrix, coherence=matrix / 9, share=np.full(num_classes, 1 / num_classes)),
         influenced=influenced,
         influence=rng.normal(size=(sizes["train"], len(influenced))).astype(np.float32),
-        curvature=None,
     )
 
 

@@ -30,7 +30,7 @@ from gradtrail.core import batching
 from gradtrail.core.data import Split
 from gradtrail.core.evaluate import EvaluateConfig, evaluate_logits, fit_temperature
 from gradtrail.core.gradients import analysis, passes
-from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
@@ -247,7 +247,6 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
             model,
             config.label_smoothing,
             influenced,
-            curvature=gradients.curvature_iterations > 0,
             compiler=compiler,
             mesh=make_mesh(jax.local_devices()[:1]),
         )
@@ -259,10 +258,10 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
             steps_per_epoch=1,
             batch_size=_FEW,
         )
-        few = dataclasses.replace(gradients, num_influenced=influenced, test_examples=(), curvature_iterations=2)
+        few = dataclasses.replace(gradients, num_influenced=influenced, test_examples=())
         exact = compile_exact(model, config.label_smoothing, sample_size(splits), compiler=compiler)
         scores = analysis.analyze(compiled, trajectory, splits, few, _NUM_CLASSES).scores
-        float64_errors(exact, trajectory.params[1], splits, scores, label_smoothing=config.label_smoothing)
+        float64_errors(exact, trajectory.params[1], splits, scores, config.label_smoothing)
     keep("gradients", compiler)
     return _costs("gradients", compiler, log)
 

@@ -69,7 +69,7 @@ def test_exact_scores_equal_a_network_written_out() -> None:
 
 def errors_of(result: dict[str, dict[str, np.ndarray]], *which: str) -> dict[str, float]:
     params, function, _ = network(*which)
-    return float64_errors(function, params, SPLITS, result, label_smoothing=SMOOTHING)
+    return float64_errors(function, params, SPLITS, result, SMOOTHING)
 
 
 @pytest.mark.parametrize("which", [("mlp", "float32"), ("cnn", "float32"), ("mlp", "bfloat16")])
