@@ -10,10 +10,9 @@ from gradtrail.core.evaluate import EvaluateConfig
 from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import evaluate
-from gradtrail.stages.artifacts import weights
+from gradtrail.stages.artifacts import data_files, weights
 from gradtrail.stages.artifacts.calibration import write_calibration
 from gradtrail.stages.artifacts.members import weights_paths
-from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.mlflow.compile_report import compiling
@@ -22,9 +21,9 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config = stage.params(EvaluateConfig)
-    info = dataset.read_info(Path("data/processed"))
-    validation = dataset.read_split(Path("data/processed/validation.npz"), info)
-    test = dataset.read_split(Path("data/processed/test.npz"), info)
+    info = data_files.read_info(Path("data/processed"))
+    validation = data_files.read_split(Path("data/processed/validation"), info)
+    test = data_files.read_split(Path("data/processed/test"), info)
     paths = weights_paths(Path("models"), config.weights)
     first = next(iter(paths.values()))
     model, _, about = weights.read_weights(first)

@@ -9,9 +9,9 @@ from pathlib import Path
 from gradtrail.core.export import ExportConfig
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import export
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.artifacts.calibration import read_evaluated
 from gradtrail.stages.artifacts.exported import read_export
-from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.tracking.mlflow.compile_report import compiling
 from gradtrail.tracking.mlflow.run import tracked
@@ -19,8 +19,8 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config = stage.params(ExportConfig)
-    info = dataset.read_info(Path("data/processed"))
-    test = dataset.read_split(Path("data/processed/test.npz"), info)
+    info = data_files.read_info(Path("data/processed"))
+    test = data_files.read_split(Path("data/processed/test"), info)
     evaluated = read_evaluated(Path("results/evaluate"), Path("models"))
     predictions = export.read_evaluation(Path("results/evaluate"), test, info.num_classes)
     network = export.read_network(evaluated, info)

@@ -10,9 +10,8 @@ from pathlib import Path
 from gradtrail.core.gradients.analysis import GradientsConfig, analyze, num_visits
 from gradtrail.core.gradients.exact import float64_errors
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.artifacts.privacy import read_guarantee
-from gradtrail.stages.artifacts.splits import open_large, read_samples
-from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, outputs, summary
 from gradtrail.stages.gradients.every_example import score_large
@@ -23,10 +22,10 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
-    info = dataset.read_info(Path("data/processed"))
+    info = data_files.read_info(Path("data/processed"))
     guarantee = read_guarantee(Path("results/train"))
-    splits = inputs.scored_splits(read_samples(Path("data/processed"), info), guarantee)
-    large = open_large(Path("data/processed/train.npz"), info) if len(splits["train"]) else None
+    splits = inputs.scored_splits(data_files.read_samples(Path("data/processed"), info), guarantee)
+    train = data_files.read_split(Path("data/processed/train"), info)
     members = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
     first = next(members)
 
@@ -47,7 +46,7 @@ def main(stage: Stage) -> None:
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
             tables = analyses.write(results, config)
-            every = score_large(passes, first.weights, large, results)
+            every = score_large(passes, first.weights, train, len(splits["train"]), results)
             weights = first.about.title(config.weights, len(analyses.seeds))
             title = f"{first.model.config.name}, {weights} on {info.label}"
             batch_size = first.trajectory.batch_size

@@ -10,8 +10,7 @@ from pathlib import Path
 from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import static_costs
-from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files, plotting
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.files import write_csv
 from gradtrail.stages.common.stage import Stage, run_stage
@@ -23,7 +22,7 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config, train_config = stage.params(ProfileConfig), stage.params(TrainConfig, "train")
-    info = dataset.read_info(Path("data/processed"))
+    info = data_files.read_info(Path("data/processed"))
     title = f"{train_config.model_config(info.image_shape, info.num_classes).name} on {info.label}"
     set_cpu_devices(train_config.shards)
 

@@ -42,7 +42,7 @@ from gradtrail.core.train.schedules import (
 )
 from gradtrail.core.train.step import RunKeys, TrainState
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (4, 3)  # of images: height and width differ, so that no test passes with them swapped
@@ -155,7 +155,6 @@ def preprocess_config(**overrides: Any) -> PreprocessConfig:
         corrections=False,
         deformations=1,
         deformation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=0),
-        shard_mib=None,
     )
     return dataclasses.replace(config, **overrides)
 

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.slow
 OUTS = ("models", "results/train", "results/metrics/train.json")
 QUICK = {
     "fetch.dataset": "digits",
-    "preprocess.shard_mib": 1,  # and read in parts: a split in memory trains by the same steps
-    "runtime.stream_above_mib": 0.0,
     "train.epochs": 3,
     "train.batch_size": 16,
     "train.mlp.hidden": [16],
@@ -223,7 +221,6 @@ def test_millions_of_examples_take_less_memory_than_they_have_and_a_kill_changes
     project = copy_project(tmp_path / "project")
     for key, value in {
         "preprocess.deformations": 40,
-        "preprocess.shard_mib": 64,
         "train.model": "linear",
         "train.epochs": 1,
         "train.keep_epochs": [],

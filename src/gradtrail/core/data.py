@@ -72,8 +72,6 @@ class PreprocessConfig:
     # number of versions of each training example, itself included; see `augmentation.versions_of`. MNIST8M has 135
     deformations: Annotated[int, Bounds(at_least=1, at_most=1000)]
     deformation: AugmentationConfig  # ranges of the deformations, drawn once for each version of an example
-    # largest size of a shard of the training split, in MiB; None for whole arrays in one file
-    shard_mib: Annotated[int, Bounds(at_least=1, at_most=2**20)] | None
 
     def check(self) -> None:
         """Refuse versions that would all be the same."""

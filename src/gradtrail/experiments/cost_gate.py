@@ -41,7 +41,7 @@ from gradtrail.core.train.loop import Program
 from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig, set_cpu_devices, set_up_jax
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.overrides import flatten

@@ -23,9 +23,9 @@ from gradtrail.core.evaluate import (
 )
 from gradtrail.core.nn.inference import predict_logits
 from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.artifacts.weights import read_members
-from gradtrail.stages.common.dataset import DatasetInfo
 
 _ENSEMBLE = (
     *("accuracy", "accuracy_low", "accuracy_high", "loss", "brier", "temperature"),

@@ -21,12 +21,12 @@ from gradtrail.core.export import TEMPERATURE, ExportConfig, Platform, export_fo
 from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts.calibration import Evaluated
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.exported import FORMAT, MANIFEST, WEIGHTS, ExportedModel, Manifest, program_name
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.weights import read_members
-from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.files import write_json
-from gradtrail.stages.datasets.catalog import class_names
+from gradtrail.stages.datasets import class_names
 from gradtrail.support.errors import UserError
 
 _PACKAGES = ("flax", "jax", "jaxlib")  # packages whose versions are recorded

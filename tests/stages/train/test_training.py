@@ -24,11 +24,13 @@ from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
+from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train import figures, tables
+from gradtrail.stages.train import training as training_module
 from gradtrail.stages.train.checkpoints import Checkpoints, state_on_host
 from gradtrail.stages.train.outputs import Outputs
 from gradtrail.stages.train.secret import VARIABLE, read_secret, training_secret
@@ -114,6 +116,22 @@ def run(config: TrainConfig, folder: Path | None, listener: Listener, **fields: 
 def bits(result: TrainResult) -> dict[Any, bytes]:
     state = dict(enumerate(jax.tree.leaves(state_on_host(result.state))))
     return {name: np.asarray(leaf).tobytes() for name, leaf in (state | result.history.as_arrays()).items()}
+
+
+def test_large_split_is_streamed_unless_the_training_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not training_of(train_config(), Listener()).is_streamed
+    monkeypatch.setattr(training_module, "LARGEST_ON_DEVICE", SPLIT.images.nbytes - 1)
+    assert training_of(train_config(), Listener()).is_streamed
+    assert not training_of(PRIVATE, Listener()).is_streamed
+
+    (tmp_path / "data").mkdir()
+    write_processed(tmp_path / "data/processed", dict.fromkeys(SPLITS, SPLIT), dataset_info(), versions=2)
+    monkeypatch.chdir(tmp_path)
+    stage: Any = SimpleNamespace(params=lambda *_: PRIVATE, runtime=None)
+    with pytest.raises(UserError, match=r"^train\.privacy\.enabled: data/processed/train has 2 versions"):
+        Training.load(stage)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("much at once", 9), ("early stopping", 6)])

@@ -19,8 +19,8 @@ from untrusted import refusal
 
 from gradtrail.core.train.history import on_host
 from gradtrail.core.train.step import TrainState
+from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
-from gradtrail.stages.common.dataset import SPLITS, write_processed
 from gradtrail.stages.common.params import as_written
 from gradtrail.stages.train.checkpoints import state_on_host
 from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint

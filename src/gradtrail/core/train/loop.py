@@ -18,11 +18,12 @@ from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core import batching
 from gradtrail.core.config import LARGEST, ConfigError
+from gradtrail.core.data import Split
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.sharding import make_mesh, put, replicated, with_sharding
 from gradtrail.core.train import feed
 from gradtrail.core.train.config import VARIED, TrainConfig
-from gradtrail.core.train.feed import Block, Source
+from gradtrail.core.train.feed import Block
 from gradtrail.core.train.gradient import Batch, Examples
 from gradtrail.core.train.keys import keys_from_bits
 from gradtrail.core.train.private import Mechanism, poisson_batches, refuse_overflow
@@ -235,7 +236,7 @@ def on_device(
 def train(
     program: Program,
     state: TrainState,
-    examples: Examples | Source,
+    examples: Examples | Split,
     *,
     steps_per_call: int,
     records: StepRecord | None = None,
@@ -245,7 +246,7 @@ def train(
     Args:
         program: functions compiled for these shapes.
         state: initial state, `program.init(keys)` or that of an earlier chunk; its memory is reused.
-        examples: the training split; a source if the program is compiled for blocks.
+        examples: the training split: on the device, or on the host if the program is compiled for blocks.
         steps_per_call: number of steps per chunk, fewer at the end of a block; changes no bit of the result.
         records: records of the epoch so far if `state` is within an epoch, else None.
 
@@ -268,7 +269,7 @@ def train(
         records = None
 
 
-def _blocks(program: Program, examples: Examples | Source, keys: RunKeys, epoch: int, first: int) -> Iterable[Block]:
+def _blocks(program: Program, examples: Examples | Split, keys: RunKeys, epoch: int, first: int) -> Iterable[Block]:
     """Return examples and order of the steps of an epoch from `first` on."""
     if isinstance(examples, Examples):
         order = program.order(keys, np.int32(epoch))

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gradtrail.core.nn.models import Model, ModelConfig, Params, by_path
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.params import as_written, validate
 from gradtrail.support.errors import UserError, one_line
 

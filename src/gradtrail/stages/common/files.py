@@ -53,12 +53,7 @@ def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Pat
 
     Nothing under `folder` changes before every output is complete, and on any exception the previous outputs are kept.
     All previous outputs are moved away before the first new one is moved in, so that even a kill never leaves a
-    mixture. Another process that writes the same outputs waits.
-
-    Args:
-        outs: paths relative to `folder`, files or folders; all of them must be written, and nothing else.
-        folder: the working folder.
-        name: the stage; a folder that a killed process of the same stage left behind is removed.
+    mixture. Another process that writes the same outputs waits. A folder that a killed process left is removed.
 
     Raises:
         RuntimeError: an output was not written, or a file was written that is not an output.

@@ -56,10 +56,7 @@ def set_up_cache() -> Path:
 def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextManager[None]]:
     """Return a context manager that locks a program while it is compiled, so that no other process compiles it too.
 
-    A second process waits for the lock and then finds the program in the cache.
-
-    Args:
-        folder: folder of the cache.
+    A second process waits for the lock and then finds the program in the cache, in `folder`.
     """
 
     @contextlib.contextmanager

@@ -6,7 +6,6 @@ Memory holds parts of the split, never a table of it. Ranks and galleries, which
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,27 +15,18 @@ from gradtrail.core.batching import overlapped
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.nn.models import HostParams, Params
+from gradtrail.stages.artifacts.data_files import take_rows
 from gradtrail.support.progress import progress_bar
 
 NAME = "every_train_example.parquet"
 _PART = 2**15  # examples that are read, scored and written at a time, rounded up to whole batches
 
 
-class Parts(Protocol):
-    """A split whose examples are read in parts."""
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-
-    def read_split(self, start: int, stop: int) -> Split:
-        """Return the examples in [start, stop)."""
-
-
 def score_large(
-    passes: GradientPasses, params: Params | HostParams, train: Parts | None, folder: Path
+    passes: GradientPasses, params: Params | HostParams, train: Split, num_analyzed: int, folder: Path
 ) -> dict[str, float]:
-    """Score every example of a large split, if there is one, with a progress bar; see `score_every_example`."""
-    if train is None:
+    """Score every example of a split of which a sample is analyzed, with a progress bar; see `score_every_example`."""
+    if not 0 < num_analyzed < len(train):
         return {}
     with progress_bar("gradients of every example", len(train), unit="steps") as bar:
         return score_every_example(passes, params, train, folder / NAME, advance=bar.advance)
@@ -45,7 +35,7 @@ def score_large(
 def score_every_example(
     passes: GradientPasses,
     params: Params | HostParams,
-    train: Parts,
+    train: Split,
     path: Path,
     *,
     advance: Callable[..., object] = lambda *_, **__: None,
@@ -62,7 +52,7 @@ def score_every_example(
     written: Future[None] | None = None
     with ThreadPoolExecutor(2) as pool:  # while a part is scored, the next one is read and the previous one is written
         starts = range(0, len(train), size)
-        reads = (pool.submit(train.read_split, start, min(start + size, len(train))) for start in starts)
+        reads = (pool.submit(take_rows, train, slice(start, start + size)) for start in starts)
         for read in overlapped(reads):
             part = read.result()
             columns = {"example_id": part.example_id, "label": part.labels, "true_label": part.true_labels}

@@ -25,13 +25,11 @@ from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind, num
 from gradtrail.core.per_example import unknown_layers
 from gradtrail.core.sharding import make_mesh
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.stages.artifacts.data_files import DatasetInfo, sample_rows, take_rows
 from gradtrail.stages.artifacts.members import read_folders
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
-from gradtrail.stages.artifacts.shards import take_rows
-from gradtrail.stages.artifacts.splits import sample_rows
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data
-from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError
 from gradtrail.support.memory import require_memory_for_model
 

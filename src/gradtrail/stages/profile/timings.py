@@ -33,7 +33,7 @@ from gradtrail.core.profile.benchmark import (
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.files import write_csv
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.profile import figures

@@ -15,8 +15,8 @@ from gradtrail.core.nn.models import HostParams, ModelConfig, num_parameters
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import EpochRecord, History, LearningDynamics
 from gradtrail.core.train.step import StepRecord
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
-from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.train.release import WITHHELD
 
 _DIGITS = "%.9g"

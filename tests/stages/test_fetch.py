@@ -8,35 +8,38 @@ import gzip
 import hashlib
 import json
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]
 from factories import ROOT
-from mirrors import MirrorServer, mirror_server, whole
+from hypothesis import given
+from mirrors import Handler, MirrorServer, Route, endless, mirror_server, status, whole
+from untrusted import damaged, fuzz
 
-from gradtrail.stages.artifacts.idx import RAW_FILES, encode_idx
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages import fetch
+from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, encode_idx
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.datasets.catalog import DATASETS, Contents, FourArrays
-from gradtrail.stages.fetch import sources
-from gradtrail.stages.fetch.sources import FetchConfig, acquire
-from gradtrail.support.errors import NO_SOURCE_FLAG, UserError
+from gradtrail.stages.datasets import DATASETS, Contents
+from gradtrail.stages.fetch import FetchConfig, KnownFile, SourceError, acquire, require_url
+from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError
 
 RUNTIME = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
 
 
-def random_arrays(shape: tuple[int, int] = (28, 28), num_classes: int = 10) -> FourArrays:
+def random_arrays(shape: tuple[int, int] = (28, 28), num_classes: int = 10) -> RawArrays:
     generator = np.random.default_rng(0)
     images, test_images = (generator.integers(0, 256, (count, *shape), dtype=np.uint8) for count in (20, 10))
     labels, test_labels = (np.arange(count, dtype=np.uint8) % num_classes for count in (20, 10))
     return images, labels, test_images, test_labels
 
 
-def as_files(arrays: FourArrays) -> dict[str, bytes]:
+def as_files(arrays: RawArrays) -> dict[str, bytes]:
     return {name: encode_idx(array) for name, array in zip(RAW_FILES, arrays, strict=True)}
 
 
@@ -51,7 +54,7 @@ CONTENTS = Contents(
 LAST = RAW_FILES[3]
 
 
-def serve_openml(server: MirrorServer, arrays: FourArrays) -> None:
+def serve_openml(server: MirrorServer, arrays: RawArrays) -> None:
     """Serve what OpenML's API answers for mnist_784: pixels are numeric columns, labels a nominal one."""
     images, labels = np.concatenate(arrays[::2]), np.concatenate(arrays[1::2])
     pixels = [f"pixel{place + 1}" for place in range(784)]
@@ -114,7 +117,7 @@ def internet(monkeypatch: pytest.MonkeyPatch) -> Iterator[MirrorServer]:
     from sklearn.datasets import _openml  # type: ignore[import-untyped] # late: it takes seconds
 
     with mirror_server() as server:
-        monkeypatch.setattr(sources, "OPENML_URL", server.base())
+        monkeypatch.setattr(fetch, "OPENML_URL", server.base())
         for constant in ("_SEARCH_NAME", "_DATA_INFO", "_DATA_FEATURES", "_DATA_QUALITIES"):
             monkeypatch.setattr(_openml, constant, f"{server.base()}/{constant}/{{}}")
         serve_openml(server, random_arrays())
@@ -337,7 +340,7 @@ def test_single_class_is_refused(acquisition: Acquisition, tmp_path: Path, monke
 def test_gzip_bomb_in_own_folder_ends_at_a_limit(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_MAX_OWN_BYTES", 1 << 20)
+    monkeypatch.setattr(fetch, "_MAX_OWN_BYTES", 1 << 20)
     monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", {**SMALL, LAST: bytes(1 << 24)}, gzipped=True)))
     assert f"{LAST}.gz: more than 1048576 bytes" in acquisition.refusal("idx")
 
@@ -382,3 +385,225 @@ def test_faulty_answer_of_openml_is_one_line(
     assert report.startswith("OpenML: ")
     assert acquisition.written() == {}
     assert socket.getdefaulttimeout() is None
+
+
+# Mirrors that misbehave: a download ends with the right bytes, or with the reason in one line.
+
+
+CONTENT = b"".join(hashlib.sha256(bytes([seed])).digest() * 2 for seed in range(256)) * 16  # 256 KiB, hard to compress
+PACKED = gzip.compress(CONTENT, mtime=0)
+FILE = KnownFile(name="images", max_bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
+
+
+class Client:
+    """Downloads `FILE` from mirrors to a folder; `reports` lists what was reported."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.to, self._capsys = folder / "raw", capsys
+        self.to.mkdir()
+
+    def download(self, *bases: str, timeout_seconds: float = 10.0) -> str:
+        return fetch.download(FILE, bases, self.to, timeout_seconds=timeout_seconds)
+
+    def reports(self) -> list[str]:
+        lines = self._capsys.readouterr().err.splitlines()
+        assert all(line.startswith("fetch: ") for line in lines)
+        return [line.removeprefix("fetch: ") for line in lines]
+
+    def assert_delivered_by(self, base: str, *bases: str, **options: float) -> None:
+        assert self.download(*bases or (base,), **options) == base
+        assert (self.to / FILE.name).read_bytes() == CONTENT
+        assert list(self.to.iterdir()) == [self.to / FILE.name]
+
+    def refusal(self, base: str) -> str:
+        """Return the reason reported of a download that fails."""
+        with pytest.raises(NoSourceError, match=r"mirrors: none delivered images\.gz"):
+            self.download(base)
+        assert list(self.to.iterdir()) == []
+        [report] = self.reports()
+        return report
+
+
+@pytest.fixture
+def client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Client:
+    return Client(tmp_path, capsys)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MirrorServer]:
+    """A server that is reached without a proxy, with one good mirror."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with mirror_server() as server:
+        server.routes["good"] = whole(PACKED)
+        yield server
+
+
+def stalling(handler: Handler) -> None:
+    handler.head(200, Content_Length=len(PACKED))
+    handler.wfile.write(PACKED[: len(PACKED) // 2])
+    handler.server.closing.wait(60)
+
+
+def breaking(handler: Handler) -> None:
+    handler.head(200, Content_Length=len(PACKED))
+    handler.wfile.write(PACKED[: len(PACKED) // 2])
+
+
+def test_progress_ends_at_the_length_that_the_server_states(
+    server: MirrorServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals: list[float] = []
+    progress_bar = fetch.progress_bar
+
+    def recording(description: str, total: float, **options: Any) -> Any:
+        totals.append(total)
+        return progress_bar(description, total, **options)
+
+    monkeypatch.setattr(fetch, "progress_bar", recording)
+    client.assert_delivered_by(server.base("good"))
+    assert totals == [len(PACKED)]
+
+
+def raw(head: bytes, forever: bytes = b"") -> Route:
+    """Send bytes that need not be HTTP, then others without end."""
+
+    def answer(handler: Handler) -> None:
+        handler.wfile.write(head)
+        while forever and not handler.server.closing.is_set():
+            handler.wfile.write(forever)
+
+    return answer
+
+
+def never_answering(handler: Handler) -> None:
+    handler.server.closing.wait(60)
+
+
+def gzip_of_many_zeros() -> Iterator[bytes]:
+    packer = zlib.compressobj(wbits=31)
+    blocks = [packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2)]
+    yield blocks[0]
+    while True:
+        yield blocks[1] * 100
+
+
+def gzip_of_nothing() -> Iterator[bytes]:
+    """Yield a gzip header, then empty stored blocks: input without end that never unpacks to a byte."""
+    yield bytes.fromhex("1f8b08000000000000ff")
+    while True:
+        yield bytes.fromhex("000000ffff") * 20_000
+
+
+def letters() -> Iterator[bytes]:
+    while True:
+        yield b"la" * 10_000
+
+
+def test_next_mirror_is_not_requested_after_success(server: MirrorServer, client: Client) -> None:
+    client.assert_delivered_by(server.base("good"), server.base("good"), server.base("other"))
+    assert client.reports() == []
+    assert server.requests == ["/good/images.gz"]
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+MIRROR_FAULTS: dict[str, tuple[Route, str]] = {
+    "no HTTP": (raw(b"\0\xff garbage\r\n\r\n"), "BadStatusLine"),
+    "endless header": (raw(OK + b"X: ", b"x" * 10_000), "LineTooLong"),
+    "endless headers": (raw(OK, b"X: y\r\n" * 100), "more than 100 headers"),
+    "two lengths": (raw(OK + b"Content-Length: 5\r\nContent-Length: 7\r\n\r\n" + PACKED), "multiple unmatching values"),
+    "404": (status(404), "HTTP status 404"),
+    "204": (status(204), "HTTP status 204"),
+    "206 unasked": (status(206, Content_Range="bytes 5-9/10"), "HTTP status 206"),
+    "503 without end": (endless(letters, 503), "HTTP status 503"),
+    "html": (whole(b"<!DOCTYPE html><title>Welcome to the hotel's network</title>"), "no valid gzip"),
+    "empty": (whole(b""), "SHA-256 of its 0 bytes is "),
+    "broken connection": (breaking, "more expected"),
+    "truncated gzip": (whole(PACKED[:-5]), "no valid gzip file (Compressed file ended"),
+    "damaged gzip": (whole(PACKED[:-6] + b"??" + PACKED[-4:]), "no valid gzip file (CRC check failed"),
+    "wrong bytes": (whole(gzip.compress(CONTENT[::-1])), "SHA-256 of its 262144 bytes is "),
+    "too short": (whole(gzip.compress(CONTENT[:-1])), f"of {len(CONTENT)} bytes"),
+    "too long": (whole(gzip.compress(CONTENT + b"x")), f"more than {len(CONTENT)} bytes"),
+    "trailing bytes": (whole(PACKED + b"x"), "no valid gzip"),
+    "gzip bomb": (endless(gzip_of_many_zeros), "compressed bytes"),
+    "endless nothing": (endless(gzip_of_nothing), "compressed bytes"),
+    "endless text": (endless(letters), "compressed bytes"),
+    "redirect loop": (endless(letters, 302), "HTTP status 302"),
+    "redirect to a file": (status(302, Location="file:///etc/hostname"), "No connection adapters"),
+    "redirect to nothing": (status(302, Location="http://[/"), "IPv6"),
+}
+
+
+@pytest.mark.parametrize("name", MIRROR_FAULTS)
+def test_faulty_mirror_is_reported_and_next_mirror_delivers(server: MirrorServer, client: Client, name: str) -> None:
+    server.routes["faulty"], reason = MIRROR_FAULTS[name]
+    faulty, good = server.base("faulty"), server.base("good")
+    assert reason in client.refusal(faulty)
+    client.assert_delivered_by(good, faulty, good)
+    [report] = client.reports()
+    assert report.startswith(f"{faulty}/images.gz: ")
+    assert reason in report
+
+
+def test_redirect_is_followed(server: MirrorServer, client: Client) -> None:
+    server.routes["moved"] = status(302, Location="/good/images.gz")
+    client.assert_delivered_by(server.base("moved"))
+
+
+def test_gzip_declared_as_content_encoding_is_not_decoded_twice(server: MirrorServer, client: Client) -> None:
+    server.routes["labelled"] = whole(PACKED, Content_Encoding="gzip")
+    client.assert_delivered_by(server.base("labelled"))
+
+
+@fuzz(100)
+@given(data=damaged(PACKED[:2000]))
+def test_damaged_gzip_file_is_refused(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(SourceError):
+        FILE.write(FILE.unpack(data), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+SLOW: dict[str, tuple[Route, str]] = {
+    "stall": (stalling, "timed out"),
+    "no answer": (never_answering, "timed out"),
+    "dripping body": (endless(lambda: iter(lambda: b"n", b""), pause_seconds=0.02), "not complete within the time"),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_mirror_is_given_up(
+    server: MirrorServer, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "STALL_SECONDS", 0.5)
+    server.routes["slow"], reason = SLOW[name]
+    client.assert_delivered_by(server.base("good"), server.base("slow"), server.base("good"), timeout_seconds=0.5)
+    [report] = client.reports()
+    assert reason in report
+
+
+def test_refused_connection_is_reported(client: Client) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        base = f"http://127.0.0.1:{bound.getsockname()[1]}/mnist"
+        assert client.refusal(base).endswith("images.gz: Connection refused")
+
+
+def test_proxy_of_environment_is_used(server: MirrorServer, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.routes["http:"] = whole(PACKED)  # a proxy is asked for the whole URL
+    monkeypatch.setenv("http_proxy", server.base())
+    client.assert_delivered_by("http://mirror.invalid/mnist")
+    assert server.requests == ["http://mirror.invalid/mnist/images.gz"]
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        *("ftp://127.0.0.1/mnist", "/data/mnist", "http://", "http://host:port/", "http://host/\nb", ""),
+        *("http://user:secret@host/", "http://host/?name="),
+    ],
+)
+def test_only_http_urls_are_accepted(base: str) -> None:
+    with pytest.raises(UserError, match="only http:// and https:// URLs") as caught:
+        require_url(base)
+    assert "\n" not in str(caught.value)
