@@ -80,8 +80,8 @@ def this_project(task: ScoreTask) -> Round:
     """Set up the pass of the `gradients` stage: norm, layer by layer too, EL2N, loss, margin and the rest."""
     import jax
 
-    from gradtrail.core.common.sharding import make_mesh
     from gradtrail.core.gradients.passes import compile_passes
+    from gradtrail.core.sharding import make_mesh
     from gradtrail.core.xla.compiler import Compiler
 
     model, params = _model(task)

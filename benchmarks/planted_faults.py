@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from gradtrail.core.common import batching
+from gradtrail.core import batching
 from gradtrail.core.train import loop, private, step
 from gradtrail.core.train.optimizers import squared_norm
 

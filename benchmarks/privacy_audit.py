@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.planted_faults import FAULTS, planted
 from benchmarks.record import record
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn.mlp import Linear
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, guess

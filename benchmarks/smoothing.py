@@ -20,8 +20,8 @@ from sklearn.metrics import average_precision_score
 from benchmarks.record import record
 from benchmarks.relabelled import Trainer
 from gradtrail.core.audit.labels import draw_uniform, plant
-from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.calibration import fit_temperature, log_softmax
+from gradtrail.core.data import Split
+from gradtrail.core.evaluate import fit_temperature, log_softmax
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.experiments.sweep.stats import paired_difference

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.record import record
 from benchmarks.training import machine
-from gradtrail.core.nn.precision import Precision
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.experiments.sweep.recipes import read_recipes

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtrail.core.common.batching import PADDING, Order, num_batches, shuffled_window
-from gradtrail.core.common.sharding import make_mesh
-from gradtrail.core.common.split import Split
+from gradtrail.core.batching import PADDING, Order, num_batches, shuffled_window
+from gradtrail.core.data import Split
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train import feed
 
 SHAPE = (28, 28)

@@ -19,9 +19,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.keys import keys_of

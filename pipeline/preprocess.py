@@ -4,10 +4,10 @@ from gradtrail.tracking.tracker_process import start_tracker
 
 start_tracker(__name__)
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from gradtrail.core.data.deformation import versions_of
-from gradtrail.core.data.preprocessing import PreprocessConfig, prepare
+from gradtrail.core.data import PreprocessConfig, Split, prepare
 from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.preprocess import corrections, figures
@@ -35,9 +35,16 @@ def main(stage: Stage) -> None:
             stage.writing_outs() as new,
             progress_bar("preprocess", num_versions * len(train), unit="steps") as bar,
         ):
-            versions = versions_of(
-                train, num_versions, config.deformation, seed=config.seed, num_ids=sizes["train"], advance=bar.advance
-            )
+            versions: Iterable[Split] = [train]
+            if num_versions == 1:
+                bar.advance(len(train))
+            else:
+                from gradtrail.core.augmentation import versions_of  # late: it imports JAX
+
+                seed, num_ids = config.seed, sizes["train"]
+                versions = versions_of(
+                    train, num_versions, config.deformation, seed=seed, num_ids=num_ids, advance=bar.advance
+                )
             processed = new / "data" / "processed"
             info = data_files.write_processed(processed, splits, info, train_versions=versions, versions=num_versions)
             metrics = data_files.measure_splits(data_files.read_splits(processed, info))

@@ -15,9 +15,7 @@ import pytest
 from jaxtyping import Array
 
 from gradtrail.core.audit.networks import AuditConfig
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.config import AugmentationConfig
-from gradtrail.core.data.preprocessing import PreprocessConfig
+from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
 from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.mlp import MLP, Linear

@@ -10,7 +10,7 @@ import pandas as pd
 from PIL import Image
 from projects import ROOT
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.artifacts.data_files import DatasetInfo, write_processed
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, write_guarantee
 from gradtrail.stages.common.params import parse_yaml, read_yaml

@@ -8,7 +8,7 @@ import numpy as np
 from factories import NUM_CLASSES, dataset_info, random_split, split_of
 from stage_results import suspects_table
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.experiments.review import suspects
 from gradtrail.experiments.review.session import Decisions, Review
 from gradtrail.stages.artifacts import data_files

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from factories import NUM_CLASSES
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalysis, epoch_column
 from gradtrail.core.gradients.chunks import ClassStructure
-from gradtrail.core.per_example.noise_scale import NoiseScale
+from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.core.profile.benchmark import CALL_PER_STEP, COMPILED, WITHOUT_JIT, MachineRates, Variant
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee
 from gradtrail.stages.profile.timings import Timings

@@ -19,8 +19,8 @@ from factories import (
 )
 
 from gradtrail.core.common.validation import check
-from gradtrail.core.evaluate.metrics import EvaluateConfig
-from gradtrail.core.export.forward import ExportConfig
+from gradtrail.core.evaluate import EvaluateConfig
+from gradtrail.core.export import ExportConfig
 from gradtrail.stages.common.environment import EnvironmentConfig
 from gradtrail.stages.report.page import ReportConfig
 

@@ -13,11 +13,10 @@ import pytest
 from definitions import per_example_grads, per_example_norm
 from factories import NETWORKS, NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
 
-from gradtrail.core.common.batching import PADDING
-from gradtrail.core.common.sharding import make_mesh
-from gradtrail.core.data.canaries import Canaries
+from gradtrail.core.batching import PADDING
+from gradtrail.core.canaries import Canaries
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example.norms import signals
+from gradtrail.core.per_example import signals
 from gradtrail.core.privacy_audit import (
     AuditedTraining,
     AuditTrace,
@@ -28,6 +27,7 @@ from gradtrail.core.privacy_audit import (
     guess,
     log_ratios,
 )
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import on_device

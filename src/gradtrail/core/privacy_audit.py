@@ -17,15 +17,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import replicated, with_sharding
-from gradtrail.core.common.split import Split
+from gradtrail.core import batching
+from gradtrail.core.canaries import Canaries, CanaryKind, with_canaries
 from gradtrail.core.config import Bounds, PositiveFraction, Seed, config
-from gradtrail.core.data.canaries import Canaries, CanaryKind, with_canaries
+from gradtrail.core.data import Split
 from gradtrail.core.nn.layers import Layer
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example.clipped_sum import bounded_forward
-from gradtrail.core.per_example.norms import forward_of, layer_metrics
+from gradtrail.core.per_example import bounded_forward, forward_of, layer_metrics
+from gradtrail.core.sharding import replicated, with_sharding
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples

@@ -26,17 +26,15 @@ import jaxlib
 import numpy as np
 from rich.table import Table
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import make_mesh
-from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate import metrics
-from gradtrail.core.evaluate.calibration import fit_temperature
-from gradtrail.core.evaluate.metrics import EvaluateConfig
+from gradtrail.core import batching
+from gradtrail.core.data import Split
+from gradtrail.core.evaluate import EvaluateConfig, evaluate_logits, fit_temperature
 from gradtrail.core.gradients import analysis, passes
 from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import Program
@@ -235,7 +233,7 @@ def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig, keep: Keep
         call, split = functools.partial(predict, _some_params(model)), _examples(_FEW)
         logits = inference.predict_logits(call, evaluate.batch_size, split)
         temperature, bins = fit_temperature(logits, split.labels), evaluate.calibration_bins
-        metrics.evaluate(logits, split.labels, temperature=temperature, calibration_bins=bins)
+        evaluate_logits(logits, split.labels, temperature=temperature, calibration_bins=bins)
     keep("evaluate", compiler)
     return _costs("evaluate", compiler, log)
 

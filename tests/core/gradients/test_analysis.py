@@ -12,9 +12,8 @@ from factories import NUM_CLASSES, gradients_config, initial_params, model_confi
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.common.sharding import make_mesh
-from gradtrail.core.common.split import Split
 from gradtrail.core.config import ConfigError
+from gradtrail.core.data import Split
 from gradtrail.core.gradients import analysis as gradient_analysis
 from gradtrail.core.gradients import chunks as gradient_chunks
 from gradtrail.core.gradients import passes as gradient_passes
@@ -32,6 +31,7 @@ from gradtrail.core.gradients.analysis import (
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, num_parameters
+from gradtrail.core.sharding import make_mesh
 
 MODEL = Model(model_config())
 SMOOTHING = 0.1

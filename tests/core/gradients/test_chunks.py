@@ -18,7 +18,7 @@ from factories import ROOT
 
 from gradtrail.core.gradients.analysis import _unit
 from gradtrail.core.gradients.chunks import ChunkGradients, ClassStructure, class_structure
-from gradtrail.core.per_example.noise_scale import from_chunks
+from gradtrail.core.noise_scale import from_chunks
 
 GRADIENTS = np.random.default_rng(0).normal(size=(12, 7)) + 0.5
 CLASSES = np.repeat([0, 1, 2], [5, 4, 3])

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from factories import NUM_CLASSES, gradients_config, model_config, new_compiler, random_split
 
-from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.gradients.analysis import Trajectory, analyze
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model

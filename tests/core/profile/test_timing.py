@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_split, train_config
 
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
 from gradtrail.core.nn.models import Model
 from gradtrail.core.profile import benchmark
 from gradtrail.core.profile.benchmark import (

@@ -19,9 +19,8 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.common.batching import BLOCK, WINDOW
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.batching import BLOCK, WINDOW
+from gradtrail.core.data import AugmentationConfig, Split
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.gradient import Examples
@@ -133,8 +132,8 @@ import jax
 import numpy as np
 from factories import NUM_CLASSES, new_compiler, random_split, seed_keys, train_config
 
-from gradtrail.core.common.batching import WINDOW
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.batching import WINDOW
+from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.loop import make_program, on_device, train

@@ -12,7 +12,7 @@ from definitions import per_example_grads
 from factories import NUM_CLASSES, SHAPE, cases, make_engine, private_config, random_split, run_training
 from scipy import stats
 
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model

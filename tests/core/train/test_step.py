@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from factories import NUM_CLASSES, OPTIMIZERS, SCHEDULES, SMALL_CNN, random_split, seed_keys, train_config
 
-from gradtrail.core.common.batching import PADDING
-from gradtrail.core.common.sharding import make_mesh, replicated
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.batching import PADDING
+from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
-from gradtrail.core.nn.precision import Precision
+from gradtrail.core.sharding import make_mesh, replicated
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.loss_scaling import LossScalingConfig

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from factories import ROOT, new_compiler, train_config
 
-from gradtrail.core.common.sharding import make_mesh, replicated
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
+from gradtrail.core.sharding import make_mesh, replicated
 from gradtrail.core.train.loop import make_program
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compile_log import CompileLog

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from untrusted import refusal
 
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.deformation import versions_of
+from gradtrail.core.augmentation import versions_of
+from gradtrail.core.data import Split
 from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.artifacts.data_files import (
     COLUMNS,

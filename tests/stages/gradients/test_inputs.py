@@ -20,11 +20,11 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients import analysis
 from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.stages.artifacts.members import member_folder, write_seeds

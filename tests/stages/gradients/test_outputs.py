@@ -10,10 +10,10 @@ import pytest
 from factories import gradients_config, random_split
 from stage_results import gradient_analysis, learning_dynamics
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
 from gradtrail.core.gradients.exact import LIMITS
-from gradtrail.core.nn.precision import Precision
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.gradients import figures, outputs, summary

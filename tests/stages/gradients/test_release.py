@@ -10,10 +10,10 @@ import pytest
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split
 from stage_results import a_guarantee, learning_dynamics
 
-from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
+from gradtrail.core.sharding import make_mesh
 from gradtrail.stages.artifacts.privacy import REDACTED
 from gradtrail.stages.gradients import figures, outputs, summary
 from gradtrail.stages.gradients.inputs import DYNAMICS, scored_splits

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from untrusted import damaged, fuzz, refusal
 
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.preprocessing import prepare
+from gradtrail.core.data import Split, prepare
 from gradtrail.stages.preprocess.corrections import (
     COLUMNS,
     PATH,

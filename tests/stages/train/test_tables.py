@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from factories import dataset_info, make_engine, model_config, random_split, seed_keys, train_config
 
-from gradtrail.core.per_example import noise_scale
+from gradtrail.core import noise_scale
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.common.split import Split
 from gradtrail.core.config import (
     MAX_GALLERY,
     Bounds,
@@ -24,11 +23,12 @@ from gradtrail.core.config import (
     PositiveFraction,
     config,
 )
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.chunks import ChunkGradients, ClassStructure, chunk_gradients, class_structure
 from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.gradients.scores import largest
 from gradtrail.core.nn.models import HostParams, Params, WeightsKind
-from gradtrail.core.per_example.noise_scale import NoiseScale, from_chunks
+from gradtrail.core.noise_scale import NoiseScale, from_chunks
 
 Scores = dict[str, np.ndarray]
 EPOCH_SCORES = ("grad_norm", "el2n", "loss", "probability", "margin")  # scores reported for every kept epoch

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.split import Split
+from gradtrail.core import batching
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.passes import Pass
 from gradtrail.core.nn.models import HostParams, Params, num_parameters
 

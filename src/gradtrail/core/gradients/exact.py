@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.scores import LAYER
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import HostParams, Model, Params
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 NUM_EXAMPLES = 200

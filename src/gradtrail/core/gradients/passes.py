@@ -15,12 +15,11 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import data_parallel, over_batch, replicated, with_sharding
-from gradtrail.core.common.split import Split
+from gradtrail.core import batching, per_example
+from gradtrail.core.data import Split
 from gradtrail.core.gradients import scores
 from gradtrail.core.nn.models import HostParams, Model, Params
-from gradtrail.core.per_example import norms
+from gradtrail.core.sharding import data_parallel, over_batch, replicated, with_sharding
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, compile_within
 
 _LARGEST_BATCH = 512  # examples per device: larger batches are no faster
@@ -101,7 +100,7 @@ def compile_passes(
     params = model.abstract_params()
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
     influenced = _abstract_rows(model, num_others)
-    compute_signals = functools.partial(norms.signals, model, label_smoothing=label_smoothing)
+    compute_signals = functools.partial(per_example.signals, model, label_smoothing=label_smoothing)
     signals = jax.eval_shape(compute_signals, params, *influenced)
 
     def score(params: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
@@ -109,14 +108,16 @@ def compile_passes(
 
     def dots(whole: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
         params, directions = whole
-        return (), {"dots": norms.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)}
+        return (), {"dots": per_example.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)}
 
     def products(whole: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
         params, signals = whole
-        return (), {"products": norms.grad_products(model, params, *batch, signals, label_smoothing=label_smoothing)}
+        return (), {
+            "products": per_example.grad_products(model, params, *batch, signals, label_smoothing=label_smoothing)
+        }
 
     def sums(params: Any, batch: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
-        return norms.summed_grad(model, params, *batch, label_smoothing=label_smoothing), ()
+        return per_example.summed_grad(model, params, *batch, label_smoothing=label_smoothing), ()
 
     def compile_pass(name: str, function: Callable, whole: Any, *, masked: bool = False) -> Pass:
         """Compile a function for the largest microbatch within the budget; a `masked` one takes a mask too."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example.norms import squared_grad_norms
+from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 LAYER = "grad_norm_"  # prefix of a layer's name: norm of the gradient of its parameters alone

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import replicated
+from gradtrail.core import batching
 from gradtrail.core.config import Bounds, Positive, config
 from gradtrail.core.gradients.scores import compile_score
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.inference import compile_predict, predict_batch
 from gradtrail.core.nn.models import Model
-from gradtrail.core.nn.precision import Precision
+from gradtrail.core.sharding import replicated
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import Program, make_program

@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from gradtrail.core.common.batching import Order
-from gradtrail.core.common.sharding import AXIS
-from gradtrail.core.common.split import Split
+from gradtrail.core.batching import Order
+from gradtrail.core.data import Split
+from gradtrail.core.sharding import AXIS
 from gradtrail.core.train.gradient import Examples
 
 _BLOCK_SPEC = PartitionSpec(None, AXIS)  # each device has a part of every batch of a block

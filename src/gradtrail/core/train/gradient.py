@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
-from gradtrail.core.common import batching
-from gradtrail.core.data.augmentation import augment
+from gradtrail.core import batching
+from gradtrail.core.augmentation import augment
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig

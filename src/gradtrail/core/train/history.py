@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import HostParams, Params
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.gradient import RowRecord
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord

@@ -16,11 +16,11 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import make_mesh, put, replicated, with_sharding
-from gradtrail.core.common.split import Split
+from gradtrail.core import batching
 from gradtrail.core.config import LARGEST, ConfigError
+from gradtrail.core.data import Split
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.sharding import make_mesh, put, replicated, with_sharding
 from gradtrail.core.train import feed
 from gradtrail.core.train.config import VARIED, TrainConfig
 from gradtrail.core.train.feed import Block

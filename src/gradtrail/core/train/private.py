@@ -12,12 +12,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Int, Key
 
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example.clipped_sum import Clipping, clipped_grad_sum
+from gradtrail.core.per_example import Clipping, clipped_grad_sum
 from gradtrail.core.train import threefry
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import (

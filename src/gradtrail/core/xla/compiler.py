@@ -263,7 +263,8 @@ def _static_cost(
     cost: dict[str, float] = executable.cost_analysis() or {}
     accessed = cost.get("bytes accessed", 0.0)
     repeated = _repeated_costs(traced.jaxpr)
-    before = (lowered.cost_analysis() or {}).get("bytes accessed", 0.0)  # by the whole program, loops once
+    # By the whole program, loops once; XLA cannot tell for a program that `jax.export` read, which has no loops
+    before = (lowered.cost_analysis() or {}).get("bytes accessed", 0.0) if repeated["bytes accessed"] else 0.0
 
     def with_loops(optimized: float) -> int:
         """Add the bytes of repeated iterations, scaled as optimization scaled the program's."""

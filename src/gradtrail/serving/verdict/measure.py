@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gradtrail
-from gradtrail.core.common.intervals import median_interval
+from gradtrail.core.intervals import median_interval
 from gradtrail.serving.verdict.judge import Measured
 from gradtrail.support.errors import UserError, printable
 from gradtrail.support.progress import progress_bar

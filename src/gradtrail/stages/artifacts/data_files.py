@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import validate
 from gradtrail.support.errors import UserError

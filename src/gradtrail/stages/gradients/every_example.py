@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gradtrail.core.common.batching import overlapped
-from gradtrail.core.common.split import Split
+from gradtrail.core.batching import overlapped
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.nn.models import HostParams, Params
 from gradtrail.stages.artifacts.data_files import take_rows

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
 from gradtrail.core.gradients.scores import rank_correlation
 from gradtrail.stages.artifacts import plotting

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from gradtrail.core.common.sharding import make_mesh
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import (
     GradientsConfig,
     Trajectory,
@@ -23,7 +22,8 @@ from gradtrail.core.gradients.chunks import chunk_bytes
 from gradtrail.core.gradients.exact import compile_exact, sample_size
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
 from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind, num_parameters
-from gradtrail.core.per_example.norms import unknown_layers
+from gradtrail.core.per_example import unknown_layers
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts.data_files import DatasetInfo, sample_rows, take_rows
 from gradtrail.stages.artifacts.members import read_folders

@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalysis, GradientsConfig, epoch_column
 from gradtrail.core.gradients.exact import ERROR, LIMITS
 from gradtrail.core.gradients.scores import largest, rank_correlation, summarize
-from gradtrail.core.nn.precision import Precision
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.stages.artifacts.members import FOLDER, over_members
 
 SCORES = "scores.parquet"

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.gradients.exact import ERROR, NUM_EXAMPLES
-from gradtrail.core.per_example.noise_scale import NoiseScale
+from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, REDACTED, PrivacyGuarantee
 from gradtrail.stages.gradients import every_example
 from gradtrail.stages.gradients.outputs import Analyses, Tables, measure, typical_noise_scale

@@ -14,8 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.preprocessing import correct
+from gradtrail.core.data import Split, correct
 from gradtrail.stages.artifacts.data_files import SPLITS
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError, one_line

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.artifacts import plotting
 
 _SHOWN = 10  # classes of a warning

@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from gradtrail.core.common.batching import WINDOW
-from gradtrail.core.common.intervals import median_interval
+from gradtrail.core.batching import WINDOW
+from gradtrail.core.intervals import median_interval
 from gradtrail.core.profile import benchmark
 from gradtrail.core.profile.benchmark import (
     CALL_PER_STEP,

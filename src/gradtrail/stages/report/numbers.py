@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from gradtrail.core.common import names
-from gradtrail.core.common.split import Split
+from gradtrail.core import names
+from gradtrail.core.data import Split
 from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info, read_samples
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtrail.core.common.sharding import put
+from gradtrail.core.sharding import put
 from gradtrail.core.train.step import TrainState
 from gradtrail.stages.common.processes import agreed
 from gradtrail.support.errors import one_line

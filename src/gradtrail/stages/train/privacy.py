@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import History, LearningDynamics
 from gradtrail.core.train.privacy import PrivacyConfig

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int
 
+from gradtrail.core import noise_scale
 from gradtrail.core.nn.models import HostParams, ModelConfig, num_parameters
-from gradtrail.core.per_example import noise_scale
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import EpochRecord, History, LearningDynamics
 from gradtrail.core.train.step import StepRecord

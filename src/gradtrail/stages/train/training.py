@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop

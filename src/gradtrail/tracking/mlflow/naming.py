@@ -18,7 +18,7 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradtrail.core.common.names import model_name
+from gradtrail.core.names import model_name
 from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN
