@@ -18,7 +18,7 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.config import Bounds
 from gradtrail.core.evaluate import EvaluateConfig
 from gradtrail.core.export import ExportConfig
 from gradtrail.stages.common.environment import EnvironmentConfig
@@ -146,5 +146,5 @@ def test_values_that_do_not_fit_together_are_refused_by_name(make: Callable[[], 
 )
 def test_message_names_every_bound(value: float, bounds: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
-        check("share", value, **bounds)
+        Bounds(**bounds).check("share", value)
     assert str(caught.value) == message

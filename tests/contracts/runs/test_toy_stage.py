@@ -49,7 +49,7 @@ ENTRY = {
         "data/processed/dataset.json",
         "models/final.safetensors",
         "pipeline/toy.py",
-        "src/gradtrail/core/common",
+        "src/gradtrail/core/config.py",
         "src/gradtrail/stages/common",
         "src/gradtrail/stages/toy",
     ],

@@ -3,7 +3,7 @@
 The unit is the process: answers within one process depend on each other, on where its memory lies, and on the load of
 the machine, so thousands of them are not independent. Each process gives one value, such as its 99th percentile. The
 result is their median; its interval is that of the order statistics which contain the median with at least 95 %,
-whatever the distribution: the lowest and the highest of six (96.9 %). See `core/common/intervals`.
+whatever the distribution: the lowest and the highest of six (96.9 %). See `core/intervals.py`.
 """
 
 import json
