@@ -21,7 +21,6 @@ import numpy as np
 
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
-from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.keys import keys_of
@@ -54,7 +53,7 @@ def main() -> None:
     some = data_files.take_rows(split, np.arange(min(IN_MEMORY, len(split))))
     config = dataclasses.replace(load_section("train", TrainConfig), epochs=1000, privacy=NOT_PRIVATE)
     model = Model(config.model_config(info.image_shape, info.num_classes))
-    compiler, mesh = Compiler(time.perf_counter), make_mesh(jax.local_devices()[:1])
+    compiler = Compiler(time.perf_counter)
 
     def chunks(count: int, *, streamed: bool) -> Iterator[loop.Chunk]:
         sampled = data_files.sample_rows(count) if count > data_files.SAMPLE else None
@@ -73,8 +72,8 @@ def main() -> None:
 
         return make
 
-    passes = compile_passes(model, config.label_smoothing, 1, compiler=compiler, mesh=mesh)
-    params = passes.place(model.init(key=jax.random.key(0)))
+    passes = compile_passes(model, config.label_smoothing, 1, compiler=compiler)
+    params = jax.device_put(model.init(key=jax.random.key(0)))
     scratch = tempfile.TemporaryDirectory()
 
     def score() -> int:

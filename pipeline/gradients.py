@@ -14,7 +14,7 @@ from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.artifacts.privacy import read_guarantee
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, outputs, summary
-from gradtrail.stages.gradients.every_example import score_large
+from gradtrail.stages.gradients.every_example import NAME, score_every_example
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.compile_report import compiling
 from gradtrail.tracking.mlflow.run import tracked
@@ -36,17 +36,19 @@ def main(stage: Stage) -> None:
         analyses = outputs.Analyses(scratch, len(splits["train"]))
         for member in itertools.chain([first], members):
             visits = num_visits(member.trajectory, analyzed)
-            with progress_bar(f"gradients {member.name}".strip(), visits, unit="steps") as bar:
+            with progress_bar(f"gradients seed {member.seed}", visits, unit="steps") as bar:
                 analysis = analyze(passes, member.trajectory, analyzed, config, info.num_classes, advance=bar.advance)
-            errors = float64_errors(exact, member.weights, analyzed, analysis.scores, member.about.label_smoothing)
-            scores = outputs.score_table(analyzed, analysis.scores, member.dynamics_of(rows))
+            errors = float64_errors(exact, member.params, analyzed, analysis.scores, member.about.label_smoothing)
+            dynamics = {name: values[rows] for name, values in member.dynamics.items()}
+            scores = outputs.score_table(analyzed, analysis.scores, dynamics)
             analyses.add(member.seed, outputs.make_tables(scores, analysis, config), analysis, errors)
         outputs.warn_of_errors(analyses.errors, first.model.config.precision)
 
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
             tables = analyses.write(results, config)
-            every = score_large(passes, first.weights, train, len(splits["train"]), results)
+            is_sample = 0 < len(splits["train"]) < len(train)
+            every = score_every_example(passes, first.params, train, results / NAME) if is_sample else {}
             weights = first.about.title(config.weights, len(analyses.seeds))
             title = f"{first.model.config.name}, {weights} on {info.label}"
             batch_size = first.trajectory.batch_size

@@ -34,7 +34,6 @@ from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
-from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import Program
@@ -243,13 +242,7 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
     with CompileLog() as log:
         compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
         influenced = analysis.num_influenced(gradients, _NUM_EXAMPLES)
-        compiled = passes.compile_passes(
-            model,
-            config.label_smoothing,
-            influenced,
-            compiler=compiler,
-            mesh=make_mesh(jax.local_devices()[:1]),
-        )
+        compiled = passes.compile_passes(model, config.label_smoothing, influenced, compiler=compiler)
         splits = {"train": _examples(_FEW), "test": _examples(max(influenced, _FEW))}
         trajectory = analysis.Trajectory(
             params={0: _some_params(model), 1: _some_params(model)},

@@ -23,7 +23,6 @@ from gradtrail.core.gradients.analysis import (
     affordable_examples,
     analysis_flops,
     analyze,
-    checkpoint_weights,
     epoch_column,
     num_influenced,
     num_visits,
@@ -31,7 +30,6 @@ from gradtrail.core.gradients.analysis import (
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, num_parameters
-from gradtrail.core.sharding import make_mesh
 
 MODEL = Model(model_config())
 SMOOTHING = 0.1
@@ -61,7 +59,7 @@ WEIGHTS = TRAJECTORY.weights
 def passes(largest: int = 16) -> GradientPasses:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_passes, "_LARGEST_BATCH", largest)
-        return compile_passes(MODEL, SMOOTHING, 2, compiler=new_compiler(), mesh=make_mesh(jax.devices()[:1]))
+        return compile_passes(MODEL, SMOOTHING, 2, compiler=new_compiler())
 
 
 VISITS: list[int] = []
@@ -224,6 +222,7 @@ def test_every_step_counts_for_the_epoch_that_lies_nearest(epochs: list[int], st
     for step, rate in enumerate(rates):
         place = (step + 0.5) / steps
         expected[min(epochs, key=lambda epoch: abs(place - epoch))] += float(rate)
-    result = checkpoint_weights(epochs, rates, steps)
-    np.testing.assert_allclose(result, list(expected.values()), rtol=1e-6)
-    assert result.sum() == pytest.approx(float(rates.sum()), rel=1e-6)
+    params = dict.fromkeys(epochs, PARAMS[0])
+    trajectory = Trajectory(params=params, scored=epochs[0], learning_rates=rates, steps_per_epoch=steps, batch_size=1)
+    assert trajectory.weights == pytest.approx(expected, rel=1e-6)
+    assert sum(trajectory.weights.values()) == pytest.approx(float(rates.sum()), rel=1e-6)

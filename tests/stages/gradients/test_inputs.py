@@ -4,7 +4,6 @@ import re
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,16 +23,13 @@ from gradtrail.core.gradients import analysis
 from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
-from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.stages.artifacts.members import member_folder, write_seeds
 from gradtrail.stages.gradients.inputs import (
     choose_examples,
     read_dynamics,
-    read_kept_weights,
     read_members,
-    read_trajectory,
     take_train,
 )
 from gradtrail.stages.train import tables
@@ -64,10 +60,11 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_trajectory_has_the_kept_epochs_and_the_scored_one(folder: Path) -> None:
-    model, about, params = read_kept_weights(folder / "models", "final", dataset_info())
-    trajectory = read_trajectory(folder / "results", params, about.epoch, None)
-    assert model.config == model_config()
-    assert about.epoch == trajectory.scored == 3
+    write_seeds(folder / "models", [0])
+    (member,) = read_members(folder / "models", folder / "results", "final", dataset_info(), SPLIT)
+    trajectory = member.trajectory
+    assert member.model.config == model_config()
+    assert member.about.epoch == trajectory.scored == 3
     assert sorted(trajectory.params) == [0, 2, 3]
     assert (trajectory.steps_per_epoch, trajectory.batch_size) == (3, 4)
     rates = pd.read_parquet(folder / "results" / "steps.parquet")["learning_rate"]
@@ -96,12 +93,12 @@ def test_members_are_read_one_after_the_other(trained: Path, folder: Path, tmp_p
     members = read_members(both / "models", both / "results", "final", dataset_info(), SPLIT)
     first = next(members)
     (member_folder(both / "models", 4) / "final.safetensors").unlink()
-    assert (first.seed, first.name, first.about.epoch) == (3, "seed 3", 3)
+    assert (first.seed, first.about.epoch) == (3, 3)
     with pytest.raises(UserError, match=r"seed_4/final\.safetensors: no such file"):
         next(members)
     write_seeds(folder / "models", [3])
     (alone,) = read_members(folder / "models", folder / "results", "final", dataset_info(), SPLIT)
-    assert (alone.seed, alone.name) == (3, "")
+    assert alone.seed == 3
     np.testing.assert_array_equal(alone.dynamics["mean_probability"], first.dynamics["mean_probability"])
 
 
@@ -116,8 +113,7 @@ def test_even_sample_is_chosen_and_announced(
     params = {epoch: initial_params(model, epoch) for epoch in range(20)}
     rates = np.ones(60, np.float32)
     trajectory = Trajectory(params=params, scored=19, learning_rates=rates, steps_per_epoch=3, batch_size=4)
-    mesh = make_mesh(jax.devices()[:1])
-    passes = compile_passes(model, 0.1, 2, compiler=new_compiler(), mesh=mesh)
+    passes = compile_passes(model, 0.1, 2, compiler=new_compiler())
     sample = take_train(splits, choose_examples(passes, gradients_config(), splits, trajectory))["train"]
     expected = random_split(60).example_id[:: 3 if costly else 1]
     np.testing.assert_array_equal(sample.example_id, expected)

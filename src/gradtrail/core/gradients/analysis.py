@@ -6,7 +6,7 @@ arXiv 2002.08484, equation 1 and section 3.2). It is derived for plain gradient 
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -77,9 +77,11 @@ class Trajectory:
 
     @functools.cached_property
     def weights(self) -> dict[int, float]:
-        """Weight of each kept epoch in sums over the training, see `checkpoint_weights`."""
+        """Weight of each kept epoch in sums over the training: the sum of the learning rates of the nearest steps."""
         epochs = sorted(self.params)
-        weights = checkpoint_weights(epochs, self.learning_rates, self.steps_per_epoch)
+        middle = (np.arange(len(self.learning_rates)) + 0.5) / self.steps_per_epoch  # middle of each step, in epochs
+        nearest = np.argmin(np.abs(middle[:, None] - np.asarray(epochs, float)), axis=1)
+        weights = np.bincount(nearest, weights=self.learning_rates.astype(np.float64), minlength=len(epochs))
         return dict(zip(epochs, weights.tolist(), strict=True))
 
 
@@ -87,7 +89,7 @@ class Trajectory:
 class GradientAnalysis:
     """Results of the analysis."""
 
-    scores: dict[str, Scores]  # split → score → a value for each example, float32
+    scores: dict[str, Scores]  # split with examples → score → a value for each example, float32
     noise_scales: dict[int, NoiseScale]  # epoch → gradient noise scale of the training split; empty without examples
     classes: ClassStructure  # similarity of the classes' gradients on the training split, at the scored epoch
     # positions in the test split of the examples whose influences were computed
@@ -108,9 +110,9 @@ def num_influenced(config: GradientsConfig, num_test_examples: int) -> int:
 
 def num_visits(trajectory: Trajectory, splits: Mapping[str, Split]) -> int:
     """Return the sum of the numbers that `analyze` reports to `advance`."""
-    everywhere, in_training, epochs = sum(map(len, splits.values())), len(splits["train"]), len(trajectory.params)
+    everywhere, in_training = sum(map(len, splits.values())), len(splits["train"])
     aligned = everywhere if in_training else 0
-    return epochs * everywhere + aligned + 2 * epochs * in_training
+    return len(trajectory.params) * (everywhere + 2 * in_training) + aligned
 
 
 def analysis_flops(passes: GradientPasses, num_epochs: int, num_train: int, num_others: int) -> float:
@@ -157,16 +159,13 @@ def analyze(
         ConfigError: one line; an example of `config.test_examples` is not in the test split.
     """
     train, test = splits["train"], splits["test"]
+    splits = {name: split for name, split in splits.items() if len(split)}
 
     def score(epoch: int) -> dict[str, Scores]:
-        params = passes.place(trajectory.params[epoch])
-        by_split = {
-            name: passes.score(params, part.images, part.labels, advance=advance)
-            for name, part in splits.items()
-            if len(part)
+        params = jax.device_put(trajectory.params[epoch])
+        return {
+            name: passes.score(params, split.images, split.labels, advance=advance) for name, split in splits.items()
         }
-        empty = {name: values[:0] for name, values in next(iter(by_split.values())).items()}
-        return {name: by_split.get(name, empty) for name in splits}
 
     # The scored epoch comes first: the test examples with its largest losses are the influenced ones
     by_epoch = {trajectory.scored: score(trajectory.scored)}
@@ -175,9 +174,9 @@ def analyze(
     noise_scales: dict[int, NoiseScale] = {}
     influence = np.zeros((len(train), len(influenced)))
     classes = ClassStructure.unknown(num_classes)
-    aligned = {name: _cosines(np.full((len(part), 2), np.nan, np.float32)) for name, part in splits.items()}
+    cosines = {name: np.full((len(split), 2), np.nan, np.float32) for name, split in splits.items()}
     for epoch, on_host in sorted(trajectory.params.items()):
-        params = passes.place(on_host)
+        params = jax.device_put(on_host)
         if epoch not in by_epoch:
             by_epoch[epoch] = score(epoch)
         if not len(train):
@@ -193,35 +192,25 @@ def analyze(
 
         # Influence of each training example on the chosen test examples
         signals = passes.signals(params, test.images[influenced], test.labels[influenced])
-        rows = passes.products((params, signals), train.images, train.labels, advance=advance)
+        rows = passes.products(params, train.images, train.labels, signals, advance=advance)
         influence += trajectory.weights[epoch] * rows["products"].astype(np.float64)
 
         if epoch == trajectory.scored:
             classes = class_structure(products, squares, chunks, num_classes)
-            aligned = _align(passes, params, splits, chunks, by_epoch[epoch], num_classes, advance)
+            cosines = _align(passes, params, splits, chunks, by_epoch[epoch], advance)
         advance(0, message=f"epoch {epoch}")
 
     return GradientAnalysis(
-        scores={name: _split_scores(by_epoch, trajectory, name) | aligned[name] for name in splits},
+        scores={
+            name: _split_scores(by_epoch, trajectory, name)
+            | {"alignment": cosines[name][:, 0], "class_alignment": cosines[name][:, 1]}
+            for name in splits
+        },
         noise_scales=noise_scales,
         classes=classes,
         influenced=influenced,
         influence=influence.astype(np.float32),
     )
-
-
-def checkpoint_weights(
-    epochs: Sequence[int], learning_rates: Float[np.ndarray, " steps"], steps_per_epoch: int
-) -> Float[np.ndarray, " checkpoints"]:
-    """Return the weight of each kept epoch: the sum of the learning rates of the steps nearest to it.
-
-    Args:
-        epochs: epochs of the kept weights, ascending; 0 is before training.
-        learning_rates: learning rate of every step of the training.
-    """
-    middle = (np.arange(len(learning_rates)) + 0.5) / steps_per_epoch  # middle of each step, in epochs
-    nearest = np.argmin(np.abs(middle[:, None] - np.asarray(epochs, float)[None]), axis=1)
-    return np.bincount(nearest, weights=learning_rates.astype(np.float64), minlength=len(epochs))
 
 
 def _choose(config: GradientsConfig, test: Split, scores: Scores) -> Int[np.ndarray, " influenced"]:
@@ -261,26 +250,21 @@ def _align(
     splits: Mapping[str, Split],
     chunks: ChunkGradients,
     scores: Mapping[str, Scores],
-    num_classes: int,
     advance: Callable[..., object],
-) -> dict[str, Scores]:
-    """Return the cosine of each example's gradient with the mean training gradient, of all and of its class."""
+) -> dict[str, Float[np.ndarray, "examples 2"]]:
+    """Return the cosines of each example's gradient with the mean training gradient, of all and of its class."""
     dots = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}
     mean = _unit(np.sum(chunks.sums, axis=0))
-    for label in range(num_classes):
+    for label in np.unique(np.concatenate([split.labels for split in splits.values()])):
         class_mean = _unit(np.sum(chunks.sums[chunks.classes == label], axis=0))
-        directions = passes.place(_unraveled(np.stack([mean, class_mean]), params))
+        directions = jax.device_put(_unraveled(np.stack([mean, class_mean]), params))
         for name, split in splits.items():
             rows = np.flatnonzero(split.labels == label)
             if len(rows):
-                results = passes.dots((params, directions), split.images[rows], split.labels[rows], advance=advance)
+                results = passes.dots(params, split.images[rows], split.labels[rows], directions, advance=advance)
                 dots[name][rows] = results["dots"]
     tiny = np.finfo(np.float32).tiny
-    return {name: _cosines(dots[name] / np.maximum(scores[name]["grad_norm"], tiny)[:, None]) for name in splits}
-
-
-def _cosines(values: Float[np.ndarray, "examples 2"]) -> Scores:
-    return {"alignment": values[:, 0], "class_alignment": values[:, 1]}
+    return {name: dots[name] / np.maximum(scores[name]["grad_norm"], tiny)[:, None] for name in splits}
 
 
 def _unraveled(vectors: Float[np.ndarray, "vectors parameters"], like: Params | HostParams) -> HostParams:

@@ -75,9 +75,9 @@ def chunk_gradients(
             parts = np.array_split(members, min(per_class, len(members)))
         for group in np.array_split(np.arange(len(parts)), min(per_class, len(parts))):
             batches = [parts[part] for part in group]
-            started = (sums.function(params, sums.masked_batch(split, rows)) for rows in batches)
+            started = (sums.function(params, *sums.masked_batch(split, rows)) for rows in batches)
             total = totals[len(sizes)]
-            for number, (part_sum, _) in enumerate(batching.overlapped(started)):
+            for number, part_sum in enumerate(batching.overlapped(started)):
                 flat = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(part_sum)])
                 total[:] = total + flat if number else flat
             rows = np.concatenate(batches)

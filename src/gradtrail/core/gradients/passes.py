@@ -1,4 +1,4 @@
-"""The passes over a data set that an analysis of gradients consists of, each compiled once, data-parallel over devices.
+"""The passes over a data set that an analysis of gradients consists of, each compiled once, for a single device.
 
 Microbatch sizes follow from the network alone, by fixed budgets of memory: no setting of the machine changes them, and
 so none changes a result.
@@ -12,17 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from gradtrail.core import batching, per_example
 from gradtrail.core.data import Split
-from gradtrail.core.gradients import scores
-from gradtrail.core.nn.models import HostParams, Model, Params
-from gradtrail.core.sharding import data_parallel, over_batch, replicated, with_sharding
+from gradtrail.core.gradients.scores import compile_score
+from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, compile_within
 
-_LARGEST_BATCH = 512  # examples per device: larger batches are no faster
+_LARGEST_BATCH = 512  # examples: larger batches are no faster
 _TEMPORARY_BYTES = 24 * 2**20  # temporary arrays of a microbatch: more than fits into a CPU's caches is slower
 _FEWEST_SUMMED = 8  # smallest microbatch of a sum, whatever its memory
 _FLOPS_PER_BYTE = 10  # FLOPs in the time of one byte of memory traffic, as measured on CPUs
@@ -32,15 +30,17 @@ _FLOPS_PER_BYTE = 10  # FLOPs in the time of one byte of memory traffic, as meas
 class Pass:
     """A function compiled for one batch size, applied to splits of any size."""
 
-    # (whole, batch) → (sums over the batch, dict of arrays with a row per example), all pytrees; `whole` has the
-    # inputs that all examples share, such as the parameters
-    function: CompiledFunction
-    batch_size: int  # number of examples over all devices
+    function: CompiledFunction  # (params, images, labels, *shared) → dict of arrays with a row per example
+    batch_size: int
 
-    def __call__(self, whole: Any, *arrays: np.ndarray, advance: Callable[..., object]) -> dict[str, np.ndarray]:
-        """Return a row for each row of `arrays`; `advance` is called with the number of rows of each batch."""
+    def __call__(
+        self, params: Params, images: np.ndarray, labels: np.ndarray, *shared: Any, advance: Callable[..., object]
+    ) -> dict[str, np.ndarray]:
+        """Return a row for each example; `advance` is called with the number of rows of each batch."""
         parts = []
-        for part in batching.map_batches(lambda *batch: self.function(whole, batch)[1], self.batch_size, *arrays):
+        for part in batching.map_batches(
+            lambda *batch: self.function(params, *batch, *shared), self.batch_size, images, labels
+        ):
             parts.append(part)
             advance(len(next(iter(part.values()))))
         return batching.join(parts)
@@ -61,18 +61,11 @@ class Pass:
 class GradientPasses:
     """The compiled passes."""
 
-    mesh: Mesh  # the devices that each batch is split over
-    score: Pass  # whole = params; rows = the scores of `scores.score_batch`
-    dots: Pass  # whole = (params, two directions); row `dots` = inner products of the example's gradient with both
-    # whole = (params, signals of the influenced examples); row `products` = inner products of the example's gradient
-    # with theirs
-    products: Pass
+    score: Pass  # rows: the scores of `score_batch`
+    dots: Pass  # shared: two directions; row `dots`: inner products of the example's gradient with both
+    products: Pass  # shared: signals of other examples; row `products`: inner products with their gradients
     signals: CompiledFunction  # params, images, labels → signals, of as many examples as `products` takes
-    sums: Pass  # whole = params, batch = (images, labels, mask); sum = the summed gradient
-
-    def place(self, params: Params | HostParams) -> Params:
-        """Copy parameters to every device, once for many calls."""
-        return jax.device_put(params, replicated(self.mesh))
+    sums: Pass  # its function takes a mask after the labels and returns the summed gradient
 
     @property
     def functions(self) -> list[CompiledFunction]:
@@ -81,69 +74,43 @@ class GradientPasses:
         return [*(compiled.function for compiled in passes), self.signals]
 
 
-def compile_passes(
-    model: Model,
-    label_smoothing: float,
-    num_others: int,
-    *,
-    compiler: Compiler,
-    mesh: Mesh,
-) -> GradientPasses:
-    """Compile all passes for microbatches whose temporary arrays take at most 24 MiB on a device.
+def compile_passes(model: Model, label_smoothing: float, num_others: int, *, compiler: Compiler) -> GradientPasses:
+    """Compile all passes for microbatches of at most 512 examples whose temporary arrays take at most 24 MiB.
 
-    A single example may take more, and so may the 8 examples of a sum; a microbatch has at most 512 examples a device.
+    A single example may take more, and so may the 8 examples of a sum.
 
     Args:
         num_others: number of examples whose gradients `products` compares with.
-        mesh: the devices that each batch is split over.
     """
     params = model.abstract_params()
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
-    influenced = _abstract_rows(model, num_others)
     compute_signals = functools.partial(per_example.signals, model, label_smoothing=label_smoothing)
-    signals = jax.eval_shape(compute_signals, params, *influenced)
+    signals = jax.eval_shape(compute_signals, params, *_abstract_rows(model, num_others))
 
-    def score(params: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
-        return (), scores.score_batch(model, params, *batch, label_smoothing=label_smoothing)
+    def dots(*arguments: Any) -> dict[str, Array]:
+        return {"dots": per_example.grad_dots(model, *arguments, label_smoothing=label_smoothing)}
 
-    def dots(whole: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
-        params, directions = whole
-        return (), {"dots": per_example.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)}
+    def products(*arguments: Any) -> dict[str, Array]:
+        return {"products": per_example.grad_products(model, *arguments, label_smoothing=label_smoothing)}
 
-    def products(whole: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
-        params, signals = whole
-        return (), {
-            "products": per_example.grad_products(model, params, *batch, signals, label_smoothing=label_smoothing)
-        }
+    def compile_for(rows: int, name: str, function: Callable, *shared: Any) -> CompiledFunction:
+        return compiler.compile(name, function, params, *_abstract_rows(model, rows), *shared)
 
-    def sums(params: Any, batch: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
-        return per_example.summed_grad(model, params, *batch, label_smoothing=label_smoothing), ()
+    def compile_sums(rows: int) -> CompiledFunction:
+        sums = functools.partial(per_example.summed_grad, model, label_smoothing=label_smoothing)
+        return compile_for(rows, "sum_grads", sums, jax.ShapeDtypeStruct((rows,), bool))
 
-    def compile_pass(name: str, function: Callable, whole: Any, *, masked: bool = False) -> Pass:
-        """Compile a function for the largest microbatch within the budget; a `masked` one takes a mask too."""
-
-        def compile_at(rows: int) -> CompiledFunction:
-            count = rows * mesh.size
-            mask = (jax.ShapeDtypeStruct((count,), bool),) if masked else ()
-            batch = with_sharding((*_abstract_rows(model, count), *mask), over_batch(mesh))
-            return compiler.compile(name, data_parallel(function, mesh), with_sharding(whole, replicated(mesh)), batch)
-
-        at_least = _FEWEST_SUMMED if masked else 1
+    def largest(compile_at: Callable[[int], CompiledFunction], *, at_least: int = 1) -> Pass:
+        """Compile a function for the largest microbatch within the budget."""
         compiled, rows = compile_within(_TEMPORARY_BYTES, _LARGEST_BATCH, compile_at, at_least=at_least)
-        return Pass(function=compiled, batch_size=rows * mesh.size)
+        return Pass(function=compiled, batch_size=rows)
 
     return GradientPasses(
-        mesh=mesh,
-        score=compile_pass("score", score, params),
-        dots=compile_pass("grad_dots", dots, (params, two)),
-        products=compile_pass("grad_products", products, (params, signals)),
-        signals=compiler.compile(
-            "signals",
-            compute_signals,
-            *with_sharding((params, *influenced), replicated(mesh)),
-            out_shardings=replicated(mesh),
-        ),
-        sums=compile_pass("sum_grads", sums, params, masked=True),
+        score=largest(lambda rows: compile_score(model, label_smoothing, rows, compiler=compiler)),
+        dots=largest(lambda rows: compile_for(rows, "grad_dots", dots, two)),
+        products=largest(lambda rows: compile_for(rows, "grad_products", products, signals)),
+        signals=compile_for(num_others, "signals", compute_signals),
+        sums=largest(compile_sums, at_least=_FEWEST_SUMMED),
     )
 
 

@@ -32,9 +32,8 @@ def draw(
     plotting.save(draw_histograms(tables.scores, title), folder / "histograms.png")
     plotting.save(draw_relations(tables.scores, title), folder / "relations.png")
     plotting.save(draw_largest(tables.largest, splits, title), folder / "largest.png")
-    for name, ranked in tables.suspects.items():
-        if len(ranked):
-            plotting.save(draw_suspects(ranked, splits, title), folder / f"suspects_{name}.png")
+    for name, ranked in tables.suspects.groupby("split", observed=True):
+        plotting.save(draw_suspects(ranked, splits, title), folder / f"suspects_{name}.png")
     if not tables.has_training_rows:
         return
     plotting.save(draw_course(tables, analysis, title, batch_size), folder / "course.png")

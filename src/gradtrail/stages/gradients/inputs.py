@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import jax
 import numpy as np
 import pandas as pd
 
@@ -23,13 +22,12 @@ from gradtrail.core.gradients.exact import compile_exact, sample_size
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
 from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind, num_parameters
 from gradtrail.core.per_example import unknown_layers
-from gradtrail.core.sharding import make_mesh
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.stages.artifacts import weights
 from gradtrail.stages.artifacts.data_files import DatasetInfo, sample_rows, take_rows
-from gradtrail.stages.artifacts.members import read_folders
+from gradtrail.stages.artifacts.members import read_folders, weights_paths
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
-from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data
 from gradtrail.support.errors import UserError
 from gradtrail.support.memory import require_memory_for_model
 
@@ -42,20 +40,15 @@ class MemberInputs:
     """The inputs of the analysis from the training of one member."""
 
     seed: int
-    name: str  # name in messages; empty for a single member
     model: Model
-    about: WeightsInfo  # metadata of the weights to score
+    about: weights.WeightsInfo  # metadata of the weights to score
     trajectory: Trajectory
     dynamics: Mapping[str, np.ndarray]  # learning dynamics of each training example, in the order of the split
 
     @property
-    def weights(self) -> Params | HostParams:
+    def params(self) -> Params | HostParams:
         """Parameters of the scored epoch."""
         return self.trajectory.params[self.trajectory.scored]
-
-    def dynamics_of(self, rows: Rows) -> dict[str, np.ndarray]:
-        """Return the learning dynamics of the training examples at these positions."""
-        return {name: values[rows] for name, values in self.dynamics.items()}
 
 
 def scored_splits(splits: Mapping[str, Split], guarantee: PrivacyGuarantee | None) -> dict[str, Split]:
@@ -77,57 +70,33 @@ def read_members(
     """Yield the inputs of each member, read on demand.
 
     Raises:
-        UserError: one line; a file is missing or damaged, or of another model or data set, or the members differ in
-            their model.
+        UserError: one line; a file is missing or damaged, or of another model or data set.
     """
-    result_folders, first, guarantee = read_folders(results, models), None, read_guarantee(results)
-    for seed, folder in read_folders(models, models).items():
-        model, about, params = read_kept_weights(folder, scored, dataset)
-        if first and model.config != first.config:
-            raise UserError(f"{folder}: weights of {model.config.name}, but the first member is {first.config.name}")
-        first = first or model
-        yield MemberInputs(
-            seed=seed,
-            name=f"seed {seed}" if len(result_folders) > 1 else "",
-            model=model,
-            about=about,
-            trajectory=read_trajectory(result_folders[seed], params, about.epoch, guarantee),
-            dynamics=read_dynamics(result_folders[seed], train),
-        )
+    guarantee = read_guarantee(results)
+    folders, result_folders = (read_folders(folder, models) for folder in (models, results))
+    for seed, model, params, about in weights.read_members(weights_paths(models, scored), dataset):
+        kept = read_kept_weights(folders[seed]) | {about.epoch: params}
+        trajectory = read_trajectory(result_folders[seed], kept, about.epoch, guarantee)
+        dynamics = read_dynamics(result_folders[seed], train)
+        yield MemberInputs(seed=seed, model=model, about=about, trajectory=trajectory, dynamics=dynamics)
 
 
-def read_kept_weights(
-    models: Path, scored: WeightsKind, dataset: DatasetInfo
-) -> tuple[Model, WeightsInfo, dict[int, Params]]:
-    """Read the weights to score, with their model and metadata, and those of all kept epochs, as epoch → parameters."""
-    path = models / f"{scored}.safetensors"
-    model, params, about = read_weights(path)
-    require_same_data(path, about, dataset)
-    by_epoch: dict[int, Params] = {}
-    for path in sorted((models / "epochs").glob("*.safetensors")):
-        other, kept_params, kept_about = read_weights(path)
-        if other.config != model.config:
-            raise UserError(
-                f"{path}: weights of {other.config.name}, but {scored}.safetensors holds {model.config.name}"
-            )
-        require_same_data(path, kept_about, dataset)
-        by_epoch[kept_about.epoch] = kept_params
-    return model, about, by_epoch | {about.epoch: params}
+def read_kept_weights(models: Path) -> dict[int, Params]:
+    """Read the weights of a member's kept epochs, as epoch → parameters."""
+    files = [weights.read_weights(path) for path in sorted((models / "epochs").glob("*.safetensors"))]
+    return {about.epoch: params for _, params, about in files}
 
 
 def read_trajectory(
     results: Path, params: Mapping[int, Params], scored: int, guarantee: PrivacyGuarantee | None
 ) -> Trajectory:
     """Read the learning rate of every step of a training, and its batch size, the mean one of a private training."""
-    epochs, path = len(pd.read_csv(results / "epochs.csv")), results / "steps.parquet"
-    steps = read_parquet(path, ("num_examples", "learning_rate"))
-    if not epochs or not len(steps) or len(steps) % epochs:
-        raise UserError(f"{path}: {len(steps)} steps cannot be divided evenly among {epochs} epochs")
+    steps = read_parquet(results / "steps.parquet", ("num_examples", "learning_rate"))
     return Trajectory(
         params=params,
         scored=scored,
         learning_rates=steps["learning_rate"].to_numpy(),
-        steps_per_epoch=len(steps) // epochs,
+        steps_per_epoch=len(steps) // len(pd.read_csv(results / "epochs.csv")),
         batch_size=guarantee.batch_size if guarantee else int(steps["num_examples"].max()),
     )
 
@@ -154,21 +123,16 @@ def compile_all(
 
     Layers whose per-example gradients have no fast implementation cost a warning of one line.
     """
-    if names := unknown_layers(member.model):
+    model, label_smoothing = member.model, member.about.label_smoothing
+    if names := unknown_layers(model):
         print(
             f"gradients: warning: no fast per-example gradients for {', '.join(names)}; falling back to vmap(grad), "
             "which is slow",
             file=sys.stderr,
         )
-    passes = compile_passes(
-        member.model,
-        member.about.label_smoothing,
-        num_influenced(config, len(splits["test"])),
-        compiler=compiler,
-        mesh=make_mesh(jax.local_devices()[:1]),
-    )
-    exact = compile_exact(member.model, member.about.label_smoothing, sample_size(splits), compiler=compiler)
-    sums = chunk_bytes(num_parameters(member.weights), member.about.dataset.num_classes)
+    passes = compile_passes(model, label_smoothing, num_influenced(config, len(splits["test"])), compiler=compiler)
+    exact = compile_exact(model, label_smoothing, sample_size(splits), compiler=compiler)
+    sums = chunk_bytes(num_parameters(member.params), member.about.dataset.num_classes)
     require_memory_for_model("gradients", [*passes.functions, exact], host_bytes=sums)
     return passes, exact
 
@@ -186,9 +150,9 @@ def choose_examples(
 
     # The time of a batch, of whichever examples, scaled by static costs
     score, test = passes.score, splits["test"]
-    params, some = passes.place(trajectory.params[trajectory.scored]), np.resize(np.arange(len(test)), score.batch_size)
+    params, some = trajectory.params[trajectory.scored], np.resize(np.arange(len(test)), score.batch_size)
     for _ in range(3):  # the first call is slower
-        score.function(params, (test.images[some], test.labels[some]))
+        score.function(params, test.images[some], test.labels[some])
     batches = analysis_flops(passes, num_epochs, count, num_others) / (score.batch_size * score.work or np.nan)
     seconds = score.function.calls.steady * batches if score.function.calls else np.nan
 

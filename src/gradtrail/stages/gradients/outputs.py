@@ -44,11 +44,11 @@ _NORM_DECADES = (-6, 2)  # range of the histogram of norms, as powers of ten
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """All tables of the stage."""
+    """All tables of the stage; each but `scores` becomes a CSV file of its name."""
 
     scores: pd.DataFrame  # scores of every example, see `score_table`
     largest: pd.DataFrame  # examples with the largest gradients over all splits, the largest first
-    suspects: Mapping[str, pd.DataFrame]  # split → its suspected label errors, the most suspect first
+    suspects: pd.DataFrame  # suspected label errors of `SUSPECT_SPLITS`, the most suspect of each split first
     label_error_scores: pd.DataFrame  # scores as detectors of wrong labels; empty if no label is known to be wrong
     splits: pd.DataFrame  # norms of each split and their correlations, see `summarize`
     norms: pd.DataFrame  # histogram of the gradient norm
@@ -69,11 +69,10 @@ class Tables:
 class Analyses:
     """The analyses of a training's members, added one after the other.
 
-    Memory holds the tables of the first member, and `scratch` the scores of each. Results of an analysis as a whole,
-    such as the similarity of the classes' gradients and the influences, are those of the first member.
+    Memory holds the tables of the first member, and `scratch` the scores of each.
     """
 
-    first: GradientAnalysis  # analysis of the first member
+    first: GradientAnalysis  # analysis of the first member: classes, noise scales and influences are of this one alone
     _tables: Tables  # of the first member
 
     def __init__(self, scratch: Path, num_train: int):
@@ -143,9 +142,12 @@ def mean_scores(paths: list[Path]) -> pd.DataFrame:
 def score_table(
     splits: Mapping[str, Split], scores: Mapping[str, Mapping[str, np.ndarray]], dynamics: Mapping[str, np.ndarray]
 ) -> pd.DataFrame:
-    """Return a row for each example of each split: its id, its labels and its scores.
+    """Return a row for each example of each split: its id, its labels, its scores and its suspicion.
 
-    The columns of `dynamics`, which are about the training split, are NaN for the other splits.
+    The columns of `dynamics`, which are about the training split, are NaN for the other splits. The suspicion is one
+    minus the mean probability of the label: over all epochs for training examples, over the kept epochs for others. A
+    network learns regular patterns first (Arpit et al., arXiv 1706.05394), so the mean over a training detects a wrong
+    label better than the final probability, when many wrong labels have been memorized.
     """
     names = list(splits)
     parts = [
@@ -161,21 +163,10 @@ def score_table(
             }
         ).astype(dict.fromkeys(dynamics, np.float32))
         for name, split in splits.items()
+        if name in scores
     ]
     table = pd.concat(parts, ignore_index=True)
-    return table.assign(**{SUSPICION: suspicion(table)})
-
-
-def suspicion(table: pd.DataFrame) -> np.ndarray:
-    """Return the suspicion of each label, 0 to 1: one minus the mean probability of the label over the training.
-
-    The mean is over the epochs of training for training examples, and over the kept epochs for others. A network learns
-    regular patterns first (Arpit et al., arXiv 1706.05394), so the mean over a training detects a wrong label better
-    than the final probability, when many wrong labels have been memorized.
-    """
-    visited = table["mean_probability"].to_numpy(np.float32)
-    mean_probability = table[f"probability{MEAN}"].to_numpy(np.float32)
-    return 1 - np.where(np.isnan(visited), mean_probability, visited)
+    return table.assign(**{SUSPICION: 1 - table["mean_probability"].fillna(table[f"probability{MEAN}"])})
 
 
 def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: GradientsConfig) -> Tables:
@@ -191,8 +182,8 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
     ]
     return Tables(
         scores=scores,
-        largest=scores.iloc[largest(scores["grad_norm"].to_numpy(), config.num_largest)],
-        suspects={name: rank_suspects(scores, name, config.num_suspects) for name in SUSPECT_SPLITS},
+        largest=scores.iloc[largest(scores["grad_norm"].to_numpy(), config.num_largest)][_SHOWN],
+        suspects=pd.concat([rank_suspects(scores, name, config.num_suspects) for name in SUSPECT_SPLITS])[_SUSPECT],
         label_error_scores=detection_table(_rows_of(scores, "train")),
         splits=pd.DataFrame(split_rows),
         norms=norm_table(scores),
@@ -203,25 +194,16 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
 
 
 def write_tables(folder: Path, tables: Tables, errors: Mapping[str, float]) -> None:
-    """Write the tables that have rows, except for the scores of every example, as CSV.
+    """Write the tables that have rows, except for the scores of every example, and the float64 errors as CSV.
 
-    `float64_errors.csv` has the errors of `float64_errors`. Without training examples, tables about them have no rows.
+    Without training examples, tables about them have no rows.
     """
     error_rows = [(name.removeprefix(ERROR), value) for name, value in errors.items()]
-    small = {
-        "largest": tables.largest[_SHOWN],
-        "suspects": pd.concat([part[_SUSPECT] for part in tables.suspects.values()]),
-        "label_error_scores": tables.label_error_scores,
-        "splits": tables.splits,
-        "norms": tables.norms,
-        "noise_scale": tables.noise_scale,
-        "classes": tables.classes,
-        "influence": tables.influence,
-        "float64_errors": pd.DataFrame(error_rows, columns=["score", "largest_sampled_error_over_value_or_rms"]),
-    }
-    for name, part in small.items():
-        if len(part) or (name in _TRAINING_TABLES and not tables.has_training_rows):
-            part.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    error_table = pd.DataFrame(error_rows, columns=["score", "largest_sampled_error_over_value_or_rms"])
+    for name, table in {**vars(tables), "float64_errors": error_table}.items():
+        has_to_exist = name in _TRAINING_TABLES and not tables.has_training_rows
+        if name != "scores" and (len(table) or has_to_exist):
+            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 
 
 def rank_suspects(table: pd.DataFrame, split: str, count: int) -> pd.DataFrame:
@@ -304,23 +286,22 @@ def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataF
         sides = {"helped": largest(influence, STRONGEST), "hurt": largest(-influence, STRONGEST)}
         for effect, strongest in sides.items():
             for rank, example in enumerate(strongest, start=1):
-                by = train.iloc[example]
-                names = (test_row.example_id, test_row.label, test_row.predicted, effect, rank, by.example_id, by.label)
-                rows.append((*names, float(influence[example])))
+                train_row = train.iloc[example]
+                rows.append(
+                    (
+                        *(test_row.example_id, test_row.label, test_row.predicted, effect, rank),
+                        *(train_row.example_id, train_row.label, float(influence[example])),
+                    )
+                )
     columns = ["test_example", "label", "predicted", "effect", "rank", "train_example", "train_label", "influence"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def typical_noise_scale(analysis: GradientAnalysis) -> float | None:
-    """Return the (upper) median of the finite noise scales; None if none is finite."""
-    finite = sorted(scale.value for scale in analysis.noise_scales.values() if math.isfinite(scale.value))
-    return finite[len(finite) // 2] if finite else None
-
-
 def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
-    """Return the metrics: the summary of the training split, the median norms of the others, and those of the analyses.
+    """Return the metrics: the summary of the training split, the median norms of the others, and those of the analysis.
 
-    Metrics that are infinite are left out, and without training examples those about them.
+    The typical noise scale is the (upper) median of the finite ones. Metrics that are not finite are left out, and
+    without training examples those about them.
     """
     splits = {str(row.pop("split")): row for row in tables.splits.to_dict("records")}
     metrics: dict[str, float] = {"num_examples": len(tables.scores)}
@@ -330,9 +311,9 @@ def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
     if not tables.has_training_rows:
         return metrics
     train, first = tables.train, epoch_column("grad_norm", min(analysis.noise_scales))
-    typical, detection = typical_noise_scale(analysis), tables.label_error_scores
+    finite = sorted(scale.value for scale in analysis.noise_scales.values() if math.isfinite(scale.value))
     of_training = {
-        "noise_scale_typical": math.nan if typical is None else typical,
+        "noise_scale_typical": finite[len(finite) // 2] if finite else math.nan,
         "coherence_within_classes": analysis.classes.within,
         "coherence_across_classes": analysis.classes.across,
         "forgetting_events_mean": float(np.mean(train["forgetting_events"])),
@@ -341,10 +322,10 @@ def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
             train[first].to_numpy(), train["input_norm"].to_numpy()
         ),
     }
-    for _, row in detection[detection["score"] == "mean_probability"].iterrows():
-        of_training |= {f"label_errors_{name}": float(row[name]) for name in _DETECTION[2:]}
-    finite = {name: value for name, value in of_training.items() if np.isfinite(value)}
-    return metrics | {str(name): value for name, value in splits["train"].items()} | finite
+    for row in tables.label_error_scores.query("score == 'mean_probability'").to_dict("records"):
+        of_training |= {f"label_errors_{name}": row[name] for name in _DETECTION[2:]}
+    metrics |= {str(name): value for name, value in splits["train"].items()}
+    return metrics | {name: value for name, value in of_training.items() if math.isfinite(value)}
 
 
 def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:

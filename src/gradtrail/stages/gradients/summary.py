@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gradtrail.core.gradients.analysis import GradientsConfig
+from gradtrail.core.gradients.analysis import GradientAnalysis, GradientsConfig
 from gradtrail.core.gradients.exact import ERROR, NUM_EXAMPLES
 from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, REDACTED, PrivacyGuarantee
 from gradtrail.stages.gradients import every_example
-from gradtrail.stages.gradients.outputs import Analyses, Tables, measure, typical_noise_scale
+from gradtrail.stages.gradients.outputs import Analyses, Tables, measure
 
 _NAMED = 5  # examples that a sentence names
 _STRONG = 0.5  # rank correlation
@@ -33,14 +33,12 @@ def summarize(
 
     Args:
         title: model, weights and data set.
-        tables: the stage's tables.
-        analyses: analyses behind the tables.
-        config: the section `gradients` of `params.yaml`.
         batch_size: batch size of the training.
         guarantee: guarantee of a private training.
         every: metrics of `score_every_example`, if it was called.
     """
-    detection = tables.label_error_scores.to_dict("records")[:1]
+    metrics = measure(tables, analyses.first)
+    suspects = tables.suspects.groupby("split", observed=True)
     values: dict[str, Any] = {
         "title": title,
         "notes": [] if guarantee is None else [REDACTED if guarantee.release else NOT_COVERED],
@@ -49,10 +47,10 @@ def summarize(
         "sampled": len(tables.train),
         "num_train": analyses.num_train,
         "seeds": analyses.seeds,
-        "metrics": measure(tables, analyses.first),
+        "metrics": metrics,
         "top_fraction": config.top_fraction,
-        "suspects": {split: ranked.head(_NAMED).to_dict("records") for split, ranked in tables.suspects.items()},
-        "detection": detection[0] if detection else None,
+        "suspects": {split: ranked.head(_NAMED).to_dict("records") for split, ranked in suspects},
+        "detection": next(iter(tables.label_error_scores.to_dict("records")), None),
         "has_training": tables.has_training_rows,
         "batch_size": batch_size,
         "num_exact": NUM_EXAMPLES,
@@ -61,9 +59,8 @@ def summarize(
             for name, error in sorted(analyses.errors.items(), key=lambda item: -item[1])
         },
     }
-    values["suspects"] = {split: rows for split, rows in values["suspects"].items() if rows}
     if tables.has_training_rows:
-        values |= _training_values(tables, analyses, values["metrics"])
+        values |= _training_values(tables, analyses.first, metrics)
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
     environment.filters["f"] = format
@@ -72,9 +69,8 @@ def summarize(
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def _training_values(tables: Tables, analyses: Analyses, metrics: Mapping[str, float]) -> dict[str, Any]:
+def _training_values(tables: Tables, analysis: GradientAnalysis, metrics: Mapping[str, float]) -> dict[str, Any]:
     """Return the values of the template that are about training examples."""
-    analysis = analyses.first
     reasons = {
         "the loss": metrics["rank_correlation_loss"],
         "the negative margin": -metrics["rank_correlation_margin"],
@@ -92,7 +88,7 @@ def _training_values(tables: Tables, analyses: Analyses, metrics: Mapping[str, f
         "strength": f"{strength} correlated",
         "is_strong": first >= _STRONG,
         "noise_scales": {epoch: _interval(scale) for epoch, scale in analysis.noise_scales.items()},
-        "typical": typical_noise_scale(analysis),
+        "typical": metrics.get("noise_scale_typical"),
         "share": {
             "largest": np.nanargmax(share),
             "most": np.nanmax(share),
