@@ -30,7 +30,7 @@ _FLOPS_PER_BYTE = 10  # FLOPs in the time of one byte of memory traffic, as meas
 class Pass:
     """A function compiled for one batch size, applied to splits of any size."""
 
-    function: CompiledFunction  # (params, images, labels, *shared) → dict of arrays with a row per example
+    function: CompiledFunction  # (params, *shared, images, labels) → dict of arrays with a row per example
     batch_size: int
 
     def __call__(
@@ -39,7 +39,7 @@ class Pass:
         """Return a row for each example; `advance` is called with the number of rows of each batch."""
         parts = []
         for part in batching.map_batches(
-            lambda *batch: self.function(params, *batch, *shared), self.batch_size, images, labels
+            lambda *batch: self.function(params, *shared, *batch), self.batch_size, images, labels
         ):
             parts.append(part)
             advance(len(next(iter(part.values()))))
@@ -87,18 +87,19 @@ def compile_passes(model: Model, label_smoothing: float, num_others: int, *, com
     compute_signals = functools.partial(per_example.signals, model, label_smoothing=label_smoothing)
     signals = jax.eval_shape(compute_signals, params, *_abstract_rows(model, num_others))
 
-    def dots(*arguments: Any) -> dict[str, Array]:
-        return {"dots": per_example.grad_dots(model, *arguments, label_smoothing=label_smoothing)}
+    def dots(params: Params, directions: Params, *batch: Array) -> dict[str, Array]:
+        return {"dots": per_example.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)}
 
-    def products(*arguments: Any) -> dict[str, Array]:
-        return {"products": per_example.grad_products(model, *arguments, label_smoothing=label_smoothing)}
+    def products(params: Params, signals: Any, *batch: Array) -> dict[str, Array]:
+        return {"products": per_example.grad_products(model, params, *batch, signals, label_smoothing=label_smoothing)}
 
     def compile_for(rows: int, name: str, function: Callable, *shared: Any) -> CompiledFunction:
-        return compiler.compile(name, function, params, *_abstract_rows(model, rows), *shared)
+        return compiler.compile(name, function, params, *shared, *_abstract_rows(model, rows))
 
     def compile_sums(rows: int) -> CompiledFunction:
         sums = functools.partial(per_example.summed_grad, model, label_smoothing=label_smoothing)
-        return compile_for(rows, "sum_grads", sums, jax.ShapeDtypeStruct((rows,), bool))
+        mask = jax.ShapeDtypeStruct((rows,), bool)
+        return compiler.compile("sum_grads", sums, params, *_abstract_rows(model, rows), mask)
 
     def largest(compile_at: Callable[[int], CompiledFunction], *, at_least: int = 1) -> Pass:
         """Compile a function for the largest microbatch within the budget."""

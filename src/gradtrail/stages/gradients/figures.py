@@ -1,6 +1,6 @@
 """Figures of per-example gradients: distribution, largest ones, suspected label errors, classes and influences."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,10 @@ def draw(
     plotting.save(draw_largest(tables.largest, splits, title), folder / "largest.png")
     for name, ranked in tables.suspects.groupby("split", observed=True):
         plotting.save(draw_suspects(ranked, splits, title), folder / f"suspects_{name}.png")
-    if not tables.has_training_rows:
-        return
-    plotting.save(draw_course(tables, analysis, title, batch_size), folder / "course.png")
-    plotting.save(draw_classes(analysis, title), folder / "classes.png")
-    plotting.save(draw_influence(tables.influence, splits, title), folder / "influence.png")
+    if tables.has_training_rows:
+        plotting.save(draw_course(tables, analysis, title, batch_size), folder / "course.png")
+        plotting.save(draw_classes(analysis, title), folder / "classes.png")
+        plotting.save(draw_influence(tables.influence, splits, title), folder / "influence.png")
     if len(tables.label_error_scores):
         plotting.save(draw_detection(tables.label_error_scores, title), folder / "label_error_scores.png")
 
@@ -46,7 +45,8 @@ def draw(
 def draw_histograms(scores: pd.DataFrame, title: str) -> Figure:
     """Draw the distribution of the gradient norm by split, and by whether the prediction is correct."""
     figure, axes = plotting.new_figure(f"Per-example gradient norm · {title}", columns=2, size=(11, 4.2))
-    edges = _log_bins(scores["grad_norm"])
+    positive = scores.loc[scores["grad_norm"] > 0, "grad_norm"]
+    edges = np.geomspace(positive.min(), positive.max() * 1.0001, 80) if len(positive) else np.linspace(0.1, 1, 80)
     for split, part in scores.groupby("split", observed=True):
         colour = plotting.SPLIT_COLOURS[str(split)]
         axes[0, 0].hist(
@@ -86,14 +86,8 @@ def draw_relations(scores: pd.DataFrame, title: str) -> Figure:
 
 def draw_largest(largest: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
     """Draw the examples with the largest gradients, the largest first."""
-    examples = zip(largest["split"].astype(str), largest["example_id"].astype(int), strict=True)
-    images = [_image(splits[split], example_id) for split, example_id in examples]
-    captions = [
-        f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}  ‖g‖ {row.grad_norm:.1f}"
-        for row in largest.itertuples()
-    ]
     heading = f"Largest gradients: label → prediction · {title}"
-    return plotting.gallery(np.stack(images), captions, heading, columns=8)
+    return _gallery(largest, splits, heading, lambda row: f"  ‖g‖ {row.grad_norm:.1f}")
 
 
 def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_size: int) -> Figure:
@@ -109,11 +103,14 @@ def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_si
     axes[0, 0].axhline(batch_size, color=plotting.GREY, linestyle="--", label=f"batch size {batch_size}")
     axes[0, 0].set(yscale="log", xlabel="epoch", ylabel="noise scale tr(Σ) / ‖G‖², in examples")
     axes[0, 0].legend()
-    train, epochs = tables.train, list(analysis.noise_scales)
-    columns = {"input norm": "input_norm", f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1])}
-    columns["suspicion"] = SUSPICION
+    train, epochs = {name: column.to_numpy() for name, column in tables.train.items()}, list(analysis.noise_scales)
+    columns = {
+        "input norm": "input_norm",
+        f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1]),
+        "suspicion": SUSPICION,
+    }
     for (label, other), colour in zip(columns.items(), plotting.CYCLE, strict=False):
-        correlations = [_rank_correlation(train, epoch_column("grad_norm", epoch), other) for epoch in epochs]
+        correlations = [rank_correlation(train[epoch_column("grad_norm", epoch)], train[other]) for epoch in epochs]
         axes[0, 1].plot(epochs, correlations, "o-", color=colour, label=label)
     axes[0, 1].set(xlabel="epoch", ylabel="rank correlation with ‖∇ℓᵢ‖ at that epoch", ylim=(-1.05, 1.05))
     axes[0, 1].legend()
@@ -141,13 +138,13 @@ def draw_classes(analysis: GradientAnalysis, title: str) -> Figure:
 
 def draw_suspects(suspects: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
     """Draw the suspected label errors of a split, the most suspect first; a true label follows if it is known."""
-    images, captions = [], []
-    for row in _rows(suspects):
-        images.append(_image(splits[row.split], row.example_id))
+
+    def caption(row: Any) -> str:
         truth = "" if row.label == row.true_label else f" (true {row.true_label})"
-        captions.append(f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}{truth}  {row.probability:.0%}")
+        return f"{truth}  {row.probability:.0%}"
+
     heading = f"Suspected label errors: label → prediction, probability of the label · {title}"
-    return plotting.gallery(np.stack(images), captions, heading, columns=8)
+    return _gallery(suspects, splits, heading, caption)
 
 
 def draw_influence(influence: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
@@ -179,6 +176,13 @@ def draw_detection(detection: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
+def _gallery(table: pd.DataFrame, splits: Mapping[str, Split], title: str, caption: Callable[[Any], str]) -> Figure:
+    """Draw an image for each row of a table; `caption` is the end of the row's caption."""
+    images = [_image(splits[row.split], row.example_id) for row in _rows(table)]
+    captions = [f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}{caption(row)}" for row in _rows(table)]
+    return plotting.gallery(np.stack(images), captions, title, columns=8)
+
+
 def _rows(table: pd.DataFrame) -> list[Any]:
     return list(table.itertuples())
 
@@ -187,14 +191,5 @@ def _signed(value: float) -> str:
     return f"{value:+,.0f}" if abs(value) >= 10 else f"{value:+.2g}"
 
 
-def _rank_correlation(table: pd.DataFrame, left: str, right: str) -> float:
-    return rank_correlation(table[left].to_numpy(), table[right].to_numpy())
-
-
 def _image(split: Split, example_id: int) -> np.ndarray:
     return split.images[np.flatnonzero(split.example_id == example_id)[0]]
-
-
-def _log_bins(values: pd.Series, count: int = 80) -> np.ndarray:
-    positive = values[values > 0]
-    return np.geomspace(positive.min(), positive.max() * 1.0001, count) if len(positive) else np.linspace(0.1, 1, count)
