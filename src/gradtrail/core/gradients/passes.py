@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from gradtrail.core import batching, per_example
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.scores import compile_score
+from gradtrail.core.gradients.scores import abstract_batch, compile_score
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, compile_within
 
@@ -85,21 +84,23 @@ def compile_passes(model: Model, label_smoothing: float, num_others: int, *, com
     params = model.abstract_params()
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
     compute_signals = functools.partial(per_example.signals, model, label_smoothing=label_smoothing)
-    signals = jax.eval_shape(compute_signals, params, *_abstract_rows(model, num_others))
+    signals = jax.eval_shape(compute_signals, params, *abstract_batch(model, num_others))
 
-    def dots(params: Params, directions: Params, *batch: Array) -> dict[str, Array]:
-        return {"dots": per_example.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)}
+    def dots(params: Params, directions: Params, images: Array, labels: Array) -> dict[str, Array]:
+        rows = per_example.grad_dots(model, params, images, labels, directions, label_smoothing=label_smoothing)
+        return {"dots": rows}
 
-    def products(params: Params, signals: Any, *batch: Array) -> dict[str, Array]:
-        return {"products": per_example.grad_products(model, params, *batch, signals, label_smoothing=label_smoothing)}
+    def products(params: Params, signals: Any, images: Array, labels: Array) -> dict[str, Array]:
+        rows = per_example.grad_products(model, params, images, labels, signals, label_smoothing=label_smoothing)
+        return {"products": rows}
 
     def compile_for(rows: int, name: str, function: Callable, *shared: Any) -> CompiledFunction:
-        return compiler.compile(name, function, params, *shared, *_abstract_rows(model, rows))
+        return compiler.compile(name, function, params, *shared, *abstract_batch(model, rows))
 
     def compile_sums(rows: int) -> CompiledFunction:
         sums = functools.partial(per_example.summed_grad, model, label_smoothing=label_smoothing)
         mask = jax.ShapeDtypeStruct((rows,), bool)
-        return compiler.compile("sum_grads", sums, params, *_abstract_rows(model, rows), mask)
+        return compiler.compile("sum_grads", sums, params, *abstract_batch(model, rows), mask)
 
     def largest(compile_at: Callable[[int], CompiledFunction], *, at_least: int = 1) -> Pass:
         """Compile a function for the largest microbatch within the budget."""
@@ -113,8 +114,3 @@ def compile_passes(model: Model, label_smoothing: float, num_others: int, *, com
         signals=compile_for(num_others, "signals", compute_signals),
         sums=largest(compile_sums, at_least=_FEWEST_SUMMED),
     )
-
-
-def _abstract_rows(model: Model, count: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    images = jax.ShapeDtypeStruct((count, *model.config.image_shape), jnp.uint8)
-    return images, jax.ShapeDtypeStruct((count,), jnp.int32)

@@ -66,12 +66,16 @@ def score_batch(
     }
 
 
+def abstract_batch(model: Model, count: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of the images and labels of `count` examples."""
+    images = jax.ShapeDtypeStruct((count, *model.config.image_shape), jnp.uint8)
+    return images, jax.ShapeDtypeStruct((count,), jnp.int32)
+
+
 def compile_score(model: Model, label_smoothing: float, batch_size: int, *, compiler: Compiler) -> CompiledFunction:
     """Compile `score_batch` for one batch size: params, images, labels → scores."""
-    images = jax.ShapeDtypeStruct((batch_size, *model.config.image_shape), jnp.uint8)
-    labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     function = functools.partial(score_batch, model, label_smoothing=label_smoothing)
-    return compiler.compile("score", function, model.abstract_params(), images, labels)
+    return compiler.compile("score", function, model.abstract_params(), *abstract_batch(model, batch_size))
 
 
 def summarize(scores: Mapping[str, np.ndarray], *, top_fraction: float) -> dict[str, float]:

@@ -75,16 +75,11 @@ def read_members(
     guarantee = read_guarantee(results)
     folders, result_folders = (read_folders(folder, models) for folder in (models, results))
     for seed, model, params, about in weights.read_members(weights_paths(models, scored), dataset):
-        kept = read_kept_weights(folders[seed]) | {about.epoch: params}
-        trajectory = read_trajectory(result_folders[seed], kept, about.epoch, guarantee)
+        files = [weights.read_weights(path) for path in sorted((folders[seed] / "epochs").glob("*.safetensors"))]
+        by_epoch = {info.epoch: epoch_params for _, epoch_params, info in files} | {about.epoch: params}
+        trajectory = read_trajectory(result_folders[seed], by_epoch, about.epoch, guarantee)
         dynamics = read_dynamics(result_folders[seed], train)
         yield MemberInputs(seed=seed, model=model, about=about, trajectory=trajectory, dynamics=dynamics)
-
-
-def read_kept_weights(models: Path) -> dict[int, Params]:
-    """Read the weights of a member's kept epochs, as epoch → parameters."""
-    files = [weights.read_weights(path) for path in sorted((models / "epochs").glob("*.safetensors"))]
-    return {about.epoch: params for _, params, about in files}
 
 
 def read_trajectory(

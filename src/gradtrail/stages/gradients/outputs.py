@@ -35,7 +35,6 @@ WITH_ERROR = (
 _IDENTITY = ["split", "example_id", "label", "true_label"]
 _SHOWN = ["split", "example_id", "label", "predicted", "grad_norm", "el2n", "loss", "margin"]
 _SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probability", SUSPICION]
-_TRAINING_TABLES = ("noise_scale", "classes", "influence")
 _DETECTION = ["score", "epoch", "auroc", "average_precision", "precision", "false_negative_rate"]
 _LOW_IS_SUSPECT = ("probability", "margin", "mean_probability", "alignment", "class_alignment")
 _SINGLE = ("mean_probability", "forgetting_events", "self_influence", "alignment", "class_alignment")  # of no one epoch
@@ -67,10 +66,7 @@ class Tables:
 
 
 class Analyses:
-    """The analyses of a training's members, added one after the other.
-
-    Memory holds the tables of the first member, and `scratch` the scores of each.
-    """
+    """The analyses of a training's members, added one after the other; memory holds the tables of the first."""
 
     first: GradientAnalysis  # analysis of the first member: classes, noise scales and influences are of this one alone
     _tables: Tables  # of the first member
@@ -79,7 +75,7 @@ class Analyses:
         self.num_train = num_train  # number of training examples, of which a sample may be analyzed
         self.seeds: list[int] = []
         self.errors: dict[str, float] = {}  # largest error of each kind over the members, see `float64_errors`
-        self._scratch = scratch
+        self._scratch = scratch  # folder with the scores of each member
         self._metrics: list[dict[str, float]] = []
 
     def add(self, seed: int, tables: Tables, analysis: GradientAnalysis, errors: Mapping[str, float]) -> None:
@@ -89,7 +85,7 @@ class Analyses:
         self.seeds.append(seed)
         self.errors = {name: max(value, self.errors.get(name, 0.0)) for name, value in errors.items()}
         self._metrics.append(measure(tables, analysis))
-        tables.scores.to_parquet(self._path(seed), index=False)
+        tables.scores.to_parquet(self._scratch / f"seed_{seed}.parquet", index=False)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of a single member, or means and spreads over several; and the size of a sample."""
@@ -97,21 +93,23 @@ class Analyses:
         return over_members(self._metrics) | ({"sampled_train_examples": sampled} if sampled < self.num_train else {})
 
     def write(self, results: Path, config: GradientsConfig) -> Tables:
-        """Write the scores of each member, and the tables of a single member or of the mean scores over several."""
-        results.mkdir(parents=True)
-        paths = [self._path(seed) for seed in self.seeds]
-        tables = self._tables
-        if len(paths) == 1:
-            shutil.move(paths[0], results / SCORES)
-        else:
-            tables = make_tables(mean_scores(paths), self.first, config)
-            tables.scores.to_parquet(results / SCORES, index=False)
-            shutil.copytree(self._scratch, results / FOLDER)
-        write_tables(results, tables, self.errors)
-        return tables
+        """Write and return the tables of a single member, or those of the mean scores over several and their scores.
 
-    def _path(self, seed: int) -> Path:
-        return self._scratch / f"seed_{seed}.parquet"
+        Without training examples, tables about them have no rows; `label_error_scores` is left out if it has none.
+        """
+        results.mkdir(parents=True)
+        tables = self._tables
+        if len(self.seeds) > 1:
+            shutil.copytree(self._scratch, results / FOLDER)
+            paths = [self._scratch / f"seed_{seed}.parquet" for seed in self.seeds]
+            tables = make_tables(mean_scores(paths), self.first, config)
+        tables.scores.to_parquet(results / SCORES, index=False)
+        error_rows = [(name.removeprefix(ERROR), value) for name, value in self.errors.items()]
+        error_table = pd.DataFrame(error_rows, columns=["score", "largest_sampled_error_over_value_or_rms"])
+        for name, table in {**vars(tables), "float64_errors": error_table}.items():
+            if name != "scores" and (len(table) or name != "label_error_scores"):
+                table.to_csv(results / f"{name}.csv", index=False, float_format="%.6g")
+        return tables
 
 
 def mean_scores(paths: list[Path]) -> pd.DataFrame:
@@ -191,19 +189,6 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
         classes=class_table(analysis),
         influence=influence_table(scores, analysis),
     )
-
-
-def write_tables(folder: Path, tables: Tables, errors: Mapping[str, float]) -> None:
-    """Write the tables that have rows, except for the scores of every example, and the float64 errors as CSV.
-
-    Without training examples, tables about them have no rows.
-    """
-    error_rows = [(name.removeprefix(ERROR), value) for name, value in errors.items()]
-    error_table = pd.DataFrame(error_rows, columns=["score", "largest_sampled_error_over_value_or_rms"])
-    for name, table in {**vars(tables), "float64_errors": error_table}.items():
-        has_to_exist = name in _TRAINING_TABLES and not tables.has_training_rows
-        if name != "scores" and (len(table) or has_to_exist):
-            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 
 
 def rank_suspects(table: pd.DataFrame, split: str, count: int) -> pd.DataFrame:

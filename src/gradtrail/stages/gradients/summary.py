@@ -41,17 +41,15 @@ def summarize(
     suspects = tables.suspects.groupby("split", observed=True)
     values: dict[str, Any] = {
         "title": title,
+        "tables": tables,
+        "analyses": analyses,
+        "config": config,
         "notes": [] if guarantee is None else [REDACTED if guarantee.release else NOT_COVERED],
         "every": every,
         "every_name": every_example.NAME,
-        "sampled": len(tables.train),
-        "num_train": analyses.num_train,
-        "seeds": analyses.seeds,
         "metrics": metrics,
-        "top_fraction": config.top_fraction,
         "suspects": {split: ranked.head(_NAMED).to_dict("records") for split, ranked in suspects},
         "detection": next(iter(tables.label_error_scores.to_dict("records")), None),
-        "has_training": tables.has_training_rows,
         "batch_size": batch_size,
         "num_exact": NUM_EXAMPLES,
         "errors": {
@@ -83,7 +81,7 @@ def _training_values(tables: Tables, analysis: GradientAnalysis, metrics: Mappin
     return {
         "largest": tables.train.nlargest(_NAMED, "grad_norm", keep="first").to_dict("records"),
         "reason": {"name": reason, "correlation": reasons[reason]},
-        "first_epoch": tables.noise_scale["epoch"].min(),
+        "first_epoch": min(analysis.noise_scales),
         "input_norm_correlation": first,
         "strength": f"{strength} correlated",
         "is_strong": first >= _STRONG,
@@ -95,7 +93,6 @@ def _training_values(tables: Tables, analysis: GradientAnalysis, metrics: Mappin
             "smallest": np.nanargmin(share),
             "least": np.nanmin(share),
         },
-        "classes": analysis.classes,
         "forgotten": (tables.train["forgetting_events"] > 0).mean(),
     }
 
