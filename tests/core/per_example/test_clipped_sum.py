@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from definitions import per_example_norm
-from factories import NUM_CLASSES, SMALL_CNN, cases, initial_params, model_config
+from factories import NUM_CLASSES, SMALL_CNN, SMALL_MIXER, cases, initial_params, model_config
 
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.mlp import MLP
@@ -26,11 +26,12 @@ NETWORKS = {
     "cnn on straightened pixels": {"network": SMALL_CNN, "features": "straightened_pixels"},
     "cnn with group norm": {"network": dataclasses.replace(SMALL_CNN, channels=(4, 32), norm="group")},
     "cnn with layer norm": {"network": dataclasses.replace(SMALL_CNN, convolutions=2, norm="layer")},
+    "mixer": {"network": dataclasses.replace(SMALL_MIXER, patch_size=2, blocks=2, dropout=0.4)},
 }
 SHAPE = (8, 6)  # small enough that the norms of the second stack are those of pairs of pixels, and the first one's not
 NUM_EXAMPLES = 5
 MASK = np.array([True, True, False, True, True])
-FAST = [("mlp", 3), ("cnn with group norm", 1), ("linear on features", 3)]
+FAST = [("mlp", 3), ("cnn with group norm", 1), ("linear on features", 3), ("mixer", 3)]
 
 # The emitters that a training has. XLA's older ones, with which most tests compile (`COMPILE_FAST`), get the gradients
 # of a pooled convolution before a group norm wrong by about 1 %, those of `vmap(grad)` too (jaxlib 0.10.2).
@@ -78,7 +79,7 @@ def test_clipped_sum_equals_the_definition(network: str, copies: int) -> None:
 @pytest.mark.parametrize(
     ("network", "precision"),
     cases(
-        itertools.product(("mlp", "cnn with group norm"), ("float32", "bfloat16")),
+        itertools.product(("mlp", "cnn with group norm", "mixer"), ("float32", "bfloat16")),
         fast=[("mlp", "bfloat16"), ("cnn with group norm", "float32")],
     ),
 )
@@ -102,7 +103,7 @@ def test_no_example_counts_for_more_than_the_clip_norm(network: str, precision: 
 @pytest.mark.parametrize(
     ("network", "copies"),
     cases(
-        itertools.product(("mlp", "mlp with tanh", "cnn with group norm", "cnn with layer norm"), (1, 3)),
+        itertools.product(("mlp", "mlp with tanh", "cnn with group norm", "cnn with layer norm", "mixer"), (1, 3)),
         fast=[("mlp", 3), ("cnn with group norm", 1)],
     ),
 )

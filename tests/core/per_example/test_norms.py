@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import scipy.special
 from definitions import per_example_norm
-from factories import NUM_CLASSES, SMALL_CNN, cases, initial_params, model_config, new_compiler, random_split
+from factories import (
+    NUM_CLASSES,
+    SMALL_CNN,
+    SMALL_MIXER,
+    cases,
+    initial_params,
+    model_config,
+    new_compiler,
+    random_split,
+)
 from flax import nnx
 
 from gradtrail.core.common import batching
@@ -70,12 +79,14 @@ NETWORKS = {
     "cnn with layer norm": {
         "network": dataclasses.replace(SMALL_CNN, channels=(6,), kernel_size=5, norm="layer", dropout=0.4),
     },
+    "mixer": {"network": dataclasses.replace(SMALL_MIXER, blocks=2, activation="tanh", dropout=0.4)},
 }
 FAST = [
     ("mlp", "float32"),
     ("linear on features", "float32"),
     ("cnn with group norm", "bfloat16"),
     ("cnn with layer norm", "float32"),
+    ("mixer", "bfloat16"),
 ]
 
 
