@@ -8,36 +8,27 @@ stands out from the noise; the share is that of the cadence in `params.yaml`. Th
 
 import argparse
 import dataclasses
-import functools
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record
-from gradtrail.core.nn import inference
-from gradtrail.core.nn.models import Model
-from gradtrail.core.train import loop
-from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.common import dataset
-from gradtrail.stages.train import loop as training_runs
+from gradtrail.stages.common.stage import Stage
 from gradtrail.stages.train.checkpoints import Checkpoints
-from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.run import TrackedRun
-from gradtrail.tracking.mlflow.training_log import TrainingLog
+from gradtrail.stages.train.training import NullListener, Training
 
 OFTEN_SECONDS = 2.0
 NEVER = float("inf")
 
 
-class CountedFolder(Checkpoints):
+class CountedCheckpoints(Checkpoints):
     """Checkpoints that are counted as they are written."""
 
     written = 0
@@ -49,25 +40,15 @@ class CountedFolder(Checkpoints):
 
 def run(rounds: int, epochs: int) -> dict[str, float]:
     """Return the seconds of a training without checkpoints, of one checkpoint, and its share at the default cadence."""
-    stage = Identity("train")
-    config = dataclasses.replace(stage.params(TrainConfig), epochs=epochs, keep_epochs=(), privacy=NOT_PRIVATE)
-    runtime = stage.runtime
-    info = dataset.read_info(Path("data/processed"))
-    train, validation = (dataset.read_split(Path(f"data/processed/{name}.npz"), info) for name in dataset.SPLITS[:2])
-    model = Model(config.model_config(info.image_shape, info.num_classes))
-    compiler = Compiler(time.perf_counter)
-    engine = loop.make_program(config, model, len(train), jax.local_devices()).compile(compiler)
-    predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
-    validate = functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels)
+    training = Training.load(Stage("train"))
+    training.config = dataclasses.replace(training.config, epochs=epochs, keep_epochs=(), privacy=NOT_PRIVATE)
+    training.compile(Compiler(time.perf_counter))
 
     def seconds(every_seconds: float) -> tuple[float, int]:
         with tempfile.TemporaryDirectory() as folder:
-            checkpoints = CountedFolder(Path(folder) / "resume", every_seconds, time.monotonic)
-            listener = TrainingLog(TrackedRun(stage, None), engine, runtime, is_live=True)
-            member = training_runs.Member(seeds=config.seeds_of(config.seed), checkpoints=checkpoints)
-            options = {"member": member, "steps_per_call": runtime.steps_per_call}
+            checkpoints = CountedCheckpoints(Path(folder) / "resume", every_seconds)
             started = time.perf_counter()
-            training_runs.run(engine, validate, train, config, listener=listener, **options)
+            training.train_network(training.config.seeds_of(0), checkpoints, NullListener())
             checkpoints.remove()
             return time.perf_counter() - started, checkpoints.written
 
@@ -81,7 +62,7 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     return {
         "training_seconds": statistics.median(without),
         "checkpoint_seconds": cost,
-        "share_at_default": cost / runtime.checkpoint_seconds,
+        "share_at_default": cost / training.runtime.checkpoint_seconds,
     }
 
 

@@ -29,9 +29,9 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.artifacts.splits import read_splits
+from gradtrail.stages.artifacts import data_files
+from gradtrail.stages.artifacts.data_files import read_splits
 from gradtrail.stages.audit import choose_score, detection_table
-from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
@@ -64,7 +64,7 @@ def recovered(
 def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     """Return the rows of `recovered` for each kind of noise."""
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
-    info = dataset.read_info(Path("data/processed"))
+    info = data_files.read_info(Path("data/processed"))
     splits = read_splits(Path("data/processed"), info)
     train = splits["train"]
     config = dataclasses.replace(load_section("audit", AuditConfig), quick=quick)

@@ -80,13 +80,13 @@ def this_project(task: ScoreTask) -> Round:
     """Set up the pass of the `gradients` stage: norm, layer by layer too, EL2N, loss, margin and the rest."""
     import jax
 
-    from gradtrail.core.common.sharding import make_mesh
     from gradtrail.core.gradients.passes import compile_passes
+    from gradtrail.core.sharding import make_mesh
     from gradtrail.core.xla.compiler import Compiler
 
     model, params = _model(task)
     passes = compile_passes(
-        model, 0.0, 1, curvature=False, compiler=Compiler(time.perf_counter), mesh=make_mesh(jax.local_devices()[:1])
+        model, 0.0, 1, compiler=Compiler(time.perf_counter), mesh=make_mesh(jax.local_devices()[:1])
     )
     images, labels = make_data(task.examples)
     return lambda: passes.score(params, images, labels, advance=lambda _: None)

@@ -40,7 +40,7 @@ SECONDS_BETWEEN_LOOKS = 0.005
 STARTING, COMPUTING, DVC, MEMORY = "interpreter", "computing", "DVC", "peak MiB"
 PHASES = {  # parts of a code's path → its phase; the innermost call with one counts
     "imports": ("<frozen importlib",),
-    "data": ("stages/artifacts/splits", "stages/artifacts/idx", "stages/artifacts/shards", "stages/common/dataset"),
+    "data": ("stages/artifacts/data_files",),
     "compiling": ("core/xla/compiler",),
     "figures": ("/figures.py", "/time_figures.py", "/matplotlib/"),
     "writing": ("stages/common/files", "stages/common/digests", "stages/artifacts/weights", "/pyarrow/"),

@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from gradtrail.core.common import batching
+from gradtrail.core import batching
 from gradtrail.core.train import loop, private, step
 from gradtrail.core.train.optimizers import squared_norm
 
@@ -37,9 +37,9 @@ def _clipped_mean(config: Any, model: Any, mechanism: Any) -> Any:
     return clipped
 
 
-def _fixed_order(mechanism: Any, batch_size: int, num_batches: int, *, key: Any) -> Any:
+def _fixed_order(mechanism: Any, batch_size: int, num_batches: int, *, key: Any, epoch: int) -> Any:
     """Return the same batches in every epoch, each example in one of them."""
-    del key
+    del key, epoch
     order = batching.shuffled_batches(mechanism.num_examples, batch_size, key=jax.random.key(7))[:num_batches]
     room = mechanism.capacity - batch_size
     return jnp.pad(order, ((0, 0), (0, room)), constant_values=batching.PADDING)

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.planted_faults import FAULTS, planted
 from benchmarks.record import record
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn.mlp import Linear
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, guess
@@ -27,8 +27,7 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.schedules import Constant
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.artifacts import accounting
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import accounting, data_files
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
@@ -59,8 +58,8 @@ def private_config(epsilon: float) -> TrainConfig:
 
 def first_examples(folder: Path) -> tuple[Split, int]:
     """Return the first training examples, and the number of classes."""
-    info = dataset.read_info(folder)
-    train = dataset.read_split(folder / "train.npz", info)
+    info = data_files.read_info(folder)
+    train = data_files.read_split(folder / "train", info)
     columns = {name: column[:EXAMPLES] for name, column in vars(train).items()}
     return Split(**columns), info.num_classes
 

@@ -101,7 +101,7 @@ def vmap(task: PrivateTask) -> Round:
     import jax.numpy as jnp
     import optax
 
-    from gradtrail.core.common.batching import shuffled_batches
+    from gradtrail.core.batching import shuffled_batches
 
     apply, params = _strided_in_jax() if task.network == "strided" else _project_network(task)
     images, labels = map(jnp.asarray, make_data(EXAMPLES))

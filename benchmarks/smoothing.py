@@ -20,12 +20,12 @@ from sklearn.metrics import average_precision_score
 from benchmarks.record import record
 from benchmarks.relabelled import Trainer
 from gradtrail.core.audit.labels import draw_uniform, plant
-from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.calibration import fit_temperature, log_softmax
+from gradtrail.core.data import Split
+from gradtrail.core.evaluate import fit_temperature, log_softmax
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.experiments.sweep.stats import paired_difference
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
@@ -54,8 +54,8 @@ def calibrated_loss(logits: np.ndarray, split: Split) -> float:
 def run(seeds: int, noisy_seeds: int) -> dict[str, dict[str, list[float]]]:
     """Return smoothing → column → value of each seed."""
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
-    info = dataset.read_info(Path("data/processed"))
-    train, validation = (dataset.read_split(Path(f"data/processed/{name}.npz"), info) for name in dataset.SPLITS[:2])
+    info = data_files.read_info(Path("data/processed"))
+    train, validation = (data_files.read_split(Path(f"data/processed/{name}"), info) for name in data_files.SPLITS[:2])
     noisy = plant(train.labels, draw_uniform(train.labels, info.num_classes, seed=0), NOISE, seed=1)
     found = {}
     with progress_bar("smoothing", len(SMOOTHINGS) * (seeds + noisy_seeds), unit="steps") as bar:

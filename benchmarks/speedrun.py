@@ -23,11 +23,11 @@ from rich.table import Table
 
 from benchmarks.record import record
 from benchmarks.training import machine
-from gradtrail.core.nn.precision import Precision
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.experiments.sweep.recipes import read_recipes
-from gradtrail.stages.common.dataset import read_info, read_split
+from gradtrail.stages.artifacts.data_files import read_info, read_split
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.overrides import PARAMS, changed
 from gradtrail.stages.common.params import load_section, read_yaml, validate
@@ -76,7 +76,7 @@ def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
     config = dataclasses.replace(validate(params["train"], TrainConfig, f"{recipe}: train"), privacy=NOT_PRIVATE)
     config = dataclasses.replace(config, precision=precision or config.precision)
     info = read_info(DATA)
-    train, test = (read_split(DATA / f"{name}.npz", info) for name in ("train", "test"))
+    train, test = (read_split(DATA / f"{name}", info) for name in ("train", "test"))
     model = Model(config.model_config(train.images.shape[1:], info.num_classes))
     program = loop.make_program(config, model, len(train), jax.local_devices())
     started = time.perf_counter()

@@ -2,8 +2,8 @@
 
     python -m benchmarks.streaming [--versions 1,9,27,135] [--memory-gib 2] [--folder FOLDER] [--copies] [--model mlp]
 
-The stages `preprocess`, `train` and `evaluate`, by `params.yaml` but for the number of deformed versions, shards, one
-epoch and no tracking, in a control group that has `--memory-gib` in all, the kernel's cache of files included, where
+The stages `preprocess`, `train` and `evaluate`, by `params.yaml` but for the number of deformed versions, one epoch and
+no tracking, in a control group that has `--memory-gib` in all, the kernel's cache of files included, where
 one may be made; else with as much for data. Then a training of the largest is killed in the middle, and
 `streaming_rates` compares its rates with those of data in memory. `--copies` takes copies of the digits in place of
 deformed versions, which are made faster. The folder takes 1 KB an example.
@@ -33,14 +33,11 @@ from rich.table import Table
 from ruamel.yaml import YAML
 
 from benchmarks.record import record
-from gradtrail.stages.artifacts.shards import taken, write_shards
-from gradtrail.stages.artifacts.splits import read_split
-from gradtrail.stages.common.dataset import SPLITS, read_info, write_processed
+from gradtrail.stages.artifacts.data_files import read_info, read_splits, write_processed
 
 ROOT = Path(__file__).parents[1]
 _COPIED = ("dvc.yaml", "pipeline", "src", "pyproject.toml")
 _GIB = 2**30
-SHARD_MIB = 64
 _EPOCH = re.compile(r"validation ([\d.]+)% \((\d+)/\d+, ([\d.]+) s\)")
 
 
@@ -80,12 +77,12 @@ class Project:
         return subprocess.Popen(command, cwd=self.folder, env=env, preexec_fn=enter, **pipes)  # noqa: PLW1509
 
     def run(self, stage: str, enter: Callable[[], None] | None = None) -> dict[str, Any]:
-        """Run a stage to its end; return its seconds, its peak memory in MiB, and what it printed."""
+        """Run a stage to its end; return its seconds, its peak of anonymous memory in MiB, and what it printed."""
         started, peak = time.perf_counter(), 0
         with tempfile.TemporaryFile("w+") as said:
             process = self.start(stage, enter, said)
             while process.poll() is None:
-                peak = max(peak, _peak_of(process.pid))
+                peak = max(peak, _resident_of(process.pid))
                 time.sleep(0.05)
             said.seek(0)
             text = said.read()
@@ -108,11 +105,11 @@ class Project:
         }
 
 
-def _peak_of(pid: int) -> int:
-    """Return the most memory that a process has had resident, in bytes; 0 where that is not known any more."""
+def _resident_of(pid: int) -> int:
+    """Return the resident memory of a process that is not mapped from files, in bytes; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith("RssAnon:"):
                 return int(line.split()[1]) << 10
     return 0
 
@@ -157,15 +154,14 @@ def train_seconds(said: str) -> float:
 
 
 def copied(project: Project, versions: int) -> None:
-    """Put copies of the digits in the place of the training split, in shards."""
+    """Put copies of the digits in the place of the training split."""
     folder = project.folder / "data/processed"
     info = read_info(folder)
-    digits = read_split(folder / "train.npz", info)
-    shutil.rmtree(folder)
+    splits = read_splits(folder, info)
+    shutil.rmtree(folder)  # the maps keep the files
+    digits = splits["train"]
     parts = (dataclasses.replace(digits, example_id=digits.example_id + 60_000 * copy) for copy in range(versions))
-    splits = {name: taken(digits, slice(5_000)) for name in SPLITS}
-    write = functools.partial(write_shards, parts=parts, shard_mib=SHARD_MIB)
-    write_processed(folder, splits, info, write_train=write, versions=versions)
+    write_processed(folder, splits, info, train_versions=parts, versions=versions)
 
 
 def measure(versions: int, project: Project, options: argparse.Namespace) -> dict[str, Any]:
@@ -240,8 +236,8 @@ def main() -> None:
     parser.add_argument("--model", default="mlp")
     parser.add_argument("--no-rates", action="store_true")
     options = parser.parse_args()
-    params = {"preprocess.shard_mib": SHARD_MIB, "train.epochs": 1, "train.keep_epochs": [0]}
-    params |= {"runtime.stream_above_mib": 0.0, "runtime.checkpoint_seconds": 10.0, "train.model": options.model}
+    params = {"train.epochs": 1, "train.keep_epochs": [0], "runtime.checkpoint_seconds": 10.0}
+    params["train.model"] = options.model
     shutil.rmtree(options.folder, ignore_errors=True)
     project = Project(options.folder, params)
     results: dict[str, Any] = {"rows": []}

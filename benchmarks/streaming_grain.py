@@ -18,8 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtrail.core.common.batching import PADDING, Order, num_batches, shuffled_window
-from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.batching import PADDING, Order, num_batches, shuffled_window
+from gradtrail.core.data import Split
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train import feed
 
 SHAPE = (28, 28)
@@ -37,20 +38,6 @@ class Records:
     def __getitem__(self, position: Any) -> dict[str, np.ndarray]:
         example = self._order[position]
         return {"image": self._images[example], "label": self._labels[example]}
-
-
-class Arrays:
-    """The same examples as a source of `feed`."""
-
-    def __init__(self, images: np.ndarray, labels: np.ndarray):
-        self._images, self._labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return images and labels of the examples in [start, stop)."""
-        return self._images[start:stop], self._labels[start:stop]
 
 
 def spent(batches: Iterable[Any], examples: int) -> float:
@@ -76,11 +63,15 @@ def main() -> None:
     draw = jax.jit(functools.partial(shuffled_window, count, key=jax.random.key(0)))
     order = Order(count, size, draw).batches(0, num_batches(count, size))
     mesh = make_mesh(jax.devices()[:1])
+    ids = np.arange(count, dtype=np.int32)
+    split = Split(
+        images=images, labels=labels, true_labels=labels, given_labels=labels, corrected_labels=labels, example_id=ids
+    )
 
     def blocks() -> Iterator[Any]:
         steps = feed.steps_in_block(size, len(order))
         in_parts = Order(count, size, draw)
-        for block in feed.blocks(Arrays(images, labels), in_parts, mesh, steps_per_block=steps, first=0):
+        for block in feed.blocks(split, in_parts, mesh, steps_per_block=steps, first=0):
             yield block.examples.images, block.examples.labels
 
     records = grain.MapDataset.source(Records(images, labels, order[order != PADDING]))

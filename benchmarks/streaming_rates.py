@@ -1,10 +1,10 @@
-"""The process of `benchmarks.streaming` that compares rates: steps on shards beside steps on 55,000 in memory, in turn.
+"""The process of `benchmarks.streaming` that compares rates: steps on memory maps beside steps on data in memory.
 
     python -m benchmarks.streaming_rates [ROUNDS]
 
-Reads `data/processed` and `params.yaml` of the working folder. Prints one line of JSON: processor seconds and seconds
-for each million of examples, of training and of scoring every example, for both. On a machine that others use as well,
-processor time says more.
+Both in turn; 55,000 examples are in memory. Reads `data/processed` and `params.yaml` of the working folder. Prints one
+line of JSON: processor seconds and seconds for each million of examples, of training and of scoring every example, for
+both. On a machine that others use as well, processor time says more.
 """
 
 import dataclasses
@@ -19,17 +19,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.artifacts.shards import ShardedSplit
-from gradtrail.stages.artifacts.splits import SAMPLE, sample_rows
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
@@ -38,20 +36,6 @@ from gradtrail.stages.gradients.every_example import score_every_example
 IN_MEMORY = 55_000
 SCORED = 2**17  # examples of a round
 STEPS = 1024  # of a round
-
-
-class Part:
-    """A part of a split in shards."""
-
-    def __init__(self, split: ShardedSplit, start: int):
-        self._split, self._start = split, start
-
-    def __len__(self) -> int:
-        return min(SCORED, len(self._split) - self._start)
-
-    def read_split(self, start: int, stop: int) -> dataset.Split:
-        """Return the examples in [start, stop) of the part."""
-        return self._split.read_split(self._start + start, self._start + stop)
 
 
 def timed(action: Callable[[], int]) -> tuple[float, float]:
@@ -65,15 +49,15 @@ def main() -> None:
     """Measure and print."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
-    info = dataset.read_info(Path("data/processed"))
-    split = ShardedSplit(Path("data/processed/train.npz"), info)
-    some = split.read_split(0, min(IN_MEMORY, len(split)))
+    info = data_files.read_info(Path("data/processed"))
+    split = data_files.read_split(Path("data/processed/train"), info)
+    some = data_files.take_rows(split, np.arange(min(IN_MEMORY, len(split))))
     config = dataclasses.replace(load_section("train", TrainConfig), epochs=1000, privacy=NOT_PRIVATE)
     model = Model(config.model_config(info.image_shape, info.num_classes))
     compiler, mesh = Compiler(time.perf_counter), make_mesh(jax.local_devices()[:1])
 
     def chunks(count: int, *, streamed: bool) -> Iterator[loop.Chunk]:
-        sampled = sample_rows(count) if count > SAMPLE else None
+        sampled = data_files.sample_rows(count) if count > data_files.SAMPLE else None
         program = loop.make_program(config, model, count, jax.local_devices(), streamed=streamed, sampled=sampled)
         engine = program.compile(compiler)
         examples = split if streamed else loop.on_device(some.images, some.labels, program.mesh)
@@ -89,7 +73,7 @@ def main() -> None:
 
         return make
 
-    passes = compile_passes(model, config.label_smoothing, 1, curvature=False, compiler=compiler, mesh=mesh)
+    passes = compile_passes(model, config.label_smoothing, 1, compiler=compiler, mesh=mesh)
     params = passes.place(model.init(key=jax.random.key(0)))
     scratch = tempfile.TemporaryDirectory()
 
@@ -97,16 +81,17 @@ def main() -> None:
         passes.score(params, some.images, some.labels, advance=lambda _: None)
         return len(some)
 
-    def score_from_shards() -> int:
-        part = Part(split, np.random.default_rng().integers(0, max(1, len(split) - SCORED)))
+    def score_from_maps() -> int:
+        start = int(np.random.default_rng().integers(0, max(1, len(split) - SCORED)))
+        part = data_files.take_rows(split, slice(start, start + SCORED))
         score_every_example(passes, params, part, Path(scratch.name) / "scores.parquet")
         return len(part)
 
     ways = {
         "train in memory": steps(chunks(len(some), streamed=False)),
-        "train from shards": steps(chunks(len(split), streamed=True)),
+        "train from maps": steps(chunks(len(split), streamed=True)),
         "score in memory": score,
-        "score from shards": score_from_shards,
+        "score from maps": score_from_maps,
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for number in range(rounds + 1):
@@ -117,8 +102,7 @@ def main() -> None:
     middle = {name: [statistics.median(each) for each in zip(*times, strict=True)] for name, times in found.items()}
     ratios = {
         what: [
-            memory / shards
-            for memory, shards in zip(middle[f"{what} in memory"], middle[f"{what} from shards"], strict=True)
+            memory / maps for memory, maps in zip(middle[f"{what} in memory"], middle[f"{what} from maps"], strict=True)
         ]
         for what in ("train", "score")
     }

@@ -127,7 +127,7 @@ def bare(task: Task) -> Round:
     import jax
     import optax
 
-    from gradtrail.core.common.batching import shuffled_batches
+    from gradtrail.core.batching import shuffled_batches
     from gradtrail.core.nn.losses import cross_entropy
     from gradtrail.core.nn.models import Model, Params
 
@@ -253,7 +253,7 @@ def torch_network(model: ModelName) -> Any:
 
 def project_train_config(task: Task) -> "TrainConfig":
     """Return the params of the project with everything replaced that the work of a step depends on."""
-    from gradtrail.core.data.config import AugmentationConfig
+    from gradtrail.core.data import AugmentationConfig
     from gradtrail.core.nn.cnn import CNN
     from gradtrail.core.nn.mlp import MLP
     from gradtrail.core.train.config import TrainConfig

@@ -11,8 +11,8 @@ from gradtrail.core.audit.networks import AuditConfig, CrossValidation
 from gradtrail.core.nn.models import Model
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import audit
-from gradtrail.stages.artifacts.splits import read_splits, require_undeformed
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files
+from gradtrail.stages.artifacts.data_files import read_splits, require_undeformed
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.support.memory import require_memory
 from gradtrail.support.progress import progress_bar
@@ -22,7 +22,7 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config = stage.params(AuditConfig)
-    info = dataset.read_info(Path("data/processed"))
+    info = data_files.read_info(Path("data/processed"))
     require_undeformed(info, "audit")
     splits = read_splits(Path("data/processed"), info)
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))

@@ -6,15 +6,14 @@ start_tracker(__name__)
 
 from pathlib import Path
 
-from gradtrail.core.evaluate.metrics import EvaluateConfig
+from gradtrail.core.evaluate import EvaluateConfig
 from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import static_costs
-from gradtrail.stages.artifacts import weights
+from gradtrail.stages import evaluate
+from gradtrail.stages.artifacts import data_files, weights
 from gradtrail.stages.artifacts.calibration import write_calibration
 from gradtrail.stages.artifacts.members import weights_paths
-from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.evaluate import figures, members, tables
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.mlflow.compile_report import compiling
 from gradtrail.tracking.mlflow.run import tracked
@@ -22,9 +21,9 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config = stage.params(EvaluateConfig)
-    info = dataset.read_info(Path("data/processed"))
-    validation = dataset.read_split(Path("data/processed/validation.npz"), info)
-    test = dataset.read_split(Path("data/processed/test.npz"), info)
+    info = data_files.read_info(Path("data/processed"))
+    validation = data_files.read_split(Path("data/processed/validation"), info)
+    test = data_files.read_split(Path("data/processed/test"), info)
     paths = weights_paths(Path("models"), config.weights)
     first = next(iter(paths.values()))
     model, _, about = weights.read_weights(first)
@@ -33,17 +32,15 @@ def main(stage: Stage) -> None:
         predict = inference.compile_predict(model, config.batch_size, compiler=compiler)
         require_memory("evaluate.batch_size", config.batch_size, [predict], fixed_bytes=first.stat().st_size)
         splits = (validation, test)
-        predictions = members.predict(predict, paths, info, splits, model=model, batch_size=config.batch_size)
-        evaluation = members.evaluate(predictions, splits, config)
+        predictions = evaluate.predict(predict, paths, info, splits, config.batch_size)
+        evaluation = evaluate.evaluate(predictions, splits, config)
 
         with stage.writing_outs() as new:
             results = new / "results" / "evaluate"
-            tables.write_tables(results, test, evaluation, config.num_mistakes)
-            write_calibration(
-                results, evaluation.weights_evaluations, evaluation.ensemble, num_examples=len(validation)
-            )
+            evaluate.write_tables(results, test, evaluation, config.num_mistakes)
+            write_calibration(results, evaluation.by_weights, evaluation.ensemble, num_examples=len(validation))
             title = f"{model.config.name}, {about.title(config.weights, len(paths))} on {info.label}, test"
-            figures.draw(results, evaluation.ensemble, test, title, config.num_mistakes)
+            evaluate.draw_figures(results, evaluation.ensemble, test, title, config.num_mistakes)
             stage.write_metrics(new, {**info.as_metrics(), **evaluation.metrics(test)})
             stage.write_costs(new, static_costs([predict]))
 

@@ -6,36 +6,35 @@ start_tracker(__name__)
 
 from pathlib import Path
 
-from gradtrail.core.export.forward import ExportConfig
+from gradtrail.core.export import ExportConfig
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages import export
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.artifacts.calibration import read_evaluated
 from gradtrail.stages.artifacts.exported import read_export
-from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.export import checks
-from gradtrail.stages.export.package import read_network, write_export
 from gradtrail.tracking.mlflow.compile_report import compiling
 from gradtrail.tracking.mlflow.run import tracked
 
 
 def main(stage: Stage) -> None:
     config = stage.params(ExportConfig)
-    info = dataset.read_info(Path("data/processed"))
-    test = dataset.read_split(Path("data/processed/test.npz"), info)
+    info = data_files.read_info(Path("data/processed"))
+    test = data_files.read_split(Path("data/processed/test"), info)
     evaluated = read_evaluated(Path("results/evaluate"), Path("models"))
-    predictions = checks.read_evaluation(Path("results/evaluate"), test, info.num_classes)
-    network = read_network(evaluated, info)
+    predictions = export.read_evaluation(Path("results/evaluate"), test, info.num_classes)
+    network = export.read_network(evaluated, info)
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         folder = scratch / "export"
-        write_export(folder, network, config)
+        export.write_export(folder, network, config)
         exported = read_export(folder)
-        forward = checks.compile_largest(exported, compiler=compiler)
-        answers = checks.answers(exported, forward, test)
+        forward = export.compile_largest(exported, compiler=compiler)
+        answers = export.answers(exported, forward, test)
 
         with stage.writing_outs() as new:
             stage.write_metrics(
-                new, {**info.as_metrics(), **checks.measure(exported, folder, evaluated, predictions, answers)}
+                new, {**info.as_metrics(), **export.measure(exported, folder, evaluated, predictions, answers)}
             )
             stage.write_costs(new, static_costs([forward]))
             folder.rename(new / "models" / "export")

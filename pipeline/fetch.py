@@ -4,10 +4,9 @@ from gradtrail.tracking.tracker_process import start_tracker
 
 start_tracker(__name__)
 
-from gradtrail.stages.artifacts import idx
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.fetch.sources import FetchConfig, acquire
+from gradtrail.stages.fetch import FetchConfig, acquire
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -19,8 +18,8 @@ def main(stage: Stage) -> None:
             raw = new / "data" / "raw"
             raw.mkdir()
             info = acquire(config, raw, runtime)
-            dataset.write_info(raw, info)
-            stage.write_metrics(new, {**info.as_metrics(), **idx.measure_raw(raw, info)})
+            data_files.write_info(raw, info)
+            stage.write_metrics(new, {**info.as_metrics(), **data_files.measure_raw(raw, info)})
         run.outs()
 
 

@@ -4,13 +4,13 @@ from gradtrail.tracking.tracker_process import start_tracker
 
 start_tracker(__name__)
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from gradtrail.core.data.preprocessing import PreprocessConfig, prepare
-from gradtrail.stages.artifacts import idx
-from gradtrail.stages.common import dataset
+from gradtrail.core.data import PreprocessConfig, Split, prepare
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.preprocess import corrections, figures, small_classes, writing
+from gradtrail.stages.preprocess import corrections, figures
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.run import tracked
 
@@ -19,22 +19,36 @@ def main(stage: Stage) -> None:
     config = stage.params(PreprocessConfig)
     if config.deformations > 1:
         stage.set_up_jax()
-    info = dataset.read_info(Path("data/raw"))
-    raw = idx.read_raw(Path("data/raw"), info)
+    info = data_files.read_info(Path("data/raw"))
+    raw = data_files.read_raw(Path("data/raw"))
+    sizes = {"train": len(raw[1]), "test": len(raw[3])}
 
     with tracked(stage) as run:
-        splits = prepare(raw.images, raw.labels, raw.test_images, raw.test_labels, config, num_classes=info.num_classes)
+        splits = prepare(*raw, config, num_classes=info.num_classes)
         if config.corrections:
-            sizes = {"train": len(raw.labels), "test": len(raw.test_labels)}
             rows = corrections.read_applied(corrections.PATH, config.corrections)
             splits = corrections.apply_corrections(splits, rows, sizes, info.num_classes, corrections.PATH)
+        train, num_versions = splits["train"], config.deformations
+        figures.warn_of_small_classes(train.labels, info.num_classes, versions=num_versions)
 
-        small_classes.warn(splits["train"].labels, info.num_classes, versions=config.deformations)
-        total = config.deformations * len(splits["train"])
-        with stage.writing_outs() as new, progress_bar("preprocess", total, unit="steps") as bar:
+        with (
+            stage.writing_outs() as new,
+            progress_bar("preprocess", num_versions * len(train), unit="steps") as bar,
+        ):
+            versions: Iterable[Split] = [train]
+            if num_versions == 1:
+                bar.advance(len(train))
+            else:
+                from gradtrail.core.augmentation import versions_of  # late: it imports JAX
+
+                seed, num_ids = config.seed, sizes["train"]
+                versions = versions_of(
+                    train, num_versions, config.deformation, seed=seed, num_ids=num_ids, advance=bar.advance
+                )
             processed = new / "data" / "processed"
-            metrics = writing.write(processed, splits, info, config, num_ids=len(raw.labels), advance=bar.advance)
-            figures.draw(new / "results" / "preprocess", splits, info.label, info.num_classes)
+            info = data_files.write_processed(processed, splits, info, train_versions=versions, versions=num_versions)
+            metrics = data_files.measure_splits(data_files.read_splits(processed, info))
+            figures.draw(new / "results" / "preprocess", train, info.label, info.num_classes)
             stage.write_metrics(new, {**info.as_metrics(), **metrics})
 
         run.outs()

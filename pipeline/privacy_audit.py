@@ -11,9 +11,8 @@ from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import privacy_audit
-from gradtrail.stages.artifacts import accounting
-from gradtrail.stages.artifacts.splits import read_split, require_undeformed
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import accounting, data_files
+from gradtrail.stages.artifacts.data_files import read_split, require_undeformed
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.support.memory import require_memory
@@ -25,9 +24,9 @@ from gradtrail.tracking.mlflow.run import tracked
 def main(stage: Stage) -> None:
     config, train_config = stage.params(PrivacyAuditConfig), stage.params(TrainConfig, "train")
     privacy_audit.require_private(train_config)
-    info = dataset.read_info(Path("data/processed"))
+    info = data_files.read_info(Path("data/processed"))
     require_undeformed(info, "privacy_audit")
-    train = read_split(Path("data/processed/train.npz"), info)
+    train = read_split(Path("data/processed/train"), info)
     canaries = privacy_audit.draw_canaries(config, train, info.num_classes)
     noise = accounting.account(train_config, len(train)).noise_multiplier
     set_cpu_devices(train_config.shards)

@@ -7,14 +7,14 @@ start_tracker(__name__)
 import tempfile
 from pathlib import Path
 
-from gradtrail.core.profile.variants import ProfileConfig, Variant
+from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import static_costs
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files, plotting
 from gradtrail.stages.common.environment import set_cpu_devices
+from gradtrail.stages.common.files import write_csv
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.profile import figures, programs, tables, timings
-from gradtrail.support.progress import progress_bar
+from gradtrail.stages.profile import figures, timings
 from gradtrail.tracking.mlflow.compile_report import compiling
 from gradtrail.tracking.mlflow.naming import metric_name, precision_note
 from gradtrail.tracking.mlflow.run import tracked
@@ -22,37 +22,32 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config, train_config = stage.params(ProfileConfig), stage.params(TrainConfig, "train")
-    info = dataset.read_info(Path("data/processed"))
-    configured = Variant.from_config(train_config)
+    info = data_files.read_info(Path("data/processed"))
     title = f"{train_config.model_config(info.image_shape, info.num_classes).name} on {info.label}"
     set_cpu_devices(train_config.shards)
 
     with tracked(stage) as run, compiling(run) as compiler:
-        is_timed = timings.is_timed(stage.runtime, is_tracked=run.is_open)
-        pieces = programs.num_pieces(config, train_config, timed=is_timed)
-        with progress_bar("profile", pieces, unit="steps") as bar:
-            compiled = programs.compile_variants(
-                config, train_config, info, compiler=compiler, cold=is_timed, advance=bar.advance
-            )
-            is_timed = is_timed and run.is_open  # the store may have failed meanwhile
-            if is_timed:
-                timed = timings.take(config, compiled, info.num_classes, compiler=compiler, advance=bar.advance)
-        costs = tables.cost_table(compiled)
+        compiled = timings.compile_variants(config, train_config, info, compiler=compiler)
+        configured = compiled[0].variant
+        timed = None
+        if timings.is_timed(stage.runtime, is_tracked=run.is_open):
+            timed = timings.take(config, compiled, info.num_classes, compiler=compiler)
+        costs = timings.cost_rows(compiled)
 
         with stage.writing_outs() as new:
             folder = new / "results" / "profile"
-            tables.write_tables(folder, costs, tables.doubling_table(costs, configured))
-            figures.draw(folder, costs, configured, title)
-            stage.write_metrics(new, {**info.as_metrics(), **tables.measure(costs, configured)})
+            write_csv(folder / "costs.csv", costs)
+            plotting.save(figures.draw_costs(costs, configured, title), folder / "costs.png")
+            stage.write_metrics(new, {**info.as_metrics(), **timings.measure(costs, configured)})
             stage.write_costs(new, static_costs(compiled[0].functions.values()))
 
-        if is_timed:
+        if timed:
             run.metrics(timings.metrics(timed))
             ratios = {metric_name("profile", name): value for name, value in timed.precisions.items()}
             if note := precision_note(ratios, configured.precision, configured.batch_size):
                 print(f"profile: {note}", flush=True)
         run.outs()
-        if is_timed:  # drawn while the tracker logs the outs
+        if timed:  # drawn while the tracker logs the outs
             with tempfile.TemporaryDirectory() as name:
                 timings.write(Path(name), timed, configured, title)
                 run.files(Path(name), "timings")

@@ -29,7 +29,7 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
-    from gradtrail.core.common.split import Split
+    from gradtrail.core.data import Split
 
 # A shell that runs the tests in the background has this ignored, and whatever they start would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,8 +46,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ and sum(path.stat().st_size for path 
     shutil.rmtree(COMPILED)
 if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv:  # the process that only starts workers runs no test
     with install_import_hook("gradtrail.core", "typechecking.check"):
-        from gradtrail.core.data.preprocessing import prepare  # noqa: F401
-        from gradtrail.core.evaluate.metrics import evaluate  # noqa: F401
+        from gradtrail.core.augmentation import augment  # noqa: F401
+        from gradtrail.core.evaluate import evaluate_logits  # noqa: F401
         from gradtrail.core.profile import benchmark  # noqa: F401 - between them, all of core
     from gradtrail.stages.common.environment import processor_digest
 

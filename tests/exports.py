@@ -9,12 +9,12 @@ from unittest import mock
 import jax
 import numpy as np
 
-from gradtrail.core.export import forward
-from gradtrail.core.export.forward import ExportConfig
+from gradtrail.core import export
+from gradtrail.core.export import ExportConfig
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import HostParams, Model, ModelConfig
-from gradtrail.stages.export.package import Network, write_export
+from gradtrail.stages.export import Network, write_export
 
 SHAPE = (28, 28)
 CLASSES = tuple(map(str, range(10)))
@@ -79,7 +79,7 @@ def write_small_export(
 
 def write_wrong_export(folder: Path, *, answers: Literal["NaN", "-1 to 2"]) -> Path:
     """Write an exported network whose answers are no probabilities, though its digests are in order; return it."""
-    network, right = small_network(), forward.forward
+    network, right = small_network(), export.forward
 
     def beyond(*arguments: Any) -> Callable[..., Any]:
         return lambda *inputs: 3 * right(*arguments)(*inputs) - 1
@@ -87,7 +87,7 @@ def write_wrong_export(folder: Path, *, answers: Literal["NaN", "-1 to 2"]) -> P
     if answers == "NaN":
         params = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), network.members[0])
         network = dataclasses.replace(network, members={0: params})
-    with mock.patch.object(forward, "forward", beyond if answers == "-1 to 2" else right):
+    with mock.patch.object(export, "forward", beyond if answers == "-1 to 2" else right):
         write_export(folder, network, ExportConfig(name="digits", batch_sizes=(1, 8)))
     return folder
 

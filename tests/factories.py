@@ -15,16 +15,14 @@ import pytest
 from jaxtyping import Array
 
 from gradtrail.core.audit.networks import AuditConfig
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.config import AugmentationConfig
-from gradtrail.core.data.preprocessing import PreprocessConfig
-from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
+from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.mixer import Mixer
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
 from gradtrail.core.privacy_audit import PrivacyAuditConfig
-from gradtrail.core.profile.variants import ProfileConfig
+from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train import schedules
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples
@@ -45,7 +43,7 @@ from gradtrail.core.train.schedules import (
 )
 from gradtrail.core.train.step import RunKeys, TrainState
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (4, 3)  # of images: height and width differ, so that no test passes with them swapped
@@ -160,7 +158,6 @@ def preprocess_config(**overrides: Any) -> PreprocessConfig:
         corrections=False,
         deformations=1,
         deformation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=0),
-        shard_mib=None,
     )
     return dataclasses.replace(config, **overrides)
 
@@ -168,12 +165,12 @@ def preprocess_config(**overrides: Any) -> PreprocessConfig:
 def gradients_config(**overrides: Any) -> GradientsConfig:
     config = GradientsConfig(
         weights="final",
+        examples="auto",
         top_fraction=0.1,
         num_largest=4,
         num_suspects=3,
         num_influenced=2,
         bootstrap_samples=100,
-        curvature_iterations=0,
         test_examples=(),
     )
     return dataclasses.replace(config, **overrides)

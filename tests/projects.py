@@ -36,7 +36,6 @@ QUICK = {
     "environment.xla_flags": ["--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"],
     "fetch.dataset": "digits",
     "preprocess.label_noise": 0.1,
-    "preprocess.shard_mib": 1,
     "train.epochs": 3,
     "train.mlp.hidden": [32],
     "train.precision": "float16",

@@ -10,9 +10,9 @@ import pandas as pd
 from PIL import Image
 from projects import ROOT
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
+from gradtrail.stages.artifacts.data_files import DatasetInfo, write_processed
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, write_guarantee
-from gradtrail.stages.common.dataset import DatasetInfo, write_processed
 from gradtrail.stages.common.params import parse_yaml, read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.stages.report.gallery import make_gallery

@@ -8,10 +8,10 @@ import numpy as np
 from factories import NUM_CLASSES, dataset_info, random_split, split_of
 from stage_results import suspects_table
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.experiments.review import suspects
 from gradtrail.experiments.review.session import Decisions, Review
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files
 
 NUM_EXAMPLES = {"train": 30, "validation": 6, "test": 5}
 
@@ -57,6 +57,6 @@ def write_project(folder: Path) -> dict[str, Split]:
     splits = random_splits()
     (folder / "data").mkdir(parents=True)
     (folder / "results" / "audit").mkdir(parents=True)
-    dataset.write_processed(folder / "data" / "processed", splits, dataset_info())
+    data_files.write_processed(folder / "data" / "processed", splits, dataset_info())
     write_table(folder / "results" / "audit", splits)
     return splits

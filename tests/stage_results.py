@@ -1,19 +1,18 @@
 """Small made-up results of the stages, for the tests of what shows them, keeps them or reads them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from factories import NUM_CLASSES
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalysis, epoch_column
-from gradtrail.core.gradients.diagnostics import ClassStructure
-from gradtrail.core.per_example.noise_scale import NoiseScale
-from gradtrail.core.profile.benchmark import MachineRates, StepTimes
-from gradtrail.core.profile.variants import Variant
+from gradtrail.core.gradients.chunks import ClassStructure
+from gradtrail.core.noise_scale import NoiseScale
+from gradtrail.core.profile.benchmark import CALL_PER_STEP, COMPILED, WITHOUT_JIT, MachineRates, Variant
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee
 from gradtrail.stages.profile.timings import Timings
 
@@ -41,7 +40,6 @@ def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSE
         classes=ClassStructure(cosine=matrix, coherence=matrix / 9, share=np.full(num_classes, 1 / num_classes)),
         influenced=influenced,
         influence=rng.normal(size=(sizes["train"], len(influenced))).astype(np.float32),
-        curvature=None,
     )
 
 
@@ -78,60 +76,38 @@ def learning_dynamics(num_examples: int) -> dict[str, np.ndarray]:
 CONFIGURED = Variant(precision="float32", batch_size=32, remat=False)
 
 
-def cost_rows(batch_sizes: Sequence[int] = (16, 32, 64)) -> pd.DataFrame:
-    """Static costs: the training step at each batch size, all functions in bfloat16 too, and the step with remat."""
+def _variants() -> dict[Variant, tuple[str, ...]]:
+    alternatives = [{"batch_size": 16}, {"batch_size": 64}, {"precision": "bfloat16"}, {"remat": True}]
+    variants = {dataclasses.replace(CONFIGURED, **difference): ("train_step",) for difference in alternatives}
+    return {CONFIGURED: ("train_step", "predict", "score"), **variants}
+
+
+def cost_rows() -> list[dict[str, Any]]:
+    """Static costs: of the configured variant all functions, of the others the training step."""
     counted = {"jaxpr_equations": 10, "hlo_instructions": 30, "hlo_fusions": 4, "data_dependent_loops": 0}
-    rows = [
+    return [
         {"function": name, **dataclasses.asdict(variant), **counted}
         | {"flops": 100 * variant.batch_size, "bytes_accessed": 90 + 10 * variant.batch_size}
         | {"touched_bytes": 80 + 10 * variant.batch_size, "temporary_bytes": variant.batch_size**2 - 256}
         | {"total_bytes": 1000 + variant.batch_size**2}
-        for variant, names in _variants(batch_sizes).items()
+        for variant, names in _variants().items()
         for name in names
     ]
-    return pd.DataFrame(rows)
 
 
-def step_times(**overrides: Any) -> StepTimes:
-    times = StepTimes(
-        without_jit=0.1,
-        steps_without_jit=5,
-        steps_with_jit=50,
-        one_by_one=0.001,
-        scanned=0.0008,
-        compile_seconds=2.0,
-    )
-    return dataclasses.replace(times, **overrides)
-
-
-def timings_of(batch_sizes: Sequence[int] = (16, 32, 64)) -> Timings:
-    """Times of the variants of `cost_rows`: 10 ms and 1 ms for each example in a batch."""
+def timings_of() -> Timings:
+    """Times of the variants of `cost_rows`: 10 ms, and 1 ms for each example in a batch."""
+    compiled = [(name, COMPILED, variant, 1.0) for variant, names in _variants().items() for name in names]
+    ways = [("train_step", CALL_PER_STEP, CONFIGURED, 1.25), ("predict", WITHOUT_JIT, CONFIGURED, 100.0)]
     rows = [
-        {"function": name, **dataclasses.asdict(variant), "seconds": 0.01 + 0.001 * variant.batch_size}
-        | {"examples_per_second": variant.batch_size / (0.01 + 0.001 * variant.batch_size)}
-        | {"flops_per_second": 2e9, "bytes_per_second": 1e9, "arithmetic_intensity": 2.0, "data_dependent_loops": 0}
-        | {"share_of_matmul_rate": 0.2, "share_of_copy_rate": 0.1, "temporary_mib": 1.5, "total_mib": 4.0}
-        for variant, names in _variants(batch_sizes).items()
-        for name in names
+        {"function": name, "way": way, **dataclasses.asdict(variant)}
+        | {"seconds": factor * (0.01 + 0.001 * variant.batch_size)}
+        | {"flops_per_second": 2e9, "arithmetic_intensity": 2.0, "data_dependent_loops": 0}
+        | {"share_of_matmul_rate": 0.2, "trace_seconds": 0.1, "lower_seconds": 0.1, "compile_seconds": 1.0}
+        | {"cached": False, "first_call_seconds": 0.01, "steps_per_epoch": 430}
+        for name, way, variant, factor in [*compiled, *ways]
     ]
-    pieces = {"trace": 0.1, "lower": 0.1, "compile": 1.0, "first call": 0.01, "calls": 430, "an epoch": 0.5}
-    return Timings(
-        functions=pd.DataFrame(rows),
-        times=pd.DataFrame([{"function": name, **pieces} for name in ("train_step", "predict", "score")]),
-        steps=step_times(),
-        rates=MachineRates(flops_per_second=1e10, bytes_per_second=1e10),
-        precisions={},
-    )
-
-
-def _variants(batch_sizes: Sequence[int]) -> dict[Variant, tuple[str, ...]]:
-    everything = ("train_step", "predict", "score")
-    found: dict[Variant, tuple[str, ...]] = {
-        CONFIGURED: everything,
-        dataclasses.replace(CONFIGURED, precision="bfloat16"): everything,
-        dataclasses.replace(CONFIGURED, remat=True): ("train_step",),
-    }
-    return {dataclasses.replace(CONFIGURED, batch_size=size): ("train_step",) for size in batch_sizes} | found
+    return Timings(rows=rows, rates=MachineRates(flops_per_second=1e10, bytes_per_second=1e10), precisions={})
 
 
 def suspects_table(splits: Mapping[str, Split], *, num_classes: int = NUM_CLASSES) -> pd.DataFrame:

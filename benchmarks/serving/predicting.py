@@ -29,14 +29,14 @@ from rich.table import Table
 
 from benchmarks.record import record
 from benchmarks.serving.servers import ROOT, random_network
-from gradtrail.core.common.split import Split
-from gradtrail.core.export.forward import ExportConfig
+from gradtrail.core.data import Split
+from gradtrail.core.export import ExportConfig
 from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.serving.predict import batch
 from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.params import read_yaml
-from gradtrail.stages.export.package import write_export
+from gradtrail.stages.export import write_export
 
 _ENCODED_SHARE = 10  # of the images are PNGs, one in so many
 

@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 
 if TYPE_CHECKING:
-    from gradtrail.stages.export.package import Network
+    from gradtrail.stages.export import Network
 
 OURS = "gradtrail"
 PACKAGES = {"onnx": ("onnx==1.23.2", "onnxruntime==1.32.0"), "torch": ("torch==2.13.0",)}
@@ -112,7 +112,7 @@ def random_network(kind: str) -> "Network":
     from gradtrail.core.nn.models import Model
     from gradtrail.core.train.config import TrainConfig
     from gradtrail.stages.common.params import read_yaml, validate
-    from gradtrail.stages.export.package import Network
+    from gradtrail.stages.export import Network
 
     section = read_yaml(ROOT / "params.yaml")["train"] | {"model": kind}
     train = validate(section, TrainConfig, "train")
@@ -136,8 +136,8 @@ def random_network(kind: str) -> "Network":
 
 def write_models(kind: str, folder: Path) -> tuple[Path, Path]:
     """Write an export of a random network, and the model that MLflow logs of it."""
-    from gradtrail.core.export.forward import ExportConfig
-    from gradtrail.stages.export.package import write_export
+    from gradtrail.core.export import ExportConfig
+    from gradtrail.stages.export import write_export
     from gradtrail.tracking.mlflow.models import save
 
     export, logged = folder / f"{kind}-export", folder / f"{kind}-mlflow"

@@ -12,7 +12,7 @@ import click
 
 from gradtrail.core.config import ConfigError
 from gradtrail.serving import commands as serving
-from gradtrail.stages.common.environment import require_jax
+from gradtrail.stages.common.environment import remove_variables, require_jax
 from gradtrail.support.errors import DamagedDatabaseError, UserError, one_line, printable, with_store
 from gradtrail.support.verb import Verb
 
@@ -26,6 +26,7 @@ _PYTHONS = {"python_a": "--python-a", "python_b": "--python-b"}
 
 def main() -> None:
     """Run a verb. An error that the user can correct is printed as one line on stderr, with exit status 2."""
+    remove_variables()
     try:
         sys.exit(gradtrail(prog_name="gradtrail", standalone_mode=False))
     except click.UsageError as error:

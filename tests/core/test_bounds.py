@@ -19,9 +19,9 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.common.validation import check
-from gradtrail.core.evaluate.metrics import EvaluateConfig
-from gradtrail.core.export.forward import ExportConfig
+from gradtrail.core.config import Bounds
+from gradtrail.core.evaluate import EvaluateConfig
+from gradtrail.core.export import ExportConfig
 from gradtrail.stages.common.environment import EnvironmentConfig
 from gradtrail.stages.report.page import ReportConfig
 
@@ -94,7 +94,6 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
             "top_fraction": (0.0, 1.1),
             "num_largest": (0,),
             "bootstrap_samples": (99,),
-            "curvature_iterations": (-1,),
             "test_examples": ((-1,), tuple(range(41))),
         },
     ),
@@ -152,5 +151,5 @@ def test_values_that_do_not_fit_together_are_refused_by_name(make: Callable[[], 
 )
 def test_message_names_every_bound(value: float, bounds: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
-        check("share", value, **bounds)
+        Bounds(**bounds).check("share", value)
     assert str(caught.value) == message

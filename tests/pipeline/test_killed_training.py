@@ -24,8 +24,6 @@ pytestmark = pytest.mark.slow
 OUTS = ("models", "results/train", "results/metrics/train.json")
 QUICK = {
     "fetch.dataset": "digits",
-    "preprocess.shard_mib": 1,  # and read in parts: a split in memory trains by the same steps
-    "runtime.stream_above_mib": 0.0,
     "train.epochs": 3,
     "train.batch_size": 16,
     "train.mlp.hidden": [16],
@@ -70,9 +68,9 @@ from gradtrail.stages.common.stage import run_stage
 from pipeline.train import main
 run_stage(main, "train")
 """
-TRAIN, TRACKING = "gradtrail.stages.train", "gradtrail.tracking.mlflow"
+HISTORY, TRAIN, TRACKING = "gradtrail.core.train.history", "gradtrail.stages.train", "gradtrail.tracking.mlflow"
 KILLS = {
-    "at a chunk": (f"{TRACKING}.training_log", "TrainingLog", "after_chunk", 150, "before"),
+    "at a chunk": (HISTORY, "History", "check", 150, "before"),
     "while a checkpoint is written": (f"{TRAIN}.checkpoints", "Checkpoints", "_start", 2, "after"),
     "between the outs and their log": (f"{TRACKING}.run", "TrackedRun", "outs", 1, "before"),
     "while it waits for what is not logged": (f"{TRACKING}.run", "TrackedRun", "finish", 1, "before"),
@@ -223,7 +221,6 @@ def test_millions_of_examples_take_less_memory_than_they_have_and_a_kill_changes
     project = copy_project(tmp_path / "project")
     for key, value in {
         "preprocess.deformations": 40,
-        "preprocess.shard_mib": 64,
         "train.model": "linear",
         "train.epochs": 1,
         "train.keep_epochs": [],
@@ -236,7 +233,7 @@ def test_millions_of_examples_take_less_memory_than_they_have_and_a_kill_changes
     size = sum(path.stat().st_size for path in (project.folder / "data/processed").rglob("*") if path.is_file())
     assert size > 2_200_000 * 28**2
     training = Training(project)
-    training.kill(f"{TRACKING}.training_log", "TrainingLog", "after_chunk", 90, "before")
+    training.kill(HISTORY, "History", "check", 90, "before")
     assert "train: resuming after step " in training.finish()
     outs = training.outs()
     process, peak = project.start_stage("train"), 0

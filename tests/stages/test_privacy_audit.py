@@ -12,7 +12,7 @@ from scipy import stats
 from scipy.optimize import linprog
 
 from benchmarks import planted_faults
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit import AuditedTraining, AuditTrace, Guesses

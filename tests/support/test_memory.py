@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from gradtrail.core.config import ConfigError
-from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction
-from gradtrail.core.xla.static_costs import NO_COST
+from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction
 from gradtrail.support import memory
 from gradtrail.support.live_arrays import warn_of_live_arrays
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gradtrail.core.common.intervals import SIGNIFICANCE
+from gradtrail.core.intervals import SIGNIFICANCE
 from gradtrail.support.significance import mcnemar, paired_difference, unpaired_difference
 
 

@@ -17,19 +17,18 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import replicated, with_sharding
-from gradtrail.core.common.split import Split
+from gradtrail.core import batching
+from gradtrail.core.canaries import Canaries, CanaryKind, with_canaries
 from gradtrail.core.config import Bounds, PositiveFraction, Seed, config
-from gradtrail.core.data.canaries import Canaries, CanaryKind, with_canaries
+from gradtrail.core.data import Split
 from gradtrail.core.nn.layers import Layer
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example.clipped_sum import bounded_forward
-from gradtrail.core.per_example.norms import forward_of, layer_metrics
+from gradtrail.core.per_example import bounded_forward, forward_of, layer_metrics
+from gradtrail.core.sharding import replicated, with_sharding
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
-from gradtrail.core.train.private import Mechanism, refuse_overflow
+from gradtrail.core.train.private import Mechanism
 from gradtrail.core.train.step import StepRecord, TrainState, make_step, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
@@ -135,20 +134,19 @@ class AuditedTraining:
             return compiler.compile(name, function, *with_sharding(arguments, everywhere), out_shardings=everywhere)
 
         state = program.abstract_state
-        index = jax.ShapeDtypeStruct((), jnp.int32)
-        batches = jax.eval_shape(program.order, state.keys, index)
-        few = jax.ShapeDtypeStruct((min(NOISY_STEPS, len(batches)), batches.shape[1]), jnp.int32)
+        batches = jax.ShapeDtypeStruct((program.steps_per_epoch, program.num_rows), jnp.int32)
+        few = jax.ShapeDtypeStruct((min(NOISY_STEPS, program.steps_per_epoch), program.num_rows), jnp.int32)
         images = jax.ShapeDtypeStruct((num_canaries, *model.config.image_shape), jnp.uint8)
         labels = jax.ShapeDtypeStruct((num_canaries,), jnp.int32)
         self.init = compiled("init", program.init, program.abstract_keys)
-        self.order = compiled("order", program.order, state.keys, index)
+        self.order = program.order  # draws on the host
         self.epoch = compiled("watched_epoch", epoch, state, program.examples, batches, images, labels)
         self.noise = compiled("noise", noise, state, program.examples, few)
 
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [self.init, self.order, self.epoch, self.noise]
+        return [self.init, self.epoch, self.noise]
 
     def run(
         self,
@@ -177,7 +175,6 @@ class AuditedTraining:
         accuracy, noise = 0.0, np.zeros((0, 0), np.float32)
         for epoch in range(self.epochs):
             drawn = self.order(state.keys, np.int32(epoch))
-            refuse_overflow(drawn, epoch)
             batches.append(drop_absent(np.asarray(drawn), present))
             if epoch == 0 and self.deviation:
                 few = jax.device_put(batches[0][:NOISY_STEPS], everywhere)

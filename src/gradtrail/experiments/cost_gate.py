@@ -26,25 +26,22 @@ import jaxlib
 import numpy as np
 from rich.table import Table
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import make_mesh
-from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate import metrics
-from gradtrail.core.evaluate.calibration import fit_temperature
-from gradtrail.core.evaluate.metrics import EvaluateConfig
+from gradtrail.core import batching
+from gradtrail.core.data import Split
+from gradtrail.core.evaluate import EvaluateConfig, evaluate_logits, fit_temperature
 from gradtrail.core.gradients import analysis, passes
-from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import Program
 from gradtrail.core.train.privacy import placeholder_noise
-from gradtrail.core.xla.compile_events import CompileLog
-from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
-from gradtrail.core.xla.static_costs import NO_COST
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.core.xla.compile_log import CompileLog
+from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig, set_cpu_devices, set_up_jax
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.overrides import flatten
@@ -236,7 +233,7 @@ def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig, keep: Keep
         call, split = functools.partial(predict, _some_params(model)), _examples(_FEW)
         logits = inference.predict_logits(call, evaluate.batch_size, split)
         temperature, bins = fit_temperature(logits, split.labels), evaluate.calibration_bins
-        metrics.evaluate(logits, split.labels, temperature=temperature, calibration_bins=bins)
+        evaluate_logits(logits, split.labels, temperature=temperature, calibration_bins=bins)
     keep("evaluate", compiler)
     return _costs("evaluate", compiler, log)
 
@@ -250,7 +247,6 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
             model,
             config.label_smoothing,
             influenced,
-            curvature=gradients.curvature_iterations > 0,
             compiler=compiler,
             mesh=make_mesh(jax.local_devices()[:1]),
         )
@@ -262,10 +258,10 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
             steps_per_epoch=1,
             batch_size=_FEW,
         )
-        few = dataclasses.replace(gradients, num_influenced=influenced, test_examples=(), curvature_iterations=2)
+        few = dataclasses.replace(gradients, num_influenced=influenced, test_examples=())
         exact = compile_exact(model, config.label_smoothing, sample_size(splits), compiler=compiler)
         scores = analysis.analyze(compiled, trajectory, splits, few, _NUM_CLASSES).scores
-        float64_errors(exact, trajectory.params[1], splits, scores, label_smoothing=config.label_smoothing)
+        float64_errors(exact, trajectory.params[1], splits, scores, config.label_smoothing)
     keep("gradients", compiler)
     return _costs("gradients", compiler, log)
 

@@ -18,12 +18,12 @@ from rich.panel import Panel
 import gradtrail
 from gradtrail.experiments.sections import require_known_sections, section_configs
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, require_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, refuse_variables, require_jax
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.pipeline_file import FILES, sha256_of
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.datasets.catalog import DATASETS, stands_in_for, title
+from gradtrail.stages.datasets import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, with_store
 from gradtrail.support.git import git
 from gradtrail.support.paths import private_folder
@@ -98,7 +98,7 @@ def _validate_params() -> None:
     """
     params = read_yaml(_PARAMS)
     config = load_section("environment", EnvironmentConfig) if "environment" in params else None
-    refuse_unknown_variables(config)
+    refuse_variables(config)
     require_jax(config.xla_flags if config else ())
     valid, key = private_folder() / "valid.txt", _params_key()
     if not (valid.is_file() and valid.read_bytes() == key.encode()):

@@ -6,14 +6,12 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 
-from gradtrail.core.common.validation import check
-from gradtrail.core.config import ConfigError
+from gradtrail.core.config import Bounds, ConfigError, config
 from gradtrail.serving.monitoring.compilations import watch_compilations
 from gradtrail.serving.monitoring.metrics import ServerMetrics
 from gradtrail.serving.rollout import start
@@ -28,7 +26,7 @@ from gradtrail.support.running_time import seconds_running
 _SWITCH_SECONDS = 0.0005  # thread switch interval: Python's 5 ms are longer than a batch
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class ServerConfig:
     """The options of `gradtrail serve`."""
 
@@ -36,12 +34,9 @@ class ServerConfig:
     port: int  # 0 for a free one
     batching: BatchingConfig
     limits: Limits
-    drain_seconds: float  # grace period for running requests after SIGTERM
+    drain_seconds: Annotated[float, Bounds(above=0, at_most=3600)]  # grace period for running requests after SIGTERM
     has_access_log: bool  # whether each request is logged to stderr
     rollout: start.RolloutConfig
-
-    def __post_init__(self) -> None:
-        check("drain_seconds", self.drain_seconds, above=0, at_most=3600)
 
 
 def server_config(place: Path, host: str, port: int, options: Mapping[str, Any]) -> ServerConfig:
@@ -51,7 +46,7 @@ def server_config(place: Path, host: str, port: int, options: Mapping[str, Any])
         ConfigError: A value is out of its bounds; one line.
     """
     try:
-        check("max_body_mib", options["max_body_mib"], above=0, at_most=1024)
+        Bounds(above=0, at_most=1024).check("max_body_mib", options["max_body_mib"])
         return ServerConfig(
             host=host,
             port=port,

@@ -5,33 +5,27 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE, POSITIVE_SHARE, Bounds, check_fields
+from gradtrail.core.config import Count, Fraction, Positive, PositiveShare, config
 from gradtrail.stages.common.params import load_section
 
-_SHARE: Bounds = {"at_least": 0, "at_most": 1}
 
-
-@dataclass(frozen=True, kw_only=True)
+@config
 class Limits:
     """The limits of a verdict, as `deploy/slo.yaml` describes them; None if a limit is not judged."""
 
-    accuracy_lower_bound: float | None
-    calibration_error: float | None
-    worst_class_recall: float | None
-    size_mib: float | None
-    memory_mib: float | None
-    cold_start_seconds: float | None
-    first_answer_ms: float | None
-    p50_ms_1: float | None
-    p99_ms_1: float | None
-    p50_ms_32: float | None
-    p99_ms_32: float | None
-    images_per_second: float | None
-    agreement: float | None
-
-    def __post_init__(self) -> None:
-        shares = dict.fromkeys(("accuracy_lower_bound", "calibration_error", "worst_class_recall", "agreement"), _SHARE)
-        check_fields(self, **{name: shares.get(name, POSITIVE) for name in vars(self)})
+    accuracy_lower_bound: Fraction | None
+    calibration_error: Fraction | None
+    worst_class_recall: Fraction | None
+    size_mib: Positive | None
+    memory_mib: Positive | None
+    cold_start_seconds: Positive | None
+    first_answer_ms: Positive | None
+    p50_ms_1: Positive | None
+    p99_ms_1: Positive | None
+    p50_ms_32: Positive | None
+    p99_ms_32: Positive | None
+    images_per_second: Positive | None
+    agreement: Fraction | None
 
     @property
     def digest(self) -> str:
@@ -39,23 +33,14 @@ class Limits:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class CanaryThresholds:
     """When a challenger is stopped."""
 
-    min_requests: int  # requests of the challenger before disagreement may stop it
-    max_error_rate: float  # share of the challenger's requests that may fail
-    min_agreement: float  # share of images that must get the champion's label
-    significance: float  # probability that one process, in one trial, stops a challenger within both thresholds
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            min_requests=AT_LEAST_ONE,
-            max_error_rate=_SHARE,
-            min_agreement=_SHARE,
-            significance=POSITIVE_SHARE,
-        )
+    min_requests: Count  # requests of the challenger before disagreement may stop it
+    max_error_rate: Fraction  # share of the challenger's requests that may fail
+    min_agreement: Fraction  # share of images that must get the champion's label
+    significance: PositiveShare  # probability that one process, in one trial, stops a challenger within both thresholds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gradtrail.core.audit.labels import CANDIDATES, Findings, OutOfFold, find_errors, fit_temperature, label_scores
-from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.calibration import Bins, bins_of_equal_width, fill_bins
+from gradtrail.core.data import Split
+from gradtrail.core.evaluate import Bins, bins_of_equal_width, fill_bins
 from gradtrail.stages.artifacts import plotting
 
 SUSPECT = ["split", "example_id", "label", "score", "proposed_label", "proposed_probability", "probability_wrong"]

@@ -24,10 +24,10 @@ from matplotlib.axes import Axes
 from scipy import stats
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from gradtrail.core.common.batching import PADDING
-from gradtrail.core.common.split import Split
+from gradtrail.core.batching import PADDING
+from gradtrail.core.canaries import Canaries, draw_membership, make_canaries
 from gradtrail.core.config import ConfigError
-from gradtrail.core.data.canaries import Canaries, draw_membership, make_canaries
+from gradtrail.core.data import Split
 from gradtrail.core.privacy_audit import (
     AuditedTraining,
     AuditTrace,

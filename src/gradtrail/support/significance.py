@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from gradtrail.core.common.intervals import SIGNIFICANCE
+from gradtrail.core.intervals import SIGNIFICANCE
 
 _EQUAL = 1e-9  # metrics are stored with 9 digits, so values closer than this are equal
 

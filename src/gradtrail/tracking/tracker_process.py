@@ -18,7 +18,7 @@ from typing import Any
 
 import gradtrail
 from gradtrail.stages.common.dvc_cache import restoring_outs
-from gradtrail.stages.common.environment import EnvironmentConfig, require_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, remove_variables, require_jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError
@@ -153,7 +153,10 @@ def start_tracker(module: str) -> None:
         module: `__name__` of the script; nothing is done if it is imported instead of run, nor in a process that only
             helps another one.
     """
-    if module != "__main__" or is_follower():
+    if module != "__main__":
+        return
+    remove_variables()
+    if is_follower():
         return
     gc.disable()
     try:

@@ -37,7 +37,7 @@ def test_project_warns_of_all_five_with_cold_and_warm_cache(tmp_path: Path) -> N
     source = path.read_text()
     for original, planted in {
         "if records is None else records\n": "if records is None else records" + _EACH_EPOCH,
-        "    done = epoch * engine": "    state.step + 1\n                done = epoch * engine",
+        "    done = epoch * program": "    state.step + 1\n                done = epoch * program",
         "        donate_argnums=(0, 1),\n": "",
     }.items():
         assert source.count(original) == 1

@@ -123,10 +123,10 @@ def test_lost_process_ends_the_others_with_a_line_and_another_number_resumes_to_
 
 def test_fault_of_one_process_is_a_line_with_its_number_and_its_traceback_is_in_its_log(project: Project) -> None:
     before = project.digests(*STAGES["train"].outs)
-    code = project.folder / "src/gradtrail/stages/train/training.py"
-    whole, begin = code.read_text(), "        results = train_members(\n"  # of a process that follows process 0
+    code = project.folder / "pipeline/train.py"
+    whole, begin = code.read_text(), "    training.run(NullListener()"  # of a process that follows process 0
     assert whole.count(begin) == 1
-    code.write_text(whole.replace(begin, f"        1 / 0\n{begin}"))
+    code.write_text(whole.replace(begin, f"    1 / 0\n{begin}"))
     launcher = start(project, 2)
     output, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 2, output

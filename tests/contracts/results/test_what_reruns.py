@@ -17,7 +17,7 @@ READERS = {
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = copy_project(tmp_path_factory.mktemp("real") / "project")
-    files = {"data/raw": "images", "data/processed": "train.npz", "models/epochs": "000.safetensors"}
+    files = {"data/raw": "images", "data/processed": "train/labels.npy", "models/epochs": "000.safetensors"}
     for spec in PIPELINE.values():
         for out in spec.outs:
             is_folder = not Path(out).suffix

@@ -21,7 +21,7 @@ class ToyConfig:
 SCRIPT = """
 from pathlib import Path
 
-from gradtrail.stages.common import dataset
+from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.toy.config import ToyConfig
 from gradtrail.tracking.mlflow.run import tracked
@@ -29,7 +29,7 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config = stage.params(ToyConfig)
-    info = dataset.read_info(Path("data/processed"))
+    info = data_files.read_info(Path("data/processed"))
     size = Path("models/final.safetensors").stat().st_size
 
     with tracked(stage) as run:
@@ -49,7 +49,7 @@ ENTRY = {
         "data/processed/dataset.json",
         "models/final.safetensors",
         "pipeline/toy.py",
-        "src/gradtrail/core/common",
+        "src/gradtrail/core/config.py",
         "src/gradtrail/stages/common",
         "src/gradtrail/stages/toy",
     ],

@@ -16,8 +16,8 @@ from gradtrail.core.audit.labels import (
     positions,
     probability_wrong,
 )
-from gradtrail.core.common.intervals import share_interval
-from gradtrail.core.evaluate.calibration import bins_of_equal_width, fill_bins
+from gradtrail.core.evaluate import bins_of_equal_width, fill_bins
+from gradtrail.core.intervals import share_interval
 from gradtrail.core.nn import losses
 
 RNG = np.random.default_rng(0)

@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 from definitions import per_example_grads
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split, split_of
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gradtrail.core.common.sharding import make_mesh
-from gradtrail.core.common.split import Split
 from gradtrail.core.config import ConfigError
+from gradtrail.core.data import Split
+from gradtrail.core.gradients import analysis as gradient_analysis
 from gradtrail.core.gradients import chunks as gradient_chunks
 from gradtrail.core.gradients import passes as gradient_passes
 from gradtrail.core.gradients.analysis import (
     GradientAnalysis,
     Trajectory,
+    affordable_examples,
+    analysis_flops,
     analyze,
+    checkpoint_weights,
     epoch_column,
     num_influenced,
     num_visits,
@@ -26,6 +31,7 @@ from gradtrail.core.gradients.analysis import (
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, num_parameters
+from gradtrail.core.sharding import make_mesh
 
 MODEL = Model(model_config())
 SMOOTHING = 0.1
@@ -52,12 +58,10 @@ WEIGHTS = TRAJECTORY.weights
 
 
 @functools.cache
-def passes(largest: int = 16, *, curvature: bool = False) -> GradientPasses:
+def passes(largest: int = 16) -> GradientPasses:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_passes, "_LARGEST_BATCH", largest)
-        return compile_passes(
-            MODEL, SMOOTHING, 2, curvature=curvature, compiler=new_compiler(), mesh=make_mesh(jax.devices()[:1])
-        )
+        return compile_passes(MODEL, SMOOTHING, 2, compiler=new_compiler(), mesh=make_mesh(jax.devices()[:1]))
 
 
 VISITS: list[int] = []
@@ -161,15 +165,13 @@ def test_every_pass_reports_the_examples_it_has_done(analysis: GradientAnalysis)
     assert [f"epoch {epoch}" for epoch in sorted(TRAJECTORY.params)] == SAID
 
 
-def test_size_of_the_microbatch_does_not_matter_and_curvature_comes_on_demand(analysis: GradientAnalysis) -> None:
-    narrow = passes(4, curvature=True)
+def test_size_of_the_microbatch_does_not_matter(analysis: GradientAnalysis) -> None:
+    narrow = passes(4)
     assert (narrow.score.batch_size, passes().score.batch_size) == (4, 16)
-    again = analyze(narrow, TRAJECTORY, SPLITS, gradients_config(curvature_iterations=5), NUM_CLASSES)
+    again = analyze(narrow, TRAJECTORY, SPLITS, gradients_config(), NUM_CLASSES)
     for name, columns in analysis.scores.items():
         for column, values in columns.items():
             np.testing.assert_allclose(again.scores[name][column], values, rtol=1e-4, atol=1e-6, err_msg=column)
-    assert analysis.curvature is None
-    assert again.curvature > 0
 
 
 @pytest.mark.parametrize(("floats", "chunks"), [(2**27, 10), (7 * NUM_CLASSES * 100, 7), (1, 2)])
@@ -183,9 +185,11 @@ def test_chunks_are_as_many_as_their_sums_fit_into_memory(
 
 def test_chunk_sums_take_the_announced_memory(analysis: GradientAnalysis) -> None:
     size = num_parameters(MODEL.abstract_params())
-    chunks = gradient_chunks.chunk_gradients(passes(), PARAMS[4], SPLITS["train"], NUM_CLASSES, advance=lambda _: None)
+    chunks = gradient_chunks.chunk_gradients(
+        passes().sums, PARAMS[4], SPLITS["train"], NUM_CLASSES, advance=lambda _: None
+    )
     assert chunks.sums.nbytes <= gradient_chunks.chunk_bytes(size, NUM_CLASSES)
-    close(chunks.total(), gradients(4, "train").sum(axis=0))
+    close(chunks.sums.sum(axis=0), gradients(4, "train").sum(axis=0))
     np.testing.assert_array_equal(np.bincount(chunks.chunk_of), chunks.sizes)
 
 
@@ -193,5 +197,33 @@ def test_chunk_sums_take_the_announced_memory(analysis: GradientAnalysis) -> Non
 def test_a_class_that_fits_into_few_batches_has_as_many_chunks_as_a_large_one(largest: int) -> None:
     whole = split(40, seed=1)
     compiled, counts = passes(largest), np.bincount(whole.labels, minlength=NUM_CLASSES)
-    chunks = gradient_chunks.chunk_gradients(compiled, PARAMS[4], whole, NUM_CLASSES, advance=lambda _: None)
+    chunks = gradient_chunks.chunk_gradients(compiled.sums, PARAMS[4], whole, NUM_CLASSES, advance=lambda _: None)
     np.testing.assert_array_equal(np.bincount(chunks.classes, minlength=NUM_CLASSES), np.minimum(counts, 10))
+
+
+def test_costly_network_is_analyzed_by_a_sample_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = passes()
+    assert affordable_examples(compiled, 3, 60_000, 10_000) == 60_000
+    monkeypatch.setattr(gradient_analysis, "_AFFORDABLE_FLOPS", 0)
+    count = affordable_examples(compiled, 3, 60_000, 10_000)
+    budget = 4 * 60_000 * compiled.sums.work
+    assert 5_000 < count < 60_000
+    assert analysis_flops(compiled, 3, count, 10_000) <= budget < analysis_flops(compiled, 3, count + 100, 10_000)
+    assert affordable_examples(compiled, 50, 60_000, 10_000) == 5_000, "and not fewer"
+    assert affordable_examples(compiled, 50, 4_000, 10_000) == 4_000
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, unique=True).map(sorted),
+    st.integers(1, 5),
+    st.integers(1, 6),
+)
+def test_every_step_counts_for_the_epoch_that_lies_nearest(epochs: list[int], steps: int, trained: int) -> None:
+    rates = np.random.default_rng(0).uniform(0.1, 1, steps * trained).astype(np.float32)
+    expected = dict.fromkeys(epochs, 0.0)
+    for step, rate in enumerate(rates):
+        place = (step + 0.5) / steps
+        expected[min(epochs, key=lambda epoch: abs(place - epoch))] += float(rate)
+    result = checkpoint_weights(epochs, rates, steps)
+    np.testing.assert_allclose(result, list(expected.values()), rtol=1e-6)
+    assert result.sum() == pytest.approx(float(rates.sum()), rel=1e-6)

@@ -13,7 +13,7 @@ from factories import NUM_CLASSES, initial_params, model_config, new_compiler, r
 from gradtrail.core.gradients import scores
 from gradtrail.core.gradients.exact import LIMITS, compile_exact, exact_scores, float64_errors, sample_size
 from gradtrail.core.nn.models import Model
-from gradtrail.core.xla.compile_events import CompileLog
+from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.core.xla.compiler import Compiler
 
 SMOOTHING = 0.1
@@ -69,7 +69,7 @@ def test_exact_scores_equal_a_network_written_out() -> None:
 
 def errors_of(result: dict[str, dict[str, np.ndarray]], *which: str) -> dict[str, float]:
     params, function, _ = network(*which)
-    return float64_errors(function, params, SPLITS, result, label_smoothing=SMOOTHING)
+    return float64_errors(function, params, SPLITS, result, SMOOTHING)
 
 
 @pytest.mark.parametrize("which", [("mlp", "float32"), ("cnn", "float32"), ("mlp", "bfloat16")])

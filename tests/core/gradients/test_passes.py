@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from factories import NUM_CLASSES, gradients_config, model_config, new_compiler, random_split
 
-from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.gradients.analysis import Trajectory, analyze
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
@@ -30,10 +30,10 @@ for kind in ("mlp", "cnn"):
     analyses, sizes = [], []
     for devices in (jax.devices()[:1], jax.devices()):
         passes = compile_passes(
-            model, 0.1, 2, curvature=True, compiler=new_compiler(), mesh=make_mesh(devices)
+            model, 0.1, 2, compiler=new_compiler(), mesh=make_mesh(devices)
         )
         sizes.append(passes.score.batch_size)
-        config = gradients_config(curvature_iterations=2)
+        config = gradients_config()
         analyses.append(analyze(passes, trajectory, splits, config, NUM_CLASSES))
     one, eight = analyses
     gaps = [
@@ -42,7 +42,6 @@ for kind in ("mlp", "cnn"):
     ]
     gaps.append(np.max(np.abs(one.influence - eight.influence)) / np.max(np.abs(one.influence)))
     gaps += [abs(one.noise_scales[e].trace / eight.noise_scales[e].trace - 1) for e in params]
-    gaps.append(abs(one.curvature / eight.curvature - 1))
     found[kind] = {"gap": float(max(gaps)), "sizes": sizes}
 print(json.dumps(found))
 """

@@ -8,7 +8,7 @@ import pytest
 import scipy.special
 from factories import initial_params, model_config, new_compiler, random_split
 
-from gradtrail.core.common import batching
+from gradtrail.core import batching
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 

@@ -222,7 +222,7 @@ def test_blocks_are_named_by_number_too_with_their_norms() -> None:
         (model_config("linear", features=FEATURES), 10 * (WIDTH + 1), "linear on oriented gradients"),
         (perceptron(5, features=FEATURES), 5 * (WIDTH + 1) + 60, "mlp-5 on oriented gradients"),
         (perceptron(5, features="straightened_pixels"), 5 * 785 + 60, "mlp-5 on straightened pixels"),
-        (mixer(patch_size=7, width=64, blocks=4, hidden=(32, 128)), 75_594, "mixer-32-128"),
+        (mixer(patch_size=7, width=96, blocks=2, hidden=(64, 192)), 85_290, "mixer-64-192"),
     ],
     ids=["mlp", "linear", "cnn", "tanh", "features", "features and hidden units", "straightened", "mixer"],
 )

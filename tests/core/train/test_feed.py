@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import threading
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,12 +19,10 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.common.batching import BLOCK, WINDOW
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.batching import BLOCK, WINDOW
+from gradtrail.core.data import AugmentationConfig, Split
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
-from gradtrail.core.train import feed
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import Chunk, Program, make_program, train
 
@@ -42,21 +41,6 @@ CONFIGS = {
 }
 
 
-class Read:
-    """A source that remembers what was read of it."""
-
-    def __init__(self, split: Split, fault: Callable[[int], None] = lambda start: None):
-        self._split, self._fault, self.ranges = split, fault, list[tuple[int, int]]()
-
-    def __len__(self) -> int:
-        return len(self._split)
-
-    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        self._fault(start)
-        self.ranges.append((start, stop))
-        return self._split.images[start:stop].copy(), self._split.labels[start:stop].copy()
-
-
 @functools.cache
 def streaming(name: str, split_of: str, every: int | None = None) -> Program:
     split = SPLITS[split_of]
@@ -67,7 +51,7 @@ def streaming(name: str, split_of: str, every: int | None = None) -> Program:
     return program.compile(new_compiler())
 
 
-def last(engine: Program, examples: Examples | feed.Source, *, state: Any = None, steps_per_call: int = CHUNK) -> Chunk:
+def last(engine: Program, examples: Examples | Split, *, state: Any = None, steps_per_call: int = CHUNK) -> Chunk:
     state = engine.init(seed_keys(0)) if state is None else state
     *_, chunk = train(engine, state, examples, steps_per_call=steps_per_call)
     return chunk
@@ -84,7 +68,7 @@ each_training = pytest.mark.parametrize(
 
 
 def test_blocks_train_as_the_whole_split_does() -> None:
-    left, right = last(streaming("mlp", "large"), Read(LARGE)), last(*make_engine(CONFIGS["mlp"], LARGE))
+    left, right = last(streaming("mlp", "large"), LARGE), last(*make_engine(CONFIGS["mlp"], LARGE))
     assert np.array_equal(left.records.rows.indices, right.records.rows.indices)
     for one, other in zip(jax.tree.leaves(left.state.params), jax.tree.leaves(right.state.params), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -94,32 +78,24 @@ def test_blocks_train_as_the_whole_split_does() -> None:
 @each_training
 def test_blocks_give_the_bits_of_the_whole_split(name: str, split_of: str) -> None:
     split = SPLITS[split_of]
-    assert bits(last(streaming(name, split_of), Read(split))) == bits(last(*make_engine(CONFIGS[name], split)))
+    assert bits(last(streaming(name, split_of), split)) == bits(last(*make_engine(CONFIGS[name], split)))
 
 
 def test_training_resumes_within_a_block_with_the_same_bits() -> None:
     engine = streaming("mlp", "large")
     assert engine.steps_per_block is not None
     assert 2 < engine.steps_per_block < engine.steps_per_epoch, "there are several blocks of several steps"
-    for chunk in train(engine, engine.init(seed_keys(0)), Read(LARGE), steps_per_call=engine.steps_per_block - 1):
+    for chunk in train(engine, engine.init(seed_keys(0)), LARGE, steps_per_call=engine.steps_per_block - 1):
         if chunk.step == 2 * engine.steps_per_block - 1:
             break
-    rest = train(engine, chunk.state, Read(LARGE), steps_per_call=1000, records=chunk.records)
+    rest = train(engine, chunk.state, LARGE, steps_per_call=1000, records=chunk.records)
     *_, end = rest
-    assert bits(end) == bits(last(engine, Read(LARGE)))
-
-
-def test_blocks_are_read_about_once_per_epoch() -> None:
-    source = Read(LARGE)
-    last(streaming("mlp", "large"), source)
-    pieces = [result for result in source.ranges if result != (0, 1)]
-    assert len(pieces) <= len(set(pieces)) + WINDOW // BLOCK, "only where a batch spans two windows, blocks come twice"
-    assert sum(stop - start for start, stop in set(pieces)) == len(LARGE)
+    assert bits(end) == bits(last(engine, LARGE))
 
 
 def test_sampled_records_do_not_change_the_training() -> None:
     every = 1_000
-    of_all, of_some = (last(streaming("mlp", "large", item), Read(LARGE)) for item in (None, every))
+    of_all, of_some = (last(streaming("mlp", "large", item), LARGE) for item in (None, every))
     place = np.argsort(np.asarray(of_all.records.rows.indices).ravel())[-len(LARGE) :: every]  # padding is first
     for name in ("correct", "probability"):
         whole, some = (np.asarray(getattr(chunk.records.rows, name)).ravel() for chunk in (of_all, of_some))
@@ -132,14 +108,21 @@ def test_sampled_records_do_not_change_the_training() -> None:
     assert bits(without[0]) == bits(without[1])
 
 
-def test_error_of_the_source_ends_the_training() -> None:
-    def fault(start: int) -> None:
-        if start >= WINDOW:
-            raise OSError("cut")
-
+def test_memory_maps_train_as_arrays_do(tmp_path: Path) -> None:
+    images = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", LARGE.images.dtype, LARGE.images.shape)
+    images[:] = LARGE.images
+    mapped = dataclasses.replace(LARGE, images=np.asarray(np.load(tmp_path / "images.npy", mmap_mode="r")))
     engine = streaming("mlp", "large")
-    with pytest.raises(OSError, match="cut"):
-        last(engine, Read(LARGE, fault))
+    assert bits(last(engine, mapped)) == bits(last(engine, LARGE))
+
+
+def test_abandoned_training_leaves_no_thread() -> None:
+    engine = streaming("mlp", "large")
+    chunks = train(engine, engine.init(seed_keys(0)), LARGE, steps_per_call=1)
+    next(chunks)
+    assert any(thread.name.startswith("feed") for thread in threading.enumerate())
+    chunks.close()
+    assert not any(thread.name.startswith("feed") for thread in threading.enumerate())
 
 
 SHARDED = """
@@ -149,8 +132,8 @@ import jax
 import numpy as np
 from factories import NUM_CLASSES, new_compiler, random_split, seed_keys, train_config
 
-from gradtrail.core.common.batching import WINDOW
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.batching import WINDOW
+from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.loop import make_program, on_device, train
@@ -158,22 +141,14 @@ from gradtrail.core.train.loop import make_program, on_device, train
 SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that one shard has padding alone
 
 
-class Source:
-    def __len__(self):
-        return len(SPLIT)
-
-    def read(self, start, stop):
-        return SPLIT.images[start:stop], SPLIT.labels[start:stop]
-
-
 def bits(config, streamed, sampled=None):
     model = Model(config.model_config(SPLIT.images.shape[1:], NUM_CLASSES))
     program = make_program(config, model, len(SPLIT), jax.devices(), streamed=streamed, sampled=sampled)
     engine = program.compile(new_compiler())
-    examples = Source() if streamed else on_device(SPLIT.images, SPLIT.labels, engine.mesh)
+    examples = SPLIT if streamed else on_device(SPLIT.images, SPLIT.labels, engine.mesh)
     *_, chunk = train(engine, engine.init(seed_keys(0)), examples, steps_per_call=50)
     shape = program.examples.images.shape
-    assert not streamed or program.examples.images.sharding.shard_shape(shape)[0] == shape[0] // 2
+    assert not streamed or program.examples.images.sharding.shard_shape(shape)[1] == shape[1] // 2
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((chunk.state.params, chunk.records))]
 
 
@@ -181,7 +156,7 @@ augmentation = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0
 noisy = MLP(hidden=(5,), activation="relu", dropout=0.5)
 for config in (
     train_config(batch_size=16, shards=2),
-    train_config(batch_size=16, shards=2, mlp=noisy, augmentation=augmentation, accumulation_steps=2),
+    train_config(batch_size=16, shards=2, model=noisy, augmentation=augmentation, accumulation_steps=2),
 ):
     assert bits(config, True) == bits(config, False)
 SPLIT = random_split(WINDOW + 5_000, shape=(2, 3))  # two windows

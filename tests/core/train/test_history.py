@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
 from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train.history import History, LearningDynamics, on_host
 from gradtrail.core.train.loop import train

@@ -22,9 +22,9 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.common import batching
+from gradtrail.core import batching
 from gradtrail.core.config import ConfigError
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.gradient import Examples

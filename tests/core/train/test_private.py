@@ -12,7 +12,7 @@ from definitions import per_example_grads
 from factories import NUM_CLASSES, SHAPE, cases, make_engine, private_config, random_split, run_training
 from scipy import stats
 
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
@@ -21,8 +21,7 @@ from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.history import History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.optimizers import make_optimizer
-from gradtrail.core.train.privacy import OVERFLOW_SHARE, batch_capacity
-from gradtrail.core.train.private import Mechanism, noised_mean, poisson_batches
+from gradtrail.core.train.private import OVERFLOW_SHARE, Mechanism, batch_capacity, noised_mean, poisson_batches
 
 SPLIT = random_split(30)
 MECHANISM = Mechanism(noise_multiplier=1.5, num_examples=30, capacity=30, tile=5)
@@ -146,7 +145,7 @@ def test_noise_differs_between_steps() -> None:
 
 def test_examples_are_drawn_independently_at_the_rate() -> None:
     mechanism = dataclasses.replace(MECHANISM, num_examples=200, capacity=120)
-    batches = np.asarray(poisson_batches(mechanism, 50, 2_000, key=jax.random.key(1)))
+    batches = poisson_batches(mechanism, 50, 2_000, key=jax.random.key(1), epoch=0)
     drawn = np.stack([np.bincount(batch[batch != PADDING], minlength=200) for batch in batches])
     assert drawn.max() == 1  # no example twice in a batch
     sizes = drawn.sum(axis=1)
@@ -162,7 +161,7 @@ def test_examples_are_drawn_independently_at_the_rate() -> None:
 def test_a_batch_without_room_is_an_error_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "batch_capacity", lambda *_, **__: 5)
     config = private_config(batch_size=5, epochs=3)
-    with pytest.raises(ConfigError, match=r"train.batch_size: Poisson sampling drew more than 6 examples for batch"):
+    with pytest.raises(ConfigError, match=r"train.batch_size: Poisson sampling drew more than 5 examples for batch"):
         trained(config, 1.0)
 
 
@@ -193,18 +192,23 @@ def test_noise_uses_each_normal_of_its_key_once() -> None:
     np.testing.assert_allclose(jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(drawn)]), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("num_examples", "batch_size", "capacity"), [(200, 3, 40), (129, 120, 129), (64, 1, 64)])
-def test_a_batch_has_the_examples_whose_bits_are_below_the_rate_in_their_order(
-    num_examples: int, batch_size: int, capacity: int
-) -> None:
-    mechanism = dataclasses.replace(MECHANISM, num_examples=num_examples, capacity=capacity)
-    draw = jax.jit(functools.partial(poisson_batches, mechanism, batch_size, 20))
-    bits = jax.jit(lambda key: threefry.bits(key, num_examples))
-    batches = np.asarray(draw(key=jax.random.key(2)))
-    for key, batch in zip(jax.random.split(jax.random.key(2), 20), batches, strict=True):
-        words = np.asarray(bits(key))
-        expected = np.flatnonzero(words < int(batch_size / num_examples * 2**32))
-        np.testing.assert_array_equal(batch, np.pad(expected, (0, capacity - len(expected)), constant_values=PADDING))
+def test_batches_are_a_function_of_key_and_epoch() -> None:
+    mechanism = dataclasses.replace(MECHANISM, num_examples=1_000, capacity=1_000)
+
+    def draw(seed: int, epoch: int) -> np.ndarray:
+        batches = poisson_batches(mechanism, 500, 8, key=jax.random.key(seed), epoch=epoch)
+        return np.stack([np.bincount(batch[batch != PADDING], minlength=1_000) for batch in batches]).ravel()
+
+    pairs = [(1, 0), (1, 1), (2, 0), (2, 1), (0, 1)]
+    np.testing.assert_array_equal(draw(1, 0), draw(1, 0))
+    correlation = np.corrcoef([draw(*pair) for pair in pairs])[np.triu_indices(len(pairs), 1)]
+    assert np.abs(correlation).max() < 5 / np.sqrt(8_000)
+
+
+def test_a_rate_of_one_draws_every_example() -> None:
+    mechanism = dataclasses.replace(MECHANISM, capacity=35)
+    batches = poisson_batches(mechanism, 30, 4, key=jax.random.key(2), epoch=0)
+    np.testing.assert_array_equal(batches, np.tile([*range(30), *[PADDING] * 5], (4, 1)))
 
 
 def test_networks_that_differ_in_any_seed_have_no_noise_of_a_secret_in_common() -> None:

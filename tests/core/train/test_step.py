@@ -13,15 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, OPTIMIZERS, SCHEDULES, SMALL_CNN, cases, random_split, seed_keys, train_config
+from factories import NUM_CLASSES, OPTIMIZERS, SCHEDULES, SMALL_CNN, random_split, seed_keys, train_config
 
-from gradtrail.core.common.batching import PADDING
-from gradtrail.core.common.sharding import make_mesh, replicated
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.batching import PADDING
+from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
-from gradtrail.core.nn.precision import Precision
+from gradtrail.core.sharding import make_mesh, replicated
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.loss_scaling import LossScalingConfig
@@ -130,10 +129,8 @@ def test_part_norm_is_the_root_mean_square_over_parts() -> None:
     np.testing.assert_allclose(records.part_grad_norm, [np.sqrt(np.mean(np.square(norms)))], rtol=1e-5)
 
 
-@pytest.mark.parametrize("accumulation_steps", cases([1, 2], fast=[2]))
-def test_tiles_change_rounding_alone(accumulation_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The norms of the parts are of whole parts, in however many tiles these are worked."""
-    config = dataclasses.replace(NOISY, model=SMALL_CNN, accumulation_steps=accumulation_steps)
+def test_tiles_change_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(NOISY, model=SMALL_CNN)
     whole = run(config)
     monkeypatch.setattr(Model, "tile_size", lambda *_: 1)
     compiled.cache_clear()

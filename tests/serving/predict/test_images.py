@@ -11,8 +11,7 @@ from PIL import Image
 from untrusted import damaged, fuzz, refusal
 
 from gradtrail.serving.predict.images import read_image
-from gradtrail.stages.datasets import digits
-from gradtrail.stages.datasets.catalog import DATASETS
+from gradtrail.stages.datasets import DATASETS, digits
 from gradtrail.support.errors import UserError
 
 FRAME = (28, 28)

@@ -24,7 +24,7 @@ from exports import write_wrong_export
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.xla.compile_events import CompileLog
+from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.serving.server.batching import Batcher, BatchingConfig, BatchRun
 from gradtrail.serving.server.refusal import Refusal
 from gradtrail.serving.server.router import Source, load

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from registered import evaluation, training
 
-from gradtrail.core.common.intervals import Interval, median_interval, share_interval
+from gradtrail.core.intervals import Interval, median_interval, share_interval
 from gradtrail.serving.release.promote import promote
 from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict import probe

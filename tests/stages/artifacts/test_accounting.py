@@ -12,7 +12,7 @@ from scipy.stats import norm
 from gradtrail.core.config import ConfigError
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.stages.artifacts.accounting import Steps, account, find_noise
+from gradtrail.stages.artifacts.accounting import Steps, account, find_noise, guarantee_of
 
 DELTA = 1e-5
 
@@ -79,7 +79,7 @@ def test_epsilon_rises_to_the_requested_one() -> None:
     assert list(spending.epsilons) == sorted(spending.epsilons)
     assert len(spending.epsilons) == 30
     assert 0.99 * 2.0 < spending.epsilons[-1] <= 2.0
-    for epoch in (1, 2, 15):  # points of the curve are rough, and those between are of a later epoch
+    for epoch in (1, 2, 15):  # epochs between the points of the curve have epsilon of a later one
         steps = Steps(rate=0.1, noise_multiplier=spending.noise_multiplier, number=10 * epoch)
         assert steps.epsilon(DELTA) * 0.9999 < spending.epsilons[epoch - 1] < 1.5 * steps.epsilon(DELTA)
     assert account(config, 1000) == spending
@@ -87,23 +87,32 @@ def test_epsilon_rises_to_the_requested_one() -> None:
 
 def test_members_without_a_finite_epsilon_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = Steps.epsilon
-    monkeypatch.setattr(
-        Steps, "epsilon", lambda self, *args, **kw: math.inf if self.number > 30 else exact(self, *args, **kw)
-    )
+    monkeypatch.setattr(Steps, "epsilon", lambda self, delta: math.inf if self.number > 30 else exact(self, delta))
     config = private(epsilon=None, noise_multiplier=2.0)
     assert account(config, 1000).epsilons
     with pytest.raises(ConfigError, match=r"train\.members must be few enough for a finite epsilon .* got 2"):
         account(dataclasses.replace(config, members=2), 1000)
 
 
-def test_members_compose() -> None:
-    spending = account(private(epsilon=None, noise_multiplier=2.0), 1000)
-    one, both = spending.measure([3]), spending.measure([3, 3])
-    assert one["epsilon"] == both["epsilon_each"] < both["epsilon"]
+def test_members_compose_in_the_guarantee() -> None:
+    config = private(epsilon=None, noise_multiplier=2.0)
+    one = guarantee_of(config, account(config, 1000), 1000, [3])
+    config = dataclasses.replace(config, members=2)
+    both = guarantee_of(config, account(config, 1000), 1000, [3, 3])
+    assert one.epsilon == one.epsilon_each == both.epsilon_each < both.epsilon
     expected = Steps(rate=0.1, noise_multiplier=2.0, number=60).epsilon(DELTA * (1 - 2e-6))
-    assert both["epsilon"] == expected
-    assert set(one) == {"epsilon", "epsilon_rdp", "delta", "noise_multiplier"}
-    assert all(one["epsilon"] < epsilon for epsilon in (one["epsilon_rdp"], both["epsilon_rdp"]))
+    assert both.epsilon == pytest.approx(expected, rel=1e-8)
+    assert (one.steps, both.steps) == (30, 60)
+    assert all(one.epsilon < guarantee.epsilon_rdp for guarantee in (one, both))
+
+
+def test_early_end_spends_all_epochs() -> None:
+    config = dataclasses.replace(private(epsilon=None, noise_multiplier=2.0), patience=1)
+    spending = account(config, 1000)
+    assert guarantee_of(config, spending, 1000, [2]).steps == 30
+    ended = guarantee_of(dataclasses.replace(config, patience=None), spending, 1000, [2])
+    assert ended.steps == 20
+    assert ended.epsilon == pytest.approx(spending.epsilons[1], rel=1e-8)
 
 
 @pytest.mark.parametrize(

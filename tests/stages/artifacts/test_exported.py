@@ -16,7 +16,7 @@ import pytest
 from exports import SHAPE, write_small_export, write_wrong_export
 from projects import ROOT
 
-from gradtrail.core.export import forward
+from gradtrail.core import export
 from gradtrail.stages.artifacts.exported import are_probabilities, read_export, read_manifest
 from gradtrail.stages.common.files import write_json
 from gradtrail.support.errors import UserError
@@ -84,12 +84,12 @@ def test_answers_that_are_no_probabilities_are_refused_in_one_line(
 
 
 def test_program_of_another_type_is_refused(tmp_path: Path) -> None:
-    right = forward.forward
+    right = export.forward
 
     def other(*arguments: Any) -> Callable[..., Any]:
         return lambda *inputs: right(*arguments)(*inputs).astype("float16")
 
-    with mock.patch.object(forward, "forward", other):
+    with mock.patch.object(export, "forward", other):
         folder = write_small_export(tmp_path / "export", model="linear")
     with pytest.raises(UserError, match=r"which are not those of manifest\.json"):
         read_export(folder)

@@ -13,9 +13,10 @@ from factories import dataset_info, model_config
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from gradtrail.core.evaluate.metrics import Evaluation, evaluate
+from gradtrail.core.evaluate import Evaluation, evaluate_logits
 from gradtrail.core.nn.models import Model
-from gradtrail.stages.artifacts.calibration import read_temperature, write_calibration
+from gradtrail.stages.artifacts.calibration import read_evaluated, write_calibration
+from gradtrail.stages.artifacts.members import weights_paths, write_seeds
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data, write_weights
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import as_written
@@ -112,31 +113,27 @@ def test_weights_of_other_data_are_refused(path: Path) -> None:
 
 
 def result_at(temperature: float) -> Evaluation:
-    return evaluate(np.log([[0.7, 0.3]]), np.array([0]), temperature=temperature, calibration_bins=2)
+    return evaluate_logits(np.log([[0.7, 0.3]]), np.array([0]), temperature=temperature, calibration_bins=2)
 
 
 RESULT = result_at(0.5)
 
 
-def test_temperature_is_that_of_the_same_bytes(tmp_path: Path) -> None:
-    weights = tmp_path / "final.safetensors"
-    weights.write_bytes(b"weights")
-    assert read_temperature([weights], tmp_path) is None
-    write_calibration(tmp_path, {weights: RESULT}, RESULT, num_examples=3)
-    assert read_temperature([weights], tmp_path) == 0.5
-    weights.write_bytes(b"others")
-    assert read_temperature([weights], tmp_path) is None
-
-
-def test_ensemble_has_a_temperature_of_its_own(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("first", "second", "third")]
-    for path in paths:
-        path.write_text(path.name)
-    members = dict(zip(paths, map(result_at, (0.5, 0.7, 0.9)), strict=True))
-    write_calibration(tmp_path, members, result_at(1.5), num_examples=3)
-    assert read_temperature(paths, tmp_path) == read_temperature(paths[::-1], tmp_path) == 1.5
-    assert [read_temperature([path], tmp_path) for path in paths] == [0.5, 0.7, 0.9]
-    assert read_temperature(paths[:2], tmp_path) is None
+def test_evaluated_weights_are_those_with_the_same_bytes(tmp_path: Path) -> None:
+    """In an ensemble, of all members; the temperature is its own."""
+    write_seeds(tmp_path, [3, 4])
+    paths = weights_paths(tmp_path, "best")
+    for path in paths.values():
+        path.parent.mkdir()
+        path.write_text(str(path))
+    members = dict(zip(paths.values(), map(result_at, (0.5, 0.7)), strict=True))
+    write_calibration(tmp_path / "results", members, result_at(1.5), num_examples=3)
+    evaluated = read_evaluated(tmp_path / "results", tmp_path)
+    assert (evaluated.kind, evaluated.weights, evaluated.temperature) == ("best", paths, 1.5)
+    assert evaluated.calibration_error == result_at(1.5).scores["expected_calibration_error"]
+    paths[4].write_text("other weights")
+    with pytest.raises(UserError, match="belongs to other weights"):
+        read_evaluated(tmp_path / "results", tmp_path)
 
 
 def test_it_holds_the_scores_before_and_after(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import untrusted
 from factories import NETWORKS, OPTIMIZERS, ROOT, SCHEDULES
 
-from gradtrail.core.data.preprocessing import PreprocessConfig
+from gradtrail.core.data import PreprocessConfig
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import Model
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import make_program
 from gradtrail.experiments.sections import section_configs

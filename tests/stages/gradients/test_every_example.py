@@ -1,4 +1,4 @@
-"""One pass writes the scores of every example in parts: those of the whole split, from memory or shards."""
+"""One pass writes the scores of every example in parts."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from factories import SHAPE, dataset_info, random_split
+from factories import random_split
 
-from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.passes import Pass
-from gradtrail.stages.artifacts.shards import ShardedSplit, write_shards
-from gradtrail.stages.artifacts.splits import InMemorySource
-from gradtrail.stages.common.dataset import sha256
 from gradtrail.stages.gradients import every_example
 from gradtrail.stages.gradients.every_example import score_every_example
 
@@ -46,17 +42,8 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(every_example, "_PART", 10)  # 12, in whole batches
 
 
-@pytest.fixture
-def sharded(tmp_path: Path) -> ShardedSplit:
-    write_shards(tmp_path / "train.npz", [SPLIT], 1)
-    return ShardedSplit(
-        tmp_path / "train.npz",
-        dataset_info(image_shape=SHAPE, files={"train.npz": sha256(tmp_path / "train.npz/index.json")}),
-    )
-
-
 def test_every_example_has_its_scores_in_the_order_of_the_split(tmp_path: Path) -> None:
-    result = scored(tmp_path / "a.parquet", InMemorySource(SPLIT))
+    result = scored(tmp_path / "a.parquet", SPLIT)
     file = pq.ParquetFile(tmp_path / "a.parquet")
     assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [12, 12, 12, 12, 2]
     table = file.read().to_pandas()
@@ -69,27 +56,3 @@ def test_every_example_has_its_scores_in_the_order_of_the_split(tmp_path: Path) 
     expected = {"grad_norm_mean": norms.mean(), "grad_norm_std": norms.std(), "grad_norm_max": norms.max()}
     expected |= {"examples": 50, "misclassified": 1 - correct.mean()}
     assert result == pytest.approx({f"every_example/{name}": value for name, value in expected.items()})
-
-
-def test_from_shards_come_the_same_bytes(tmp_path: Path, sharded: ShardedSplit) -> None:
-    assert scored(tmp_path / "a.parquet", InMemorySource(SPLIT)) == scored(tmp_path / "b.parquet", sharded)
-    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
-
-
-def test_at_most_two_parts_are_read_ahead(tmp_path: Path) -> None:
-    reads: list[int] = []
-    done: list[int] = []
-
-    class Counting(InMemorySource):
-        def read_split(self, start: int, stop: int) -> Split:
-            reads.append(start)
-            return super().read_split(start, stop)
-
-    def ahead(count: int) -> None:
-        done.append(count)
-        assert len(reads) <= len(done) + 2
-
-    passes: Any = Passes()
-    params: Any = np.float32(1)
-    score_every_example(passes, params, Counting(SPLIT), tmp_path / "a.parquet", advance=ahead)
-    assert sum(done) == 50

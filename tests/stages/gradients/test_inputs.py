@@ -1,17 +1,41 @@
 """The outputs of a training read back unchanged; a missing or damaged file is an error of one line."""
 
+import re
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
-from factories import dataset_info, make_engine, model_config, random_split, seed_keys, train_config
+from factories import (
+    dataset_info,
+    gradients_config,
+    initial_params,
+    make_engine,
+    model_config,
+    new_compiler,
+    random_split,
+    seed_keys,
+    train_config,
+)
 
+from gradtrail.core.gradients import analysis
+from gradtrail.core.gradients.analysis import Trajectory
+from gradtrail.core.gradients.passes import compile_passes
+from gradtrail.core.nn.models import Model
+from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.stages.artifacts.members import member_folder, write_seeds
-from gradtrail.stages.gradients.inputs import read_dynamics, read_members, read_trajectory
+from gradtrail.stages.gradients.inputs import (
+    choose_examples,
+    read_dynamics,
+    read_kept_weights,
+    read_members,
+    read_trajectory,
+    take_train,
+)
 from gradtrail.stages.train import tables
 from gradtrail.support.errors import UserError
 
@@ -40,7 +64,8 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_trajectory_has_the_kept_epochs_and_the_scored_one(folder: Path) -> None:
-    model, about, trajectory = read_trajectory(folder / "models", folder / "results", "final", dataset_info())
+    model, about, params = read_kept_weights(folder / "models", "final", dataset_info())
+    trajectory = read_trajectory(folder / "results", params, about.epoch, None)
     assert model.config == model_config()
     assert about.epoch == trajectory.scored == 3
     assert sorted(trajectory.params) == [0, 2, 3]
@@ -55,16 +80,6 @@ def test_dynamics_come_in_the_order_of_the_split(folder: Path) -> None:
     assert result["first_correct_epoch"].max() <= 3
     with pytest.raises(UserError, match=r"dynamics\.parquet: has other examples than the training split"):
         read_dynamics(folder / "results", random_split(9))
-
-
-@pytest.mark.parametrize("path", ["results/steps.parquet", "results/epochs.csv"])
-def test_missing_or_damaged_file_is_named(path: str, folder: Path) -> None:
-    for content, message in (("", "not a table of this project"), (None, "no such file; `dvc repro` makes it")):
-        (folder / path).unlink()
-        if content is not None:
-            (folder / path).write_text(content)
-        with pytest.raises(UserError, match=f"{path}: {message}"):
-            read_trajectory(folder / "models", folder / "results", "final", dataset_info())
 
 
 def as_members(trained: Path, folder: Path, seeds: tuple[int, ...]) -> Path:
@@ -88,3 +103,25 @@ def test_members_are_read_one_after_the_other(trained: Path, folder: Path, tmp_p
     (alone,) = read_members(folder / "models", folder / "results", "final", dataset_info(), SPLIT)
     assert (alone.seed, alone.name) == (3, "")
     np.testing.assert_array_equal(alone.dynamics["mean_probability"], first.dynamics["mean_probability"])
+
+
+@pytest.mark.parametrize("costly", [False, True])
+def test_even_sample_is_chosen_and_announced(
+    costly: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(analysis, "_AFFORDABLE_FLOPS", 0 if costly else 1e12)
+    monkeypatch.setattr(analysis, "_SMALLEST_SAMPLE", 20)
+    model = Model(model_config())
+    splits = {"train": random_split(60), "test": random_split(9)}
+    params = {epoch: initial_params(model, epoch) for epoch in range(20)}
+    rates = np.ones(60, np.float32)
+    trajectory = Trajectory(params=params, scored=19, learning_rates=rates, steps_per_epoch=3, batch_size=4)
+    mesh = make_mesh(jax.devices()[:1])
+    passes = compile_passes(model, 0.1, 2, compiler=new_compiler(), mesh=mesh)
+    sample = take_train(splits, choose_examples(passes, gradients_config(), splits, trajectory))["train"]
+    expected = random_split(60).example_id[:: 3 if costly else 1]
+    np.testing.assert_array_equal(sample.example_id, expected)
+    (line,) = capsys.readouterr().err.splitlines()
+    number = "29 examples x 20 kept epochs, 20 of 60 in training" if costly else "69 examples x 20 kept epochs: about"
+    assert line.startswith(f"gradients: {number}")
+    assert re.search(r": about \d+ s$", line)

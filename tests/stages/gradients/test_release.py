@@ -10,12 +10,12 @@ import pytest
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split
 from stage_results import a_guarantee, learning_dynamics
 
-from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
-from gradtrail.stages.artifacts.privacy import RELEASED
-from gradtrail.stages.gradients import figures, summary, tables
+from gradtrail.core.sharding import make_mesh
+from gradtrail.stages.artifacts.privacy import REDACTED
+from gradtrail.stages.gradients import figures, outputs, summary
 from gradtrail.stages.gradients.inputs import DYNAMICS, scored_splits
 
 SPLITS = {"train": random_split(30), "validation": random_split(6), "test": random_split(9)}
@@ -28,7 +28,7 @@ TRAJECTORY = Trajectory(
     steps_per_epoch=6,
     batch_size=5,
 )
-CONFIG = gradients_config(curvature_iterations=2)
+CONFIG = gradients_config()
 OF_TRAINING = ("noise_scale", "classes", "influence")
 
 
@@ -36,7 +36,7 @@ OF_TRAINING = ("noise_scale", "classes", "influence")
 def analyses() -> tuple[GradientAnalysis, GradientAnalysis, list[int]]:
     """Of all examples, and of those that may be told of; and the visits that the latter took."""
     mesh, visits = make_mesh(jax.devices()[:1]), []
-    passes = compile_passes(MODEL, 0.1, 2, curvature=True, compiler=new_compiler(), mesh=mesh)
+    passes = compile_passes(MODEL, 0.1, 2, compiler=new_compiler(), mesh=mesh)
     whole = analyze(passes, TRAJECTORY, SPLITS, CONFIG, NUM_CLASSES)
     public_splits = scored_splits(SPLITS, PUBLISHED)
     part = analyze(
@@ -69,17 +69,22 @@ def test_scores_of_other_splits_are_as_before(
         assert values.shape == (0,)
         assert values.dtype == whole.scores["train"][name].dtype
     assert part.noise_scales == {}
-    assert part.curvature is None
     assert part.influence.shape == (0, 2)
     np.testing.assert_array_equal(part.influenced, whole.influenced)
     assert sum(visits) == num_visits(TRAJECTORY, scored_splits(SPLITS, PUBLISHED))
 
 
-def made(analysis: GradientAnalysis, *, release: bool) -> tables.Tables:
+def made(analysis: GradientAnalysis, *, release: bool) -> outputs.Tables:
     public_splits = scored_splits(SPLITS, a_guarantee(release=release))
     dynamics = learning_dynamics(len(public_splits["train"]))
     assert {*dynamics} == {*DYNAMICS} - {"example_id"}
-    return tables.make_tables(tables.score_table(public_splits, analysis.scores, dynamics), analysis, CONFIG)
+    return outputs.make_tables(outputs.score_table(public_splits, analysis.scores, dynamics), analysis, CONFIG)
+
+
+def added(scratch: Path, analysis: GradientAnalysis, *, release: bool) -> outputs.Analyses:
+    result = outputs.Analyses(scratch, 0)
+    result.add(0, made(analysis, release=release), analysis, {"float64_error/loss": 1e-6})
+    return result
 
 
 def test_outs_to_publish_have_their_schema_and_no_training_example(
@@ -87,9 +92,7 @@ def test_outs_to_publish_have_their_schema_and_no_training_example(
 ) -> None:
     whole, part, _ = analyses
     for name, analysis in (("whole", whole), ("published", part)):
-        release = name == "published"
-        made_tables = made(analysis, release=release)
-        tables.write_tables(tmp_path / name, made_tables, {"float64_error/loss": 1e-6})
+        made_tables = added(tmp_path, analysis, release=name == "published").write(tmp_path / name, CONFIG)
     figures.draw(tmp_path / "published", made_tables, part, scored_splits(SPLITS, PUBLISHED), "a title", 5)
     schemas = [pq.read_schema(tmp_path / name / "scores.parquet") for name in ("whole", "published")]
     assert schemas[0].equals(schemas[1])
@@ -106,16 +109,15 @@ def test_outs_to_publish_have_their_schema_and_no_training_example(
 
 
 def test_metrics_and_words_to_publish_leave_the_training_split_out(
-    analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]],
+    analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]], tmp_path: Path
 ) -> None:
     _, part, _ = analyses
     made_tables = made(part, release=True)
-    metrics = tables.measure(made_tables, part)
+    metrics = outputs.measure(made_tables, part)
     assert set(metrics) == {"num_examples", "validation_grad_norm_median", "test_grad_norm_median"}
     assert metrics["num_examples"] == 15
-    words = summary.with_privacy_note(
-        summary.summarize("a title", made_tables, part, metrics, CONFIG, 5, (0,)), PUBLISHED
-    )
-    assert words.startswith(f"# Summary of per-example gradients: a title\n\n{RELEASED}\n\n## Suspected")
+    analyses_of_part = added(tmp_path, part, release=True)
+    words = summary.summarize("a title", made_tables, analyses_of_part, CONFIG, 5, PUBLISHED)
+    assert words.startswith(f"# Summary of per-example gradients: a title\n\n{REDACTED}\n\n## Suspected")
     assert "train split" not in words
-    assert words.count("## ") == 1
+    assert words.count("## ") == 2

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from untrusted import damaged, fuzz, refusal
 
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.preprocessing import prepare
+from gradtrail.core.data import Split, prepare
 from gradtrail.stages.preprocess.corrections import (
     COLUMNS,
     PATH,
@@ -88,7 +87,10 @@ def test_forms_of_csv_that_are_read(tmp_path: Path, text: str) -> None:
     [
         ("", "the first line is ''; expected split,example_id,"),
         (ROW, "the first line is 'train,7,1,2,Ann,2026-01-02,'; expected split,example_id,"),
-        (f"{HEADER}\n{ROW}".replace(",", ";"), "values are separated by semicolons, not by commas; expected split,"),
+        (
+            f"{HEADER}\n{ROW}".replace(",", ";"),
+            "the first line is 'split;example_id;old;new;reviewer;time;reason'; expected ",
+        ),
         (f"{HEADER}\n{ROW}".encode("utf-16"), "not UTF-8 at byte 0; save it as comma-separated UTF-8"),
         (f"{HEADER}\n{ROW}".replace("Ann", "Jürgen").encode("latin-1"), "not UTF-8 at byte"),
         (f"{HEADER}\ntrain,7,1,2", "line 2: 4 values, expected 7"),

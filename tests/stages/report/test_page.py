@@ -254,7 +254,13 @@ def test_ticks_are_few_even_round_and_inside(low: float, span: float, most: int,
 @pytest.mark.parametrize(
     "file",
     [
-        *("params.yaml", "pipeline/versions.yaml", "data/raw", "data/processed/train.npz", "models/final.safetensors"),
+        *(
+            "params.yaml",
+            "pipeline/versions.yaml",
+            "data/raw",
+            "data/processed/train/images.npy",
+            "models/final.safetensors",
+        ),
         *("results/train/epochs.csv", "results/gradients/largest.csv", "results/gradients/influence.png"),
         *("results/metrics/train.json", "results/gradients/summary.md", "results/evaluate/predictions.parquet"),
     ],

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from factories import dataset_info, make_engine, model_config, random_split, seed_keys, train_config
 
-from gradtrail.core.per_example import noise_scale
+from gradtrail.core import noise_scale
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.artifacts.weights import read_weights
 from gradtrail.stages.train import figures, tables
-from gradtrail.stages.train.release import redacted_history
+from gradtrail.stages.train.privacy import redacted_history
 from gradtrail.tracking.mlflow import artifacts as curve_tables
 from gradtrail.tracking.mlflow.training_log import live_curves
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import signal
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from factories import ROOT, dataset_info, make_engine, private_config, random_split, train_config
+from factories import ROOT, dataset_info, make_engine, random_split, train_config
 from scipy import stats
 
 from gradtrail.core.nn.mlp import MLP
@@ -23,15 +22,16 @@ from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
-from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
+from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train import figures, tables
+from gradtrail.stages.train import training as training_module
 from gradtrail.stages.train.checkpoints import Checkpoints, state_on_host
 from gradtrail.stages.train.outputs import Outputs
-from gradtrail.stages.train.secret import VARIABLE, read_secret, training_secret
 from gradtrail.stages.train.training import NullListener, Training, TrainResult
 from gradtrail.support.errors import UserError
 from gradtrail.support.signals import Stopped
@@ -116,6 +116,22 @@ def bits(result: TrainResult) -> dict[Any, bytes]:
     return {name: np.asarray(leaf).tobytes() for name, leaf in (state | result.history.as_arrays()).items()}
 
 
+def test_large_split_is_streamed_unless_the_training_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not training_of(train_config(), Listener()).is_streamed
+    monkeypatch.setattr(training_module, "LARGEST_ON_DEVICE", SPLIT.images.nbytes - 1)
+    assert training_of(train_config(), Listener()).is_streamed
+    assert not training_of(PRIVATE, Listener()).is_streamed
+
+    (tmp_path / "data").mkdir()
+    write_processed(tmp_path / "data/processed", dict.fromkeys(SPLITS, SPLIT), dataset_info(), versions=2)
+    monkeypatch.chdir(tmp_path)
+    stage: Any = SimpleNamespace(params=lambda *_: PRIVATE, runtime=None)
+    with pytest.raises(UserError, match=r"^train\.privacy\.enabled: data/processed/train has 2 versions"):
+        Training.load(stage)
+
+
 @pytest.mark.parametrize(("name", "steps"), [("much at once", 9), ("early stopping", 6)])
 def test_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
     name: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -170,25 +186,6 @@ def test_progress_shows_epsilon_but_no_secret(capfd: pytest.CaptureFixture[str])
     assert SECRET not in said + repr(training)
 
 
-def privacy(secret: str | None = None) -> PrivacyConfig:
-    digest = secret and hashlib.sha256(secret.encode()).hexdigest()
-    return dataclasses.replace(NOT_PRIVATE, enabled=True, secret_sha256=digest)
-
-
-def test_secret_is_asked_for_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert read_secret(privacy()) is None
-    assert read_secret(dataclasses.replace(privacy(SECRET), enabled=False)) is None
-    with pytest.raises(UserError, match=r"^GRADTRAIL_PRIVACY_SECRET is not set"):
-        read_secret(privacy(SECRET))
-    monkeypatch.setenv(VARIABLE, SECRET)
-    assert read_secret(privacy(SECRET)) == SECRET
-    assert read_secret(privacy()) is None, "a training that asks for none has none"
-    with pytest.raises(UserError, match="another SHA-256") as caught:
-        read_secret(privacy("another"))
-    assert SECRET not in str(caught.value)
-
-
 def epochs(count: int = 3) -> list[EpochRecord]:
     names = [field.name for field in dataclasses.fields(EpochRecord) if field.name != "epoch"]
     return [EpochRecord(epoch=epoch, **dict.fromkeys(names, 0.5)) for epoch in range(1, count + 1)]
@@ -200,25 +197,6 @@ def test_epsilon_is_a_column_and_a_panel_of_private_trainings_alone() -> None:
     assert private["epsilon"].tolist() == [0.5, 0.75]
     assert len(figures.draw_learning_curves(public, "title").axes) == 2
     assert [axis.get_ylabel() for axis in figures.draw_learning_curves(private, "title").axes][2:] == ["epsilon"]
-
-
-def test_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "short")
-    with pytest.raises(UserError, match=r"must have at least 32 characters, got 5"):
-        read_secret(privacy("short"))
-
-
-def test_trainings_with_one_secret_have_secrets_of_their_own_and_members_the_same() -> None:
-    config, split = private_config(), random_split(6)
-    secret = training_secret(SECRET, config, split)
-    assert training_secret(None, config, split) is None
-    assert training_secret(SECRET, dataclasses.replace(config, seed=3, members=4), split) == secret
-    other_secrets = [
-        training_secret(SECRET, dataclasses.replace(config, clip_norm=0.5), split),
-        training_secret(SECRET, config, random_split(7)),
-        training_secret("another", config, split),
-    ]
-    assert len({secret, *other_secrets}) == 4
 
 
 CONFIG = train_config(model=MLP(hidden=(5,), activation="relu", dropout=0.5), epochs=2, keep_epochs=(0, 1))

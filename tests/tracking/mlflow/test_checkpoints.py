@@ -19,8 +19,9 @@ from untrusted import refusal
 
 from gradtrail.core.train.history import on_host
 from gradtrail.core.train.step import TrainState
+from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
-from gradtrail.stages.common.dataset import SPLITS, write_processed
+from gradtrail.stages.common.params import as_written
 from gradtrail.stages.train.checkpoints import state_on_host
 from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint
 from gradtrail.tracking.mlflow.client import open_store
@@ -143,7 +144,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     (tmp_path / "params.yaml").touch()
-    YAML().dump({"train": json.loads(json.dumps(dataclasses.asdict(SHORT)))}, tmp_path / "params.yaml")
+    YAML().dump({"train": json.loads(json.dumps(as_written(SHORT)))}, tmp_path / "params.yaml")
     (tmp_path / "data").mkdir()
     write_processed(tmp_path / "data/processed", dict.fromkeys(SPLITS, SPLIT), dataset_info())
     client = open_store()
@@ -171,7 +172,7 @@ def test_the_snippet_of_the_docs_trains_on_to_the_bits_of_an_uninterrupted_train
     snippet = page.split("```python\n")[1].split("```")[0]
     left: dict[str, Any] = {}
     exec(snippet.replace("0123456789abcdef" * 2, finished_run), left)  # noqa: S102 - of our own page
-    straight = run_training(left["engine"], left["examples"])
+    straight = run_training(left["program"], left["examples"])
     assert bits(left["state"]) == bits(straight[-1].state)
     output = capsys.readouterr().out.splitlines()
     assert output[-1] == f"step 12, loss {straight[-1].records.loss[-1]:.4f}"

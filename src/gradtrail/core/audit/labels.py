@@ -22,8 +22,8 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.common.intervals import Interval, share_interval
-from gradtrail.core.evaluate import calibration
+from gradtrail.core import evaluate
+from gradtrail.core.intervals import Interval, share_interval
 
 Logits = Float[np.ndarray, "networks examples classes"]
 Labels = Int[np.ndarray, " examples"]
@@ -118,7 +118,7 @@ def find_errors(splits: Mapping[str, OutOfFold], chosen: str, *, seed: int, labe
 
 def probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "networks examples classes"]:
     """Return the softmax of the logits over a temperature, float64."""
-    return np.exp(calibration.log_softmax((logits / temperature).astype(np.float64)))
+    return np.exp(evaluate.log_softmax((logits / temperature).astype(np.float64)))
 
 
 def mean_probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "examples classes"]:
@@ -129,7 +129,7 @@ def mean_probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, 
 def fit_temperature(split: OutOfFold) -> float:
     """Return the temperature of the networks, fitted on at most 10,000 examples that they were not trained on."""
     every = -(-len(split.labels) // _FITTED)
-    return calibration.fit_temperature(split.logits[:, ::every], split.labels[::every])
+    return evaluate.fit_temperature(split.logits[:, ::every], split.labels[::every])
 
 
 def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str, Scores]:

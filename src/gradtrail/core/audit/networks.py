@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from gradtrail.core import batching
 from gradtrail.core.audit.labels import (
     OutOfFold,
     Stream,
@@ -26,14 +27,12 @@ from gradtrail.core.audit.labels import (
     plant,
     stream,
 )
-from gradtrail.core.common import batching
-from gradtrail.core.common.split import Split
 from gradtrail.core.config import Bounds, ConfigError, Count, GallerySize, PositiveShare, Seed, config
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.nn.precision import Precision
-from gradtrail.core.per_example.norms import squared_grad_norms
+from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of

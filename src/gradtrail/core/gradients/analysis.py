@@ -1,27 +1,68 @@
-"""The analysis of per-example gradients of a trained model, at all of its kept weights."""
+"""The analysis of per-example gradients of a trained model, at all of its kept weights.
+
+The influence of a training example z on an example z' is that of TracIn: a step on z with learning rate η lowers the
+loss of z' by about η ⟨∇ℓ(z), ∇ℓ(z')⟩; summed over a training, with kept weights for those of every step (Pruthi et al.,
+arXiv 2002.08484, equation 1 and section 3.2). It is derived for plain gradient descent; other optimizers rescale steps.
+"""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.common.split import Split
-from gradtrail.core.config import ConfigError
-from gradtrail.core.gradients.chunks import ChunkGradients, chunk_gradients
-from gradtrail.core.gradients.config import GradientsConfig
-from gradtrail.core.gradients.diagnostics import ClassStructure, checkpoint_weights, class_structure, largest_eigenvalue
-from gradtrail.core.gradients.passes import GradientPasses, Pass, mean_hessian_product
+from gradtrail.core.config import (
+    MAX_GALLERY,
+    Bounds,
+    ConfigError,
+    CountOrZero,
+    GallerySize,
+    PositiveFraction,
+    config,
+)
+from gradtrail.core.data import Split
+from gradtrail.core.gradients.chunks import ChunkGradients, ClassStructure, chunk_gradients, class_structure
+from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.gradients.scores import largest
-from gradtrail.core.nn.models import HostParams, Params
-from gradtrail.core.per_example.noise_scale import NoiseScale, from_chunks
+from gradtrail.core.nn.models import HostParams, Params, WeightsKind
+from gradtrail.core.noise_scale import NoiseScale, from_chunks
 
 Scores = dict[str, np.ndarray]
 EPOCH_SCORES = ("grad_norm", "el2n", "loss", "probability", "margin")  # scores reported for every kept epoch
 MEAN = "_mean"  # suffix of a score's mean over the kept epochs after training began
-_SEED = 0  # seed of the bootstrap and of the power iteration
+_SEED = 0  # seed of the bootstrap
+
+# `gradients.examples: auto` analyzes all training examples for this number of FLOPs, half a minute on two cores, or
+# for those of this many epochs of training, whichever is more; otherwise a sample of not fewer examples than this
+_AFFORDABLE_FLOPS = 2e12
+_AFFORDABLE_EPOCHS = 4
+_SMALLEST_SAMPLE = 5_000
+
+_MAX_TEST_EXAMPLES = MAX_GALLERY // 10
+
+
+@config
+class GradientsConfig:
+    """The section `gradients` of `params.yaml`."""
+
+    weights: WeightsKind  # weights of the last epoch, or of the one with the best validation accuracy
+    examples: Literal["auto", "all"]  # training examples to analyze: `auto` samples them for a costly network
+    top_fraction: PositiveFraction  # share of a split that counts as the largest gradients
+    num_largest: GallerySize  # number of images in the gallery of the largest gradients
+    num_suspects: GallerySize  # number of images in each gallery of suspected label errors
+    # number of test examples whose influences are computed if `test_examples` is empty
+    num_influenced: Annotated[int, Bounds(at_least=1, at_most=_MAX_TEST_EXAMPLES)]
+    # number of bootstrap samples for the interval of the noise scale
+    bootstrap_samples: Annotated[int, Bounds(at_least=100, at_most=100_000)]
+    # `example_id` of the test examples whose influences are computed; empty for those with the largest loss
+    test_examples: tuple[CountOrZero, ...]
+
+    def check(self) -> None:
+        """Raise ValueError if there are too many test examples for a figure."""
+        Bounds(at_most=_MAX_TEST_EXAMPLES).check("test_examples: number of them", len(self.test_examples))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +88,12 @@ class GradientAnalysis:
     """Results of the analysis."""
 
     scores: dict[str, Scores]  # split → score → a value for each example, float32
-    # epoch → gradient noise scale of the training split; empty if that has no example
-    noise_scales: dict[int, NoiseScale]
+    noise_scales: dict[int, NoiseScale]  # epoch → gradient noise scale of the training split; empty without examples
     classes: ClassStructure  # similarity of the classes' gradients on the training split, at the scored epoch
     # positions in the test split of the examples whose influences were computed
     influenced: Int[np.ndarray, " influenced"]
     # influence of each training example on each of those, float32; positive if it lowered the loss
     influence: Float[np.ndarray, "examples influenced"]
-    # largest eigenvalue of the Hessian of the mean training loss at the scored epoch; None if it is not configured
-    curvature: float | None
 
 
 def epoch_column(name: str, epoch: int) -> str:
@@ -66,6 +104,33 @@ def epoch_column(name: str, epoch: int) -> str:
 def num_influenced(config: GradientsConfig, num_test_examples: int) -> int:
     """Return the number of test examples whose influences are computed."""
     return min(len(config.test_examples) or config.num_influenced, num_test_examples)
+
+
+def num_visits(trajectory: Trajectory, splits: Mapping[str, Split]) -> int:
+    """Return the sum of the numbers that `analyze` reports to `advance`."""
+    everywhere, in_training, epochs = sum(map(len, splits.values())), len(splits["train"]), len(trajectory.params)
+    aligned = everywhere if in_training else 0
+    return epochs * everywhere + aligned + 2 * epochs * in_training
+
+
+def analysis_flops(passes: GradientPasses, num_epochs: int, num_train: int, num_others: int) -> float:
+    """Return the static FLOPs of `analyze` for numbers of kept epochs, training and other examples; see `Pass.work`."""
+    everywhere = num_train + num_others
+    each_epoch = everywhere * passes.score.work + num_train * (passes.sums.work + passes.products.work)
+    return num_epochs * each_epoch + everywhere * passes.dots.work
+
+
+def affordable_examples(passes: GradientPasses, num_epochs: int, num_train: int, num_others: int) -> int:
+    """Return the number of training examples to analyze: all, or for a costly network as many as fit into a budget.
+
+    It follows from static costs, never from times, so that it is the same on every run. It is rounded down to hundreds.
+    """
+    budget = max(_AFFORDABLE_FLOPS, _AFFORDABLE_EPOCHS * num_train * passes.sums.work)
+    fixed, everything = (analysis_flops(passes, num_epochs, count, num_others) for count in (0, num_train))
+    if everything <= budget:
+        return num_train
+    affordable = int((budget - fixed) / (everything - fixed) * num_train)
+    return min(num_train, max(_SMALLEST_SAMPLE, affordable // 100 * 100))
 
 
 def analyze(
@@ -84,7 +149,7 @@ def analyze(
     Args:
         passes: passes compiled for the model and for `num_influenced` examples.
         splits: splits by name, with `train` and `test`.
-        config: chosen test examples, number of bootstrap samples and of iterations.
+        config: chosen test examples, number of bootstrap samples.
         advance: called with the number of examples that a pass has processed, `num_visits` in all, and with 0 and a
             `message` after each epoch.
 
@@ -92,9 +157,6 @@ def analyze(
         ConfigError: one line; an example of `config.test_examples` is not in the test split.
     """
     train, test = splits["train"], splits["test"]
-    by_epoch: dict[int, dict[str, Scores]] = {}
-    noise_scales: dict[int, NoiseScale] = {}
-    influence = np.zeros((len(train), num_influenced(config, len(test))))
 
     def score(epoch: int) -> dict[str, Scores]:
         params = passes.place(trajectory.params[epoch])
@@ -106,49 +168,60 @@ def analyze(
         empty = {name: values[:0] for name, values in next(iter(by_split.values())).items()}
         return {name: by_split.get(name, empty) for name in splits}
 
+    # The scored epoch comes first: the test examples with its largest losses are the influenced ones
+    by_epoch = {trajectory.scored: score(trajectory.scored)}
+    influenced = _choose(config, test, by_epoch[trajectory.scored]["test"])
+
+    noise_scales: dict[int, NoiseScale] = {}
+    influence = np.zeros((len(train), len(influenced)))
     classes = ClassStructure.unknown(num_classes)
     aligned = {name: _cosines(np.full((len(part), 2), np.nan, np.float32)) for name, part in splits.items()}
-    by_epoch[trajectory.scored] = score(trajectory.scored)
-    influenced = _choose(config, test, by_epoch[trajectory.scored]["test"])
     for epoch, on_host in sorted(trajectory.params.items()):
         params = passes.place(on_host)
         if epoch not in by_epoch:
             by_epoch[epoch] = score(epoch)
         if not len(train):
             continue
-        chunks = chunk_gradients(passes, params, train, num_classes, advance=advance)
+
+        # Noise scale, from sums of gradients over chunks of a class
+        chunks = chunk_gradients(passes.sums, params, train, num_classes, advance=advance)
         squares = chunks.squares(by_epoch[epoch]["train"]["grad_norm"])
         products = chunks.products()
         noise_scales[epoch] = from_chunks(
             products, squares, chunks.sizes, chunks.classes, samples=config.bootstrap_samples, seed=_SEED
         )
-        test_signals = passes.signals(params, test.images[influenced], test.labels[influenced])
-        products_with_test = passes.products((params, test_signals), train.images, train.labels, advance=advance)[
-            "products"
-        ]
-        influence += trajectory.weights[epoch] * products_with_test.astype(np.float64)
+
+        # Influence of each training example on the chosen test examples
+        signals = passes.signals(params, test.images[influenced], test.labels[influenced])
+        rows = passes.products((params, signals), train.images, train.labels, advance=advance)
+        influence += trajectory.weights[epoch] * rows["products"].astype(np.float64)
+
         if epoch == trajectory.scored:
-            classes = _class_structure(chunks, products, squares, num_classes)
+            classes = class_structure(products, squares, chunks, num_classes)
             aligned = _align(passes, params, splits, chunks, by_epoch[epoch], num_classes, advance)
         advance(0, message=f"epoch {epoch}")
-    scores = {name: _split_scores(by_epoch, trajectory, name) | aligned[name] for name in splits}
+
     return GradientAnalysis(
-        scores=scores,
+        scores={name: _split_scores(by_epoch, trajectory, name) | aligned[name] for name in splits},
         noise_scales=noise_scales,
         classes=classes,
         influenced=influenced,
         influence=influence.astype(np.float32),
-        curvature=_curvature(
-            passes.hessian, passes.place(trajectory.params[trajectory.scored]), train, config.curvature_iterations
-        ),
     )
 
 
-def num_visits(trajectory: Trajectory, splits: Mapping[str, Split]) -> int:
-    """Return the sum of the numbers that `analyze` reports to `advance`."""
-    everywhere, in_training, epochs = sum(map(len, splits.values())), len(splits["train"]), len(trajectory.params)
-    aligned = everywhere if in_training else 0
-    return epochs * everywhere + aligned + 2 * epochs * in_training
+def checkpoint_weights(
+    epochs: Sequence[int], learning_rates: Float[np.ndarray, " steps"], steps_per_epoch: int
+) -> Float[np.ndarray, " checkpoints"]:
+    """Return the weight of each kept epoch: the sum of the learning rates of the steps nearest to it.
+
+    Args:
+        epochs: epochs of the kept weights, ascending; 0 is before training.
+        learning_rates: learning rate of every step of the training.
+    """
+    middle = (np.arange(len(learning_rates)) + 0.5) / steps_per_epoch  # middle of each step, in epochs
+    nearest = np.argmin(np.abs(middle[:, None] - np.asarray(epochs, float)[None]), axis=1)
+    return np.bincount(nearest, weights=learning_rates.astype(np.float64), minlength=len(epochs))
 
 
 def _choose(config: GradientsConfig, test: Split, scores: Scores) -> Int[np.ndarray, " influenced"]:
@@ -182,23 +255,6 @@ def _split_scores(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Traj
     return columns
 
 
-def _curvature(hessian: Pass | None, params: Params | HostParams, train: Split, iterations: int) -> float | None:
-    if hessian is None or not iterations or not len(train):
-        return None
-    product = functools.partial(mean_hessian_product, hessian, params, split=train)
-    return largest_eigenvalue(product, params, iterations, seed=_SEED)
-
-
-def _class_structure(
-    chunks: ChunkGradients, products: np.ndarray, squares: np.ndarray, num_classes: int
-) -> ClassStructure:
-    member = np.equal.outer(np.arange(num_classes), chunks.classes).astype(np.float64)
-    class_products = np.einsum("ak,kl->al", member, products)  # no `@`: the order of a BLAS varies
-    between = np.einsum("al,bl->ab", class_products, member)
-    squares, sizes = (np.einsum("ak,k->a", member, values) for values in (squares, chunks.sizes))
-    return class_structure(between, squares, sizes.astype(np.int64))
-
-
 def _align(
     passes: GradientPasses,
     params: Params | HostParams,
@@ -209,22 +265,18 @@ def _align(
     advance: Callable[..., object],
 ) -> dict[str, Scores]:
     """Return the cosine of each example's gradient with the mean training gradient, of all and of its class."""
-    dots_by_split = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}
-    total = _unit(chunks.total())
+    dots = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}
+    mean = _unit(np.sum(chunks.sums, axis=0))
     for label in range(num_classes):
-        directions = passes.place(_unraveled(np.stack([total, _unit(chunks.class_gradient(label))]), params))
+        class_mean = _unit(np.sum(chunks.sums[chunks.classes == label], axis=0))
+        directions = passes.place(_unraveled(np.stack([mean, class_mean]), params))
         for name, split in splits.items():
             rows = np.flatnonzero(split.labels == label)
             if len(rows):
-                whole = (params, directions)
-                dots_by_split[name][rows] = passes.dots(whole, split.images[rows], split.labels[rows], advance=advance)[
-                    "dots"
-                ]
+                results = passes.dots((params, directions), split.images[rows], split.labels[rows], advance=advance)
+                dots[name][rows] = results["dots"]
     tiny = np.finfo(np.float32).tiny
-    cosines = {
-        name: dots / np.maximum(scores[name]["grad_norm"], tiny)[:, None] for name, dots in dots_by_split.items()
-    }
-    return {name: _cosines(values) for name, values in cosines.items()}
+    return {name: _cosines(dots[name] / np.maximum(scores[name]["grad_norm"], tiny)[:, None]) for name in splits}
 
 
 def _cosines(values: Float[np.ndarray, "examples 2"]) -> Scores:

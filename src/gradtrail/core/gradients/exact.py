@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.scores import LAYER
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import HostParams, Model, Params
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 NUM_EXAMPLES = 200
@@ -78,20 +78,13 @@ def float64_errors(
     params: Params | HostParams,
     splits: Mapping[str, Split],
     scores: Mapping[str, Mapping[str, np.ndarray]],
-    *,
     label_smoothing: float,
 ) -> dict[str, float]:
-    """Return the largest error of each score on a sample, as metrics, rounded to two digits.
+    """Return the largest error of each score on a sample, evenly spaced, as metrics, rounded to two digits.
 
     Other examples may have larger errors. The error of an example is relative to its float64 score, or to the root mean
     square of that score over the sample if that is larger: a score near zero has few correct digits in any precision,
-    and matters little.
-
-    Args:
-        function: result of `compile_exact` for `sample_size` examples.
-        params: parameters that the scores were computed with.
-        splits: all examples; the sample is evenly spaced over them.
-        scores: split → score → a value for each example.
+    and matters little. `function` is compiled for `sample_size` examples; `scores` is split → score → values.
     """
     count = sample_size(splits)
     rows = np.linspace(0, sum(map(len, splits.values())) - 1, count).round().astype(np.int64)

@@ -15,18 +15,17 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import data_parallel, over_batch, replicated, with_sharding
-from gradtrail.core.common.split import Split
+from gradtrail.core import batching, per_example
+from gradtrail.core.data import Split
 from gradtrail.core.gradients import scores
-from gradtrail.core.gradients.diagnostics import hessian_product
 from gradtrail.core.nn.models import HostParams, Model, Params
-from gradtrail.core.per_example import norms
+from gradtrail.core.sharding import data_parallel, over_batch, replicated, with_sharding
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, compile_within
 
 _LARGEST_BATCH = 512  # examples per device: larger batches are no faster
 _TEMPORARY_BYTES = 24 * 2**20  # temporary arrays of a microbatch: more than fits into a CPU's caches is slower
 _FEWEST_SUMMED = 8  # smallest microbatch of a sum, whatever its memory
+_FLOPS_PER_BYTE = 10  # FLOPs in the time of one byte of memory traffic, as measured on CPUs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +39,22 @@ class Pass:
 
     def __call__(self, whole: Any, *arrays: np.ndarray, advance: Callable[..., object]) -> dict[str, np.ndarray]:
         """Return a row for each row of `arrays`; `advance` is called with the number of rows of each batch."""
-
-        def call(*batch: np.ndarray) -> dict[str, Array]:
-            return self.function(whole, batch)[1]
-
         parts = []
-        for part in batching.map_batches(call, self.batch_size, *arrays):
+        for part in batching.map_batches(lambda *batch: self.function(whole, batch)[1], self.batch_size, *arrays):
             parts.append(part)
             advance(len(next(iter(part.values()))))
         return batching.join(parts)
+
+    def masked_batch(self, split: Split, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return a batch of these rows, padded with repeated rows, whose mask is false."""
+        padded = np.resize(rows, self.batch_size)
+        return split.images[padded], split.labels[padded], np.arange(self.batch_size) < len(rows)
+
+    @property
+    def work(self) -> float:
+        """Static cost of one example, in FLOPs: those of the program, or its memory traffic if that takes longer."""
+        cost = self.function.cost
+        return max(cost.flops, _FLOPS_PER_BYTE * cost.touched_bytes) / self.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +69,6 @@ class GradientPasses:
     products: Pass
     signals: CompiledFunction  # params, images, labels → signals, of as many examples as `products` takes
     sums: Pass  # whole = params, batch = (images, labels, mask); sum = the summed gradient
-    # whole = (params, direction), batch as for `sums`; sum = the Hessian of the summed loss times the direction. None
-    # without curvature.
-    hessian: Pass | None
 
     def place(self, params: Params | HostParams) -> Params:
         """Copy parameters to every device, once for many calls."""
@@ -74,8 +77,8 @@ class GradientPasses:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        passes = (self.score, self.dots, self.products, self.sums, self.hessian)
-        return [*(compiled.function for compiled in passes if compiled), self.signals]
+        passes = (self.score, self.dots, self.products, self.sums)
+        return [*(compiled.function for compiled in passes), self.signals]
 
 
 def compile_passes(
@@ -83,7 +86,6 @@ def compile_passes(
     label_smoothing: float,
     num_others: int,
     *,
-    curvature: bool,
     compiler: Compiler,
     mesh: Mesh,
 ) -> GradientPasses:
@@ -93,95 +95,56 @@ def compile_passes(
 
     Args:
         num_others: number of examples whose gradients `products` compares with.
-        curvature: True to compile the product with the Hessian too.
         mesh: the devices that each batch is split over.
     """
     params = model.abstract_params()
-    compute_signals = functools.partial(norms.signals, model, label_smoothing=label_smoothing)
-    test_signals = _abstract_rows(model, num_others)
-    compile_rows = functools.partial(_compile_pass, model, mesh, compiler)
-    compile_sums = functools.partial(compile_rows, masked=True)
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
+    influenced = _abstract_rows(model, num_others)
+    compute_signals = functools.partial(per_example.signals, model, label_smoothing=label_smoothing)
+    signals = jax.eval_shape(compute_signals, params, *influenced)
 
     def score(params: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
         return (), scores.score_batch(model, params, *batch, label_smoothing=label_smoothing)
 
     def dots(whole: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
         params, directions = whole
-        rows = norms.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)
-        return (), {"dots": rows}
+        return (), {"dots": per_example.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)}
 
     def products(whole: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
-        params, test_signals = whole
-        rows = norms.grad_products(model, params, *batch, test_signals, label_smoothing=label_smoothing)
-        return (), {"products": rows}
+        params, signals = whole
+        return (), {
+            "products": per_example.grad_products(model, params, *batch, signals, label_smoothing=label_smoothing)
+        }
 
     def sums(params: Any, batch: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
-        return norms.summed_grad(model, params, *batch, label_smoothing=label_smoothing), ()
+        return per_example.summed_grad(model, params, *batch, label_smoothing=label_smoothing), ()
 
-    def hessian(whole: Any, batch: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
-        def grad(params: Params) -> Params:
-            return norms.summed_grad(model, params, *batch, label_smoothing=label_smoothing)
+    def compile_pass(name: str, function: Callable, whole: Any, *, masked: bool = False) -> Pass:
+        """Compile a function for the largest microbatch within the budget; a `masked` one takes a mask too."""
 
-        return hessian_product(grad, *whole), ()
+        def compile_at(rows: int) -> CompiledFunction:
+            count = rows * mesh.size
+            mask = (jax.ShapeDtypeStruct((count,), bool),) if masked else ()
+            batch = with_sharding((*_abstract_rows(model, count), *mask), over_batch(mesh))
+            return compiler.compile(name, data_parallel(function, mesh), with_sharding(whole, replicated(mesh)), batch)
+
+        at_least = _FEWEST_SUMMED if masked else 1
+        compiled, rows = compile_within(_TEMPORARY_BYTES, _LARGEST_BATCH, compile_at, at_least=at_least)
+        return Pass(function=compiled, batch_size=rows * mesh.size)
 
     return GradientPasses(
         mesh=mesh,
-        score=compile_rows("score", score, params),
-        dots=compile_rows("grad_dots", dots, (params, two)),
-        products=compile_rows(
-            "grad_products", products, (params, jax.eval_shape(compute_signals, params, *test_signals))
-        ),
+        score=compile_pass("score", score, params),
+        dots=compile_pass("grad_dots", dots, (params, two)),
+        products=compile_pass("grad_products", products, (params, signals)),
         signals=compiler.compile(
             "signals",
             compute_signals,
-            *with_sharding((params, *test_signals), replicated(mesh)),
+            *with_sharding((params, *influenced), replicated(mesh)),
             out_shardings=replicated(mesh),
         ),
-        sums=compile_sums("sum_grads", sums, params),
-        hessian=compile_sums("hessian_product", hessian, (params, params)) if curvature else None,
+        sums=compile_pass("sum_grads", sums, params, masked=True),
     )
-
-
-def masked_batch(sums: Pass, split: Split, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a batch of these rows, padded with repeated rows, whose mask is false."""
-    filled = np.resize(rows, sums.batch_size)
-    return split.images[filled], split.labels[filled], np.arange(sums.batch_size) < len(rows)
-
-
-def mean_hessian_product(
-    hessian: Pass, params: Params | HostParams, direction: Params | HostParams, *, split: Split
-) -> HostParams:
-    """Return the Hessian of the mean loss over a split times a direction, summed on the host in float64."""
-    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
-    for start in range(0, len(split), hessian.batch_size):
-        rows = np.arange(start, min(start + hessian.batch_size, len(split)))
-        part, _ = hessian.function((params, direction), masked_batch(hessian, split, rows))
-        total = jax.tree.map(lambda sums, leaf: sums + np.asarray(leaf), total, part)
-    return jax.tree.map(lambda leaf: leaf / len(split), total)
-
-
-def _compile_pass(
-    model: Model,
-    mesh: Mesh,
-    compiler: Compiler,
-    name: str,
-    function: Callable,
-    whole: Any,
-    *,
-    masked: bool = False,
-) -> Pass:
-    """Compile a function for the largest microbatch within the budget; a `masked` one takes a mask of the rows too."""
-
-    def compile_at(rows: int) -> CompiledFunction:
-        count = rows * mesh.size
-        mask = (jax.ShapeDtypeStruct((count,), bool),) if masked else ()
-        batch = with_sharding((*_abstract_rows(model, count), *mask), over_batch(mesh))
-        return compiler.compile(name, data_parallel(function, mesh), with_sharding(whole, replicated(mesh)), batch)
-
-    at_least = _FEWEST_SUMMED if masked else 1
-    compiled, rows = compile_within(_TEMPORARY_BYTES, _LARGEST_BATCH, compile_at, at_least=at_least)
-    return Pass(function=compiled, batch_size=rows * mesh.size)
 
 
 def _abstract_rows(model: Model, count: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example.norms import squared_grad_norms
+from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 LAYER = "grad_norm_"  # prefix of a layer's name: norm of the gradient of its parameters alone
@@ -75,15 +75,10 @@ def compile_score(model: Model, label_smoothing: float, batch_size: int, *, comp
 
 
 def summarize(scores: Mapping[str, np.ndarray], *, top_fraction: float) -> dict[str, float]:
-    """Summarize the gradient norms of a split and their relation to other scores.
+    """Summarize the gradient norms of a split, and their rank correlations with other scores.
 
-    Args:
-        scores: `grad_norm`, `el2n`, `loss`, `margin`, `input_norm` and `correct` of each example.
-        top_fraction: share of the split that counts as the largest.
-
-    Returns:
-        Median, mean and maximum of the norm; Spearman's rank correlation of the norm with other scores; the share of
-        misclassified examples among the largest norms and among all; the share of the largest in the sum of all norms.
+    `top_fraction` is the share of the split that counts as the largest; the summary has the share of misclassified
+    examples among these and among all, and the share of the largest in the sum of all norms.
     """
     norm, wrong = scores["grad_norm"].astype(np.float64), ~scores["correct"]
     top = largest(norm, max(1, round(top_fraction * len(norm))))

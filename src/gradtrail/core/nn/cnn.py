@@ -1,19 +1,30 @@
 """The convolutional network."""
 
 import itertools
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from gradtrail.core.common.names import model_name
 from gradtrail.core.config import Bounds, ConfigError, Count, Share, config
-from gradtrail.core.nn.blocks import Block, NormKind, make_norm, rematerialized_block
-from gradtrail.core.nn.layers import ActivationKind, Convolution, Tap, dropout, folded, identity_tap
+from gradtrail.core.names import model_name
+from gradtrail.core.nn.arithmetic import Precision, max_pool, rematerialized
+from gradtrail.core.nn.layers import (
+    ActivationKind,
+    Convolution,
+    GroupNorm,
+    LayerNorm,
+    Norm,
+    Tap,
+    activate,
+    dropout,
+    folded,
+    identity_tap,
+)
 from gradtrail.core.nn.mlp import MAX_LAYERS, DenseLayers, Width
-from gradtrail.core.nn.precision import Precision
 
+NormKind = Literal["none", "group", "layer"]
 _MAX_KERNEL = 31  # pixels; the program copies the image once per pixel of the kernel
 
 
@@ -71,18 +82,40 @@ class CNN:
         return largest
 
 
+class Block(nnx.Module):
+    """A convolution, its normalization, and the activation; with max pooling at the end of a stack."""
+
+    def __init__(
+        self, cnn: CNN, num_inputs: int, num_outputs: int, *, pools: bool, precision: Precision, rngs: nnx.Rngs
+    ):
+        self.convolution = Convolution(cnn.kernel_size, num_inputs, num_outputs, precision, rngs=rngs)
+        norm: Norm | None = None
+        if cnn.norm != "none":
+            norm = GroupNorm(num_outputs, cnn.groups) if cnn.norm == "group" else LayerNorm(num_outputs)
+        self.norm = norm
+        self.activation = cnn.activation
+        self.pools = pools
+
+    def __call__(self, inputs: Float[Array, "channels height width batch"], tap: Tap) -> Array:
+        outputs = tap(self.convolution, inputs)
+        if self.norm is not None:
+            outputs = tap(self.norm, outputs)
+        outputs = max_pool(outputs) if self.pools else outputs
+        return activate(outputs, self.activation)  # after pooling, which it commutes with, it has a quarter of the work
+
+    def recomputed(self, inputs: Float[Array, "channels height width batch"]) -> Array:
+        """Apply the block; the backward pass recomputes its activations."""
+        graphdef, state = nnx.split(self)
+        return rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, identity_tap))(state, inputs)
+
+
 class ConvolutionalNetwork(DenseLayers):
     """Stacks of convolutions, then dense layers of these widths."""
 
     def __init__(self, cnn: CNN, widths: list[int], *, precision: Precision, rngs: nnx.Rngs):
         channels = [1, *(count for count in cnn.channels for _ in range(cnn.convolutions))]
         self.blocks = nnx.List(
-            Block(
-                Convolution(cnn.kernel_size, *pair, precision, rngs=rngs),
-                make_norm(cnn.norm, pair[1], cnn.groups),
-                cnn.activation,
-                pools=index % cnn.convolutions == 0,
-            )
+            Block(cnn, *pair, pools=index % cnn.convolutions == 0, precision=precision, rngs=rngs)
             for index, pair in enumerate(itertools.pairwise(channels), start=1)
         )
         super().__init__(widths, cnn.activation, cnn.dropout, precision=precision, rngs=rngs)
@@ -91,6 +124,6 @@ class ConvolutionalNetwork(DenseLayers):
         activations = jnp.moveaxis(inputs, 0, -1)[None]
         for block in self.blocks:
             recomputes = self.remat and tap is identity_tap
-            activations = rematerialized_block(block)(activations) if recomputes else block(activations, tap)
+            activations = block.recomputed(activations) if recomputes else block(activations, tap)
         features = activations.reshape(-1, inputs.shape[0]).T
         return self.classify(dropout(features, self.dropout, folded(key, len(self.layers))), key, tap)

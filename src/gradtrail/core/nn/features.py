@@ -62,8 +62,7 @@ def straightened(images: Float[Array, "batch height width"]) -> Float[Array, "ba
     3. Row y, column x of the result is the image at row y, column x̄ + slant (y - ȳ) + (x - middle) / stretch, linearly
        interpolated; beyond its edges the image is 0.
 
-    Args:
-        images: non-negative pixels; an image without any brightness is unchanged.
+    An image without any brightness is unchanged.
     """
     height, width = images.shape[1:]
     rows, columns = (np.arange(size, dtype=np.float32)[None] for size in (height, width))
@@ -80,14 +79,13 @@ def straightened(images: Float[Array, "batch height width"]) -> Float[Array, "ba
     source = source_offsets[:, None] + (slant * below_mean)[..., None]
     left = jnp.floor(source)
     share = source - left
-    return (1 - share) * _pixels_at(images, left) + share * _pixels_at(images, left + 1)
 
+    def pixels_at(columns: Float[Array, "batch height width"]) -> Float[Array, "batch height width"]:
+        """Return the pixel of the row at each integer column; 0 beyond the edges."""
+        pixels = jnp.take_along_axis(images, jnp.clip(columns, 0, width - 1).astype(jnp.int32), axis=2)
+        return jnp.where((columns >= 0) & (columns <= width - 1), pixels, 0.0)
 
-def _pixels_at(images: Array, columns: Float[Array, "batch height width"]) -> Float[Array, "batch height width"]:
-    """Return the pixel of the row at each integer column; 0 beyond the edges."""
-    last = images.shape[2] - 1
-    pixels = jnp.take_along_axis(images, jnp.clip(columns, 0, last).astype(jnp.int32), axis=2)
-    return jnp.where((columns >= 0) & (columns <= last), pixels, 0.0)
+    return (1 - share) * pixels_at(left) + share * pixels_at(left + 1)
 
 
 def gradient_features(images: Float[Array, "batch height width"]) -> Float[Array, "batch features"]:
@@ -106,13 +104,8 @@ def gradient_features(images: Float[Array, "batch height width"]) -> Float[Array
     6. All h of an image, and all products, each scaled to the L2 norm 12 / √2.
 
     Every image therefore has features of the L2 norm 12, or 0 if it has one gray level and no edge. Multiplied contrast
-    leaves the features unchanged; added brightness changes them at the edges alone.
-
-    Args:
-        images: pixels of any size from 1 × 1; a cell is an eighth of the height and of the width.
-
-    Returns:
-        float32, 64 · 8 features and 64 · 36 products: cell by cell, row after row.
+    leaves the features unchanged; added brightness changes them at the edges alone. A cell is an eighth of the height
+    and of the width; the 64 · 8 features h come cell by cell, row after row, then the 64 · 36 products.
     """
     bins = _histograms(images)
     energy = jnp.sum(bins**2, axis=-1)
@@ -140,14 +133,10 @@ def _histograms(images: Array) -> Float[Array, "batch cells cells orientations"]
     cosines, sines = (function(angles).astype(np.float32)[None, :, None, None] for function in (np.cos, np.sin))
     along = jax.nn.relu(cosines * (across * inverse)[:, None] + sines * (down * inverse)[:, None])
     votes = along**_SHARPNESS / inverse[:, None]
-    by_column = jnp.einsum("bohw,jw->bohj", votes, _windows(width))
-    return jnp.einsum("bohj,ih->bijo", by_column, _windows(height))
-
-
-def _windows(size: int) -> Float[np.ndarray, "cells size"]:
-    """Return the weight of each of `size` pixels in each cell."""
-    centers, points = np.arange(CELLS) + 0.5, (np.arange(size) + 0.5) * CELLS / size
-    return _gaussian(centers, points, _REACH)
+    # The weight of each row and of each column of pixels in each cell
+    points = [(np.arange(size) + 0.5) * CELLS / size for size in (height, width)]
+    windows = [_gaussian(np.arange(CELLS) + 0.5, point, _REACH) for point in points]
+    return jnp.einsum("bohj,ih->bijo", jnp.einsum("bohw,jw->bohj", votes, windows[1]), windows[0])
 
 
 def _gaussian(centers: np.ndarray, points: np.ndarray, sd: float) -> Float[np.ndarray, "centers points"]:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt8
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.split import Split
+from gradtrail.core import batching
+from gradtrail.core.data import Split
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
@@ -20,12 +20,7 @@ VALIDATION_BATCH_SIZE = 1000
 def predict_batch(
     model: Model, params: Params, images: UInt8[Array, "batch height width"], labels: Int[Array, " batch"]
 ) -> dict[str, Array]:
-    """Predict one batch.
-
-    Returns:
-        float32: `logits` (batch, classes); `loss` (batch,), the cross-entropy in nats
-        without label smoothing; `correct` (batch,), 1 where the label has the largest logit, else 0.
-    """
+    """Return `logits` (batch, classes), `loss` in nats without label smoothing, and `correct`, 0 or 1; float32."""
     logits = model.apply(params, images)
     return {
         "logits": logits,
@@ -44,8 +39,7 @@ def compile_predict(model: Model, batch_size: int, *, compiler: Compiler) -> Com
 
 def predict_logits(predict: Callable[..., dict[str, Array]], batch_size: int, split: Split) -> np.ndarray:
     """Return the logits of a split, (examples, classes) float32; `predict` takes `batch_size` examples."""
-    parts = batching.map_batches(predict, batch_size, split.images, split.labels)
-    return batching.join(list(parts))["logits"]
+    return batching.join(batching.map_batches(predict, batch_size, split.images, split.labels))["logits"]
 
 
 def validate(
@@ -55,9 +49,7 @@ def validate(
     labels: Int[np.ndarray, " examples"],
 ) -> dict[str, float]:
     """Return mean `loss` and `accuracy` over a split; `predict` is compiled for `VALIDATION_BATCH_SIZE` rows."""
-    parts = batching.map_batches(functools.partial(predict, params), VALIDATION_BATCH_SIZE, images, labels)
-    rows = batching.join(list(parts))
-    return {
-        "loss": float(np.mean(rows["loss"], dtype=np.float64)),
-        "accuracy": float(np.mean(rows["correct"], dtype=np.float64)),
-    }
+    call = functools.partial(predict, params)
+    rows = batching.join(batching.map_batches(call, VALIDATION_BATCH_SIZE, images, labels))
+    loss, accuracy = (float(np.mean(rows[name], dtype=np.float64)) for name in ("loss", "correct"))
+    return {"loss": loss, "accuracy": accuracy}

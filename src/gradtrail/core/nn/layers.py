@@ -1,9 +1,8 @@
 """Layers as Flax NNX modules, each with its precision and its own per-example gradient metrics.
 
-Dense layers have the batch as the first axis, convolutions as the last (see `convolution`).
+Dense layers have the batch as the first axis, convolutions as the last (see `arithmetic`).
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -11,10 +10,17 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
-from gradtrail.core.nn.convolution import convolve, patches_and_cotangents
-from gradtrail.core.nn.precision import Precision, matmul, matmul_transposed, rounded
+from gradtrail.core.nn.arithmetic import (
+    Precision,
+    convolve,
+    matmul,
+    matmul_transposed,
+    patches_and_cotangents,
+    rounded,
+)
 
 EPSILON = 1e-5  # added to a variance before its root is taken
 ROUNDING = 2.0**-23  # twice the largest relative error of a float32 operation: n of them err by less than n times it
@@ -28,13 +34,10 @@ class Layer(nnx.Module):
     The methods below compute float32 metrics of each example's gradient with respect to the layer's parameters, from
     the inputs of the layer and the cotangent of its outputs; each loss depends on its own example alone. A layer
     overrides those that it can compute faster. The defaults form the gradients by `grads`, whose own default is the
-    definition by `jax.vjp`.
-
-    Attributes:
-        batch_axis: axis of the batch in inputs and outputs.
+    definition by `jax.vjp`. A gradient as a vector is in the order of `ravel_pytree`: by name, so the bias comes first.
     """
 
-    batch_axis = 0
+    batch_axis = 0  # axis of the batch in inputs and outputs
 
     @property
     def has_fast_grads(self) -> bool:
@@ -42,13 +45,13 @@ class Layer(nnx.Module):
         return type(self).grads is not Layer.grads
 
     def grads(self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."]) -> Float[Array, "batch parameters"]:
-        """Return the gradient of each example with respect to the parameters, in the order of `flattened`."""
+        """Return the gradient of each example with respect to the parameters, as a vector."""
         graphdef, state = nnx.split(self)
 
         def grad(example: Array, example_cotangent: Array) -> Array:
             batch = jnp.expand_dims(example, self.batch_axis)
             _, pull_back = jax.vjp(lambda state: nnx.merge(graphdef, state)(batch), state)
-            return flattened(pull_back(jnp.expand_dims(example_cotangent, self.batch_axis))[0])
+            return ravel_pytree(pull_back(jnp.expand_dims(example_cotangent, self.batch_axis))[0])[0]
 
         return jax.vmap(grad, in_axes=self.batch_axis)(inputs, cotangent)
 
@@ -63,7 +66,7 @@ class Layer(nnx.Module):
 
         `directions` is a pytree like the parameters, with a leading axis of directions.
         """
-        return self.grads(inputs, cotangent) @ jax.vmap(flattened)(directions).T
+        return self.grads(inputs, cotangent) @ jax.vmap(lambda direction: ravel_pytree(direction)[0])(directions).T
 
     def grad_products(
         self,
@@ -93,14 +96,8 @@ class Layer(nnx.Module):
 
         Called on a layer with abstract arrays too; `terms` are those of `clip_terms`.
         """
-        return self._like_parameters(weights @ terms)
-
-    def _like_parameters(self, vector: Float[Array, " parameters"]) -> PyTree[Float[Array, "..."]]:
-        """Return a vector in the order of `flattened` as a pytree like the parameters."""
-        leaves, structure = jax.tree.flatten(nnx.to_pure_dict(nnx.state(self, nnx.Param)))
-        ends = itertools.accumulate(leaf.size for leaf in leaves)
-        parts = [vector[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
-        return jax.tree.unflatten(structure, parts)
+        template = jax.tree.map(jnp.zeros_like, nnx.to_pure_dict(nnx.state(self, nnx.Param)))
+        return ravel_pytree(template)[1](weights @ terms)
 
 
 ActivationKind = Literal["relu", "tanh"]
@@ -126,20 +123,18 @@ class Dense(Layer):
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
         """Return a δᵀ for each example, after the gradient of its bias, δ."""
-        low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+        low_inputs, low = self._rounded(inputs, cotangent)
         kernel_grads = low_inputs[:, :, None] * low[:, None, :]
         return jnp.concatenate([cotangent, kernel_grads.reshape(len(inputs), -1)], axis=1)
 
     def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
         """Return (‖a‖² + 1) ‖δ‖² for each example (Goodfellow, arXiv 1510.01799): its gradient is the product a δᵀ."""
-        kernel_norms = _squared_norm(rounded(inputs, self.precision)) * _squared_norm(
-            rounded(cotangent, self.precision)
-        )
-        return kernel_norms + _squared_norm(cotangent)
+        low_inputs, low = self._rounded(inputs, cotangent)
+        return _squared_norm(low_inputs) * _squared_norm(low) + _squared_norm(cotangent)
 
     def grad_dots(self, inputs: Array, cotangent: Array, directions: PyTree) -> Array:
         """Return aᵀ V δ for each example and direction V, without forming the gradient a δᵀ."""
-        low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+        low_inputs, low = self._rounded(inputs, cotangent)
 
         def dot(direction: PyTree) -> Array:
             return jnp.sum((low_inputs @ direction["kernel"]) * low, axis=1) + cotangent @ direction["bias"]
@@ -148,9 +143,9 @@ class Dense(Layer):
 
     def grad_products(self, inputs: Array, cotangent: Array, other_inputs: Array, other_cotangent: Array) -> Array:
         """Return (A A'ᵀ) ∘ (Δ Δ'ᵀ), and ΔΔ'ᵀ for the biases."""
-        input_products = rounded(inputs, self.precision) @ rounded(other_inputs, self.precision).T
-        output_products = rounded(cotangent, self.precision) @ rounded(other_cotangent, self.precision).T
-        return input_products * output_products + cotangent @ other_cotangent.T
+        low_inputs, low = self._rounded(inputs, cotangent)
+        other_low_inputs, other_low = self._rounded(other_inputs, other_cotangent)
+        return (low_inputs @ other_low_inputs.T) * (low @ other_low.T) + cotangent @ other_cotangent.T
 
     def clip_terms(self, inputs: Array, cotangent: Array, copies: int) -> tuple[Array, PyTree]:
         """Return inputs and cotangents as terms, and norms that are computed without forming gradients.
@@ -170,6 +165,9 @@ class Dense(Layer):
         inputs, cotangent = terms
         scaled = cotangent * jnp.repeat(weights, len(cotangent) // len(weights))[:, None]
         return {"bias": jnp.sum(scaled, axis=0), "kernel": matmul_transposed(inputs, scaled, self.precision)}
+
+    def _rounded(self, *operands: Array) -> list[Array]:
+        return [rounded(operand, self.precision) for operand in operands]
 
 
 class Convolution(Layer):
@@ -224,30 +222,8 @@ class Convolution(Layer):
         return patches_and_cotangents(*low, len(self.kernel[...]))
 
 
-class GroupNorm(Layer):
-    """Normalizes each example's channels in groups, over the group and all pixels (Wu and He, arXiv 1803.08494)."""
-
-    batch_axis = -1
-
-    def __init__(self, num_channels: int, num_groups: int):
-        self.scale = nnx.Param(jnp.ones(num_channels))
-        self.bias = nnx.Param(jnp.zeros(num_channels))
-        self.num_groups = num_groups
-
-    def __call__(self, inputs: Float[Array, "channels height width batch"]) -> Array:
-        return _scaled(self._standardize(inputs), self.scale[...], self.bias[...])
-
-    def grads(self, inputs: Array, cotangent: Array) -> Array:
-        """Return the gradients of bias and scale, sums over pixels."""
-        return _affine_grads(self._standardize(inputs), cotangent)
-
-    def _standardize(self, inputs: Array) -> Array:
-        grouped = inputs.reshape(self.num_groups, -1, *inputs.shape[1:])
-        return _standardized(grouped, (1, 2, 3)).reshape(inputs.shape)
-
-
-class LayerNorm(Layer):
-    """Normalizes each pixel of each example over its channels (Ba et al., arXiv 1607.06450)."""
+class Norm(Layer):
+    """Standardizes activations, then scales and shifts each channel."""
 
     batch_axis = -1
 
@@ -256,11 +232,43 @@ class LayerNorm(Layer):
         self.bias = nnx.Param(jnp.zeros(num_channels))
 
     def __call__(self, inputs: Float[Array, "channels height width batch"]) -> Array:
-        return _scaled(_standardized(inputs, (0,)), self.scale[...], self.bias[...])
+        scale, bias = (param[...][:, None, None, None] for param in (self.scale, self.bias))
+        return self.standardized(inputs) * scale + bias
+
+    def standardized(self, inputs: Float[Array, "channels height width batch"]) -> Array:
+        """Return activations of mean 0 and variance 1."""
+        raise NotImplementedError
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
         """Return the gradients of bias and scale, sums over pixels."""
-        return _affine_grads(_standardized(inputs, (0,)), cotangent)
+        scale_grads = jnp.sum(self.standardized(inputs) * cotangent, axis=(1, 2))
+        return jnp.concatenate([jnp.sum(cotangent, axis=(1, 2)), scale_grads]).T
+
+
+class GroupNorm(Norm):
+    """Normalizes each example's channels in groups, over the group and all pixels (Wu and He, arXiv 1803.08494)."""
+
+    def __init__(self, num_channels: int, num_groups: int):
+        super().__init__(num_channels)
+        self.num_groups = num_groups
+
+    def standardized(self, inputs: Array) -> Array:
+        """Return activations of mean 0 and variance 1 in each group of each example."""
+        grouped = inputs.reshape(self.num_groups, -1, *inputs.shape[1:])
+        return _standardized(grouped, (1, 2, 3)).reshape(inputs.shape)
+
+
+class LayerNorm(Norm):
+    """Normalizes each pixel of each example over its channels (Ba et al., arXiv 1607.06450)."""
+
+    def standardized(self, inputs: Array) -> Array:
+        """Return activations of mean 0 and variance 1 at each pixel of each example."""
+        return _standardized(inputs, (0,))
+
+
+def _standardized(inputs: Array, axes: tuple[int, ...]) -> Array:
+    centered = inputs - jnp.mean(inputs, axis=axes, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=axes, keepdims=True) + EPSILON)
 
 
 def activate(inputs: Array, kind: ActivationKind) -> Array:
@@ -273,9 +281,7 @@ def dropout(
 ) -> Float[Array, "batch features"]:
     """Set a random share of the inputs to zero and scale the rest by 1 / (1 - rate) (Srivastava et al., JMLR 15, 2014).
 
-    Args:
-        rate: share that is set to zero, in [0, 1).
-        key: one key per example, so that its dropout depends on no other example; None for no dropout.
+    There is one key per example, so that its dropout depends on no other example; None for no dropout.
     """
     if key is None or not rate:
         return inputs
@@ -283,18 +289,9 @@ def dropout(
     return jnp.where(mask, inputs / (1.0 - rate), 0.0)
 
 
-def flattened(state: PyTree[Float[Array, "..."]]) -> Float[Array, " parameters"]:
-    """Return a layer's parameters, or a pytree like them, as one vector: ordered by name, so the bias comes first."""
-    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(state)])
-
-
-def _standardized(inputs: Array, axes: tuple[int, ...]) -> Array:
-    centered = inputs - jnp.mean(inputs, axis=axes, keepdims=True)
-    return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=axes, keepdims=True) + EPSILON)
-
-
-def _scaled(inputs: Array, scale: Array, bias: Array) -> Array:
-    return inputs * scale[:, None, None, None] + bias[:, None, None, None]
+def folded(key: Key[Array, " batch"] | None, index: int) -> Key[Array, " batch"] | None:
+    """Return the keys for one of several uses of `key`."""
+    return None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, index)
 
 
 def _squared_norm(rows: Array) -> Array:
@@ -326,12 +323,3 @@ def _norm_of_sum(
 
 def _sum_copies(rows: Float[Array, "rows ..."], copies: int) -> Float[Array, "examples ..."]:
     return jnp.sum(rows.reshape(-1, copies, *rows.shape[1:]), axis=1)
-
-
-def _affine_grads(standardized: Array, cotangent: Array) -> Array:
-    return jnp.concatenate([jnp.sum(cotangent, axis=(1, 2)), jnp.sum(standardized * cotangent, axis=(1, 2))]).T
-
-
-def folded(key: Key[Array, " batch"] | None, index: int) -> Key[Array, " batch"] | None:
-    """Return the keys for one of several uses of `key`."""
-    return None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, index)

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from gradtrail.core.common.names import model_name
 from gradtrail.core.config import Bounds, ConfigError, Share, config
+from gradtrail.core.names import model_name
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import ActivationKind, Convolution, LayerNorm, Tap, activate, dropout, folded
 from gradtrail.core.nn.mlp import MAX_LAYERS, DenseLayers, Width
-from gradtrail.core.nn.precision import Precision
 
 
 @config

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from gradtrail.core.common.names import model_name
 from gradtrail.core.config import Bounds, Share, config
+from gradtrail.core.names import model_name
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import ActivationKind, Dense, Tap, activate, dropout, folded
-from gradtrail.core.nn.precision import Precision
 
 MAX_LAYERS = 256  # more would compile for minutes
 Width = Annotated[int, Bounds(at_least=1, at_most=2**24)]  # XLA counts the bytes of a layer's weights in int64

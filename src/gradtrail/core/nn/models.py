@@ -13,14 +13,14 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree, UInt8
 
-from gradtrail.core.common.batching import normalize
+from gradtrail.core.batching import normalize
 from gradtrail.core.config import Count, config
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.features import FeaturesKind, features_of, features_shape, require_pixels
 from gradtrail.core.nn.layers import Layer, identity_tap
 from gradtrail.core.nn.mixer import Mixer
 from gradtrail.core.nn.mlp import MLP, Linear
-from gradtrail.core.nn.precision import Precision
 
 Params: TypeAlias = PyTree[Float[Array, "..."]]
 HostParams: TypeAlias = PyTree[Float[np.ndarray, "..."]]
@@ -113,24 +113,22 @@ class Model:
 
     def split_by_layer(self, params: Params) -> dict[str, Params]:
         """Split a pytree like the parameters by layer."""
-        parts = {}
-        for name in self.layers():
-            part = params
-            for step in name.split("/"):
-                part = part[int(step) if step.isdigit() else step]
-            parts[name] = part
+        parts: dict[str, Params] = {name: {} for name in self.layers()}
+        for path, leaf in by_path(params).items():
+            layer, _, name = path.rpartition("/")
+            parts[layer][name] = leaf
         return parts
 
     def from_layers(self, parts: Mapping[str, Params]) -> Params:
         """Join the parts of `split_by_layer` to a pytree like the parameters."""
-        params: dict[Any, Any] = {}
-        for name, part in parts.items():
-            *path, last = [int(step) if step.isdigit() else step for step in name.split("/")]
-            level = params
-            for step in path:
-                level = level.setdefault(step, {})
-            level[last] = part
-        return params
+        return self.from_paths(
+            {f"{layer}/{name}": leaf for layer, part in parts.items() for name, leaf in part.items()}
+        )
+
+    def from_paths(self, leaves: Mapping[str, Any]) -> PyTree:
+        """Return the parameters from their leaves by path, see `by_path`; other leaves are ignored."""
+        template = self.abstract_params()
+        return jax.tree.unflatten(jax.tree.structure(template), [leaves[path] for path in by_path(template)])
 
     def abstract_params(self) -> AbstractParams:
         """Return the parameters' shapes and dtypes, as `jax.ShapeDtypeStruct`."""
@@ -147,6 +145,12 @@ class Model:
 def num_parameters(params: Params | HostParams | AbstractParams) -> int:
     """Count the scalars in a pytree of arrays or of abstract arrays."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def by_path(params: Params | HostParams | AbstractParams) -> dict[str, Any]:
+    """Return the leaves of a pytree like the parameters by their paths, such as `layers/0/kernel`."""
+    leaves = jax.tree.leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _layers(network: nnx.Module) -> dict[str, Layer]:

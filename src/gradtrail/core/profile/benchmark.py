@@ -1,34 +1,103 @@
-"""Times of the functions of variants, and reference rates of the machine.
+"""Variants of the configured training in precision, batch size and rematerialization: static costs and times.
 
-Training steps are timed without jit, one call each, and in one loop on the device; the other functions call by call.
-Times are medians after a warm-up, from ready arguments to ready results, on random examples of the data set's shapes.
-The caller passes the clock. Out of scope: whether a variant fits into memory.
+Times are medians of interleaved rounds after a warm-up, from ready arguments to ready results, on random examples of
+the data set's shapes. The caller passes the clock. Out of scope: whether a variant fits into memory.
 """
 
+import dataclasses
 import functools
 import hashlib
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import replicated
-from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
+from gradtrail.core import batching
+from gradtrail.core.config import Bounds, Positive, config
+from gradtrail.core.gradients.scores import compile_score
+from gradtrail.core.nn.arithmetic import Precision
+from gradtrail.core.nn.inference import compile_predict, predict_batch
+from gradtrail.core.nn.models import Model
+from gradtrail.core.sharding import replicated
+from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
-from gradtrail.core.train.loop import Program
+from gradtrail.core.train.loop import Program, make_program
+from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.train.step import TrainState
-from gradtrail.core.xla.compiler import Compiler
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
-_SIDE = 768  # rows of the matrices
-_COPIED_BYTES = 32 * 2**20  # more than the caches of most processors
-_ROUNDS = 3
+ROUNDS = 9  # timings of each function, for a median and its interval
+_LEAST_ROUNDS = 6  # timings of a slow function
+COMPILED, CALL_PER_STEP, WITHOUT_JIT = "compiled", "one call per step", "without jit"  # ways to run a function
+_OPERATIONS = hashlib.sha256(b"operations without jit").hexdigest()  # program digest for the guard of a compiler
+_BatchSize = Annotated[int, Bounds(at_least=1, at_most=2**30)]
+
+
+@config
+class ProfileConfig:
+    """The section `profile` of `params.yaml`."""
+
+    precisions: tuple[Precision, ...]  # precisions to compare with the configured one
+    smallest_batch_size: _BatchSize  # lower bound of the powers of two that are compared
+    largest_batch_size: _BatchSize  # upper bound, included
+    steps: Annotated[int, Bounds(at_least=2, at_most=1_000_000)]  # largest number of training steps per round
+    seconds: Positive  # time for the rounds of a function; a slow one has six rounds, whatever they take
+
+    def check(self) -> None:
+        """Raise ValueError if there is no precision, or no power of two between the bounds."""
+        Bounds(at_least=1).check("precisions: number of entries", len(self.precisions))
+        first = 1 << (self.smallest_batch_size - 1).bit_length()  # the first power of two that is not below it
+        Bounds(at_least=first).check("largest_batch_size", self.largest_batch_size)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The powers of two between the bounds, both included."""
+        powers = (1 << exponent for exponent in range(self.largest_batch_size.bit_length()))
+        return tuple(power for power in powers if power >= self.smallest_batch_size)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Variant:
+    """A training step in one precision, with one batch size."""
+
+    precision: Precision
+    batch_size: int
+    remat: bool  # True if the backward pass recomputes activations instead of storing them
+
+    @property
+    def label(self) -> str:
+        """Readable name, such as `float32, batch of 128, remat`."""
+        return f"{self.precision}, batch of {self.batch_size}{', remat' if self.remat else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledVariant:
+    """The compiled functions of one variant."""
+
+    variant: Variant
+    model: Model
+    program: Program  # the training, over `shards` devices; its cost is that of one of them
+    functions: dict[str, CompiledFunction]  # `train_step`; of the configured variant also `predict` and `score`
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionTime:
+    """Time of a function of a variant."""
+
+    function: str
+    variant: Variant
+    way: str  # `COMPILED`: as the stages run it, `train_step` in a loop on the device
+    rounds: tuple[float, ...]  # seconds of a call or step in each round; a round times all functions in turn
+
+    @property
+    def seconds(self) -> float:
+        """Median of the rounds."""
+        return statistics.median(self.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,250 +108,181 @@ class MachineRates:
     bytes_per_second: float  # rate of negating 32 MiB in place, bytes read plus bytes written
 
 
-def measure_rates(clock: Callable[[], float]) -> MachineRates:
-    """Measure both rates as medians of three calls after a warm-up; `clock` returns seconds."""
-    matrix = jnp.full((_SIDE, _SIDE), 1 / _SIDE, jnp.float32)  # equal to its square
-    vector = jnp.ones(_COPIED_BYTES // 4, jnp.float32)
-    return MachineRates(
-        flops_per_second=2 * _SIDE**3 / _median_seconds(_square, matrix, clock),
-        bytes_per_second=2 * _COPIED_BYTES / _median_seconds(_negate, vector, clock),
+def configured_variant(train_config: TrainConfig) -> Variant:
+    """Return the variant that a training is configured for."""
+    return Variant(precision=train_config.precision, batch_size=train_config.batch_size, remat=train_config.remat)
+
+
+def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> list[Variant]:
+    """Return the configured variant, then every variant that differs from it in one respect.
+
+    Batch sizes that are no multiple of `accumulation_steps` times `shards` are left out. A private training has neither
+    rematerialization nor float16 to compare with, and only convolutional blocks are rematerialized.
+    """
+    configured = configured_variant(train_config)
+    parts = train_config.accumulation_steps * train_config.shards
+    is_private = train_config.privacy.enabled
+    alternatives = {
+        dataclasses.replace(configured, precision=precision)
+        for precision in config.precisions
+        if not (is_private and precision == "float16")
+    }
+    alternatives |= {
+        dataclasses.replace(configured, batch_size=size) for size in config.batch_sizes if size % parts == 0
+    }
+    if train_config.model.kind == "cnn" and not is_private:
+        alternatives |= {dataclasses.replace(configured, remat=not configured.remat)}
+    return [configured, *sorted(alternatives - {configured})]
+
+
+def compile_variant(
+    train_config: TrainConfig,
+    variant: Variant,
+    *,
+    image_shape: tuple[int, int],
+    num_classes: int,
+    num_examples: int,
+    compiler: Compiler,
+) -> CompiledVariant:
+    """Compile the training step of a variant on abstract arguments; of the configured one also `predict` and `score`.
+
+    The configured step is the program of a training on `num_examples` examples: after that training it comes from the
+    cache. Prediction and scoring run on one device and take the configured batch size.
+
+    Args:
+        compiler: compiler whose `functions` get those of the configured variant only.
+    """
+    is_configured = variant == configured_variant(train_config)
+    if not is_configured:
+        compiler = compiler.for_variant(variant.label)
+    train_config = dataclasses.replace(train_config, **dataclasses.asdict(variant))
+    model = Model(train_config.model_config(image_shape, num_classes), remat=train_config.remat)
+    noise = placeholder_noise(train_config.privacy)
+    program = make_program(train_config, model, num_examples, jax.local_devices(), noise)
+    functions = [program.compile_run_steps(compiler)]
+    if is_configured:
+        batch_size, smoothing = train_config.batch_size, train_config.label_smoothing
+        functions.append(compile_predict(model, batch_size, compiler=compiler))
+        functions.append(compile_score(model, smoothing, batch_size, compiler=compiler))
+    by_name = {function.name: function for function in functions}
+    return CompiledVariant(variant=variant, model=model, program=program, functions=by_name)
+
+
+def time_variants(
+    compiled: Sequence[CompiledVariant], config: ProfileConfig, num_classes: int, *, compiler: Compiler
+) -> list[FunctionTime]:
+    """Time each function of the variants, and of the first one two other ways to run a function.
+
+    These are `train_step` with one call per step in place of a loop on the device, and `predict` without jit.
+    """
+    configured, program = compiled[0], compiled[0].program
+    examples = _random_examples(program, num_classes)
+    on_devices = jax.device_put(examples, replicated(program.mesh))
+    loops = [_Loop(variant, on_devices) for variant in compiled]
+    rows = _order(len(examples.labels), configured)[0]
+    batch = rows[rows != batching.PADDING]
+    arguments = jax.device_put(
+        (random_state(program).params, examples.images[batch], examples.labels[batch]), jax.local_devices()[0]
     )
 
+    runs = [("train_step", variant, COMPILED, loop.scanned) for variant, loop in zip(compiled, loops, strict=True)]
+    runs.append(("train_step", configured, CALL_PER_STEP, loops[0].one_by_one))
+    for name, function in configured.functions.items():
+        if name != "train_step":
+            runs.append((name, configured, COMPILED, functools.partial(_repeat, function, arguments)))
+    by_operation = functools.partial(predict_batch, configured.model)
+    runs.append(("predict", configured, WITHOUT_JIT, functools.partial(_repeat_without_jit, by_operation, arguments)))
 
-@jax.jit
-def _square(matrix: jax.Array) -> jax.Array:
-    return matrix @ matrix
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _negate(vector: jax.Array) -> jax.Array:  # in place: newly allocated memory is slower
-    return -vector
-
-
-def _median_seconds(function: Callable[[jax.Array], jax.Array], array: jax.Array, clock: Callable[[], float]) -> float:
-    seconds = []
-    for _ in range(_ROUNDS + 1):
-        started = clock()
-        array = jax.block_until_ready(function(array))
-        seconds.append(clock() - started)
-    return statistics.median(seconds[1:])
-
-
-ROUNDS = 9  # timings of each loop or call, for a median and its interval
-_LEAST_ROUNDS = 6  # timings of a slow loop or call
-_LEAST_STEPS = 2  # timed steps without jit
-_WITHOUT_JIT = hashlib.sha256(b"a step without jit").hexdigest()  # program digest for the guard of a compiler
-Clock = Callable[[], float]
+    with compiler.guarded(_OPERATIONS):  # the warm-up without jit compiles each operation by itself
+        counts = [_fitting(run, config, compiler.clock) for *_, run in runs]
+    calls = [functools.partial(run, count) for (*_, run), count in zip(runs, counts, strict=True)]
+    timings = interleaved(calls, compiler.clock, seconds=config.seconds)
+    return [
+        FunctionTime(
+            function=name, variant=variant.variant, way=way, rounds=tuple(seconds / count for seconds in rounds)
+        )
+        for (name, variant, way, _), count, rounds in zip(runs, counts, timings, strict=True)
+    ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FunctionTime:
-    """Time and rates of a function of a variant."""
-
-    function: str
-    variant: Variant
-    # seconds of a call in each round, or of a step in the loop of `train_step`; each round times all functions,
-    # interleaved
-    rounds: tuple[float, ...]
-    seconds: float  # the median of the rounds
-    examples_per_second: float  # batch size over `seconds`
-    flops_per_second: float  # static FLOPs of a call or step over `seconds`
-    bytes_per_second: float  # `StaticCost.touched_bytes` over `seconds`
-    arithmetic_intensity: float  # FLOPs per touched byte
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """The same steps of the configured training run in three ways, in seconds per step."""
-
-    without_jit: float  # seconds with each operation dispatched by itself
-    steps_without_jit: int  # number of steps timed without jit
-    steps_with_jit: int  # number of steps in each timing of the other two ways
-    one_by_one: float  # seconds with one call of the compiled function per step, from a Python loop
-    scanned: float  # seconds with one call for all steps, a loop on the device
-    compile_seconds: float  # seconds of tracing, lowering and compiling the step
-
-    @property
-    def jit_speedup(self) -> float:
-        """Speedup of a step by jit, called one by one."""
-        return self.without_jit / self.one_by_one
-
-    @property
-    def scan_speedup(self) -> float:
-        """Speedup of a step in the loop over single calls."""
-        return self.one_by_one / self.scanned
-
-    @property
-    def steps_until_it_pays(self) -> float:
-        """Number of steps from which on compiling saves time; infinity if it never does."""
-        return steps_until_it_pays(self.compile_seconds, slow=self.without_jit, fast=self.one_by_one)
-
-
-def steps_until_it_pays(overhead: float, *, slow: float, fast: float) -> float:
-    """Return the least n ≥ 1 with overhead + n · fast ≤ n · slow; infinity if there is none."""
-    if slow <= fast:
-        return 1.0 if overhead <= 0 and slow == fast else math.inf
-    return max(1.0, math.ceil(overhead / (slow - fast)))
-
-
-def interleaved(
-    calls: Sequence[Callable[[], Any]], clock: Clock, *, seconds: float, least: int, most: int
-) -> list[list[float]]:
+def interleaved(calls: Sequence[Callable[[], Any]], clock: Callable[[], float], *, seconds: float) -> list[list[float]]:
     """Return the seconds of repeated calls, interleaved so that other load on the machine affects all alike.
 
     Args:
         calls: functions that return arrays; a call ends when they are ready.
         clock: returns seconds.
-        seconds: time budget of the repetitions of a call, the least ones aside.
-        least: smallest number of repetitions, whatever the budget.
-        most: largest number of repetitions.
+        seconds: time for the rounds of a call: those after the sixth are left out if it is used up.
     """
     timings: list[list[float]] = [[] for _ in calls]
-    for turn in range(max(most, least)):
+    for turn in range(ROUNDS):
         for call, call_timings in zip(calls, timings, strict=True):
-            if turn < least or sum(call_timings) < seconds:
+            if turn < _LEAST_ROUNDS or sum(call_timings) < seconds:
                 call_timings.append(_timed(call, clock))
     return timings
 
 
-def _timed(call: Callable[[], Any], clock: Clock) -> float:
+def _timed(call: Callable[[], Any], clock: Callable[[], float]) -> float:
     started = clock()
     jax.block_until_ready(call())
     return clock() - started
 
 
-class Bench:
-    """Times compiled variants on random examples, from random states, without compiling anything.
+def _fitting(run: Callable[[int], Any], config: ProfileConfig, clock: Callable[[], float]) -> int:
+    """Warm up; return the number of calls or steps of one round."""
+    run(1)
+    count = 1
+    while True:  # a few calls predict the time of many better than one does
+        elapsed = _timed(functools.partial(run, count), clock)
+        fitting = int(count * config.seconds / ROUNDS / elapsed) if elapsed > 0 else config.steps
+        fitting = max(1, min(config.steps, fitting))
+        if fitting <= 4 * count:
+            return fitting
+        count *= 4
 
-    Args:
-        compiler: compiler whose clock returns seconds and whose guard locks the compilation of a step's operations.
-    """
 
-    def __init__(self, config: ProfileConfig, num_classes: int, compiler: Compiler):
-        self._config = config
-        self._num_classes = num_classes
-        self._compiler = compiler
-        self._clock = compiler.clock
-        self._examples: Examples | None = None
+def _repeat(function: Callable[..., Any], arguments: Sequence[Any], count: int) -> Any:
+    return [jax.block_until_ready(function(*arguments)) for _ in range(count)][-1]
 
-    def time_functions(self, variants: Sequence[CompiledVariant]) -> list[FunctionTime]:
-        """Time each function of each variant, interleaved."""
-        works = [(variant, name, self._work(variant, name)) for variant in variants for name in variant.functions]
-        counts = [self._fitting(work) for *_, work in works]
-        rounds = [functools.partial(work, count) for (*_, work), count in zip(works, counts, strict=True)]
-        return [
-            _function_time(variant, name, tuple(seconds / count for seconds in round_seconds))
-            for (variant, name, _), round_seconds, count in zip(works, self._interleaved(rounds), counts, strict=True)
-        ]
 
-    def time_steps(self, compiled: CompiledVariant) -> StepTimes:
-        """Time the same training steps in three ways."""
-        without_jit = self._time_without_jit(compiled)
-        loop = self._loop(compiled)
-        count = self._fitting(loop.scanned)
-        ways = (functools.partial(loop.one_by_one, count), functools.partial(loop.scanned, count))
-        one_by_one, scanned = map(statistics.median, self._interleaved(ways))
-        return StepTimes(
-            without_jit=statistics.median(without_jit),
-            steps_without_jit=len(without_jit),
-            steps_with_jit=count,
-            one_by_one=one_by_one / count,
-            scanned=scanned / count,
-            compile_seconds=compiled.functions["train_step"].times.total_seconds,
-        )
-
-    def _work(self, compiled: CompiledVariant, name: str) -> Callable[[int], Any]:
-        """Return a function of a count that makes this number of calls, or of steps of the loop."""
-        loop = self._loop(compiled)
-        if name == "train_step":
-            return loop.scanned
-        arguments = jax.device_put((loop.state.params, *loop.batch()), jax.local_devices()[0])  # compiled for it
-        return lambda count: [jax.block_until_ready(compiled.functions[name](*arguments)) for _ in range(count)][-1]
-
-    def _fitting(self, work: Callable[[int], Any]) -> int:
-        """Warm up; return the number of calls or steps of one timing."""
-        work(1)
-        count = 1
-        while True:  # a few calls predict the time of many better than one does
-            elapsed = _timed(functools.partial(work, count), self._clock)
-            fitting = int(count * self._config.seconds / ROUNDS / elapsed) if elapsed > 0 else self._config.steps
-            fitting = max(1, min(self._config.steps, fitting))
-            if fitting <= 4 * count:
-                return fitting
-            count *= 4
-
-    def _interleaved(
-        self, calls: Sequence[Callable[[], Any]], *, least: int = _LEAST_ROUNDS, most: int = ROUNDS
-    ) -> list[list[float]]:
-        return interleaved(calls, self._clock, seconds=self._config.seconds, least=least, most=most)
-
-    def _time_without_jit(self, compiled: CompiledVariant) -> list[float]:
-        """Return the seconds of each step after the first one."""
-        loop = self._loop(compiled)
-        with jax.disable_jit():
-            with self._compiler.guard(_WITHOUT_JIT):
-                loop.step_without_jit()  # compiles each operation by itself, or reads it from the cache
-            (step_seconds,) = self._interleaved([loop.step_without_jit], least=_LEAST_STEPS, most=self._config.steps)
-        return step_seconds
-
-    def _loop(self, compiled: CompiledVariant) -> "_Loop":
-        program = compiled.program
-        everywhere = replicated(program.mesh)
-        if self._examples is None:
-            self._examples = jax.block_until_ready(jax.device_put(self._random_examples(program), everywhere))
-        state = jax.device_put(random_state(program), everywhere)
-        order = jax.device_put(_order(len(self._examples.labels), compiled), everywhere)
-        return jax.block_until_ready(_Loop(compiled, state, self._examples, order))
-
-    def _random_examples(self, program: Program) -> Examples:
-        rng, shape = np.random.default_rng(0), program.examples.images.shape
-        images = rng.integers(0, 256, shape, dtype=np.uint8)
-        return Examples(images=images, labels=rng.integers(0, self._num_classes, shape[0], dtype=np.int32))
+def _repeat_without_jit(function: Callable[..., Any], arguments: Sequence[Any], count: int) -> Any:
+    with jax.disable_jit():
+        return _repeat(function, arguments, count)
 
 
 class _Loop:
     """An endless training over one order of random examples; every call continues from the last state."""
 
-    def __init__(self, compiled: CompiledVariant, state: TrainState, examples: Examples, order: Array):
-        self.program = compiled.program
-        self.state = state
-        self._run = compiled.functions["train_step"]
+    def __init__(self, compiled: CompiledVariant, examples: Examples):
+        program = compiled.program
+        order = _order(len(examples.labels), compiled)
+        fresh = (random_state(program), program.empty_records(), order)
+        self._state, self._records, self._order = jax.device_put(fresh, replicated(program.mesh))
         self._examples = examples
-        self._order = order
-        self._records = jax.device_put(self.program.records(), replicated(self.program.mesh))
-        self._done = 0
-
-    def batch(self) -> tuple[Array, Array]:
-        """Return images and labels of one batch."""
-        rows = np.asarray(self._order[0])
-        rows = rows[rows != batching.PADDING]
-        return jax.block_until_ready((self._examples.images[rows], self._examples.labels[rows]))
+        self._run = compiled.functions["train_step"]
+        self._length = program.steps_per_epoch
 
     def scanned(self, count: int) -> Array:
         """Make steps in one call per epoch; return an array that becomes ready with the last step."""
-        length = self.program.steps_per_epoch
-        for start in range(0, count, length):
-            self._call(self._run, 0, min(length, count - start))
-        return self.state.step
+        for start in range(0, count, self._length):
+            self._call(self._run, 0, min(self._length, count - start))
+        return self._state.step
 
     def one_by_one(self, count: int) -> Array:
         """Make the same steps in one call each, without waiting in between."""
         for index in range(count):
-            start = index % self.program.steps_per_epoch
+            start = index % self._length
             self._call(self._run.call, start, start + 1)
-        return self.state.step
+        return self._state.step
 
     def _call(self, run: Callable[..., Any], start: int, stop: int) -> None:
         arguments = (self._examples, self._order, np.int32(start), np.int32(stop))
-        self.state, self._records = run(self.state, self._records, *arguments)
+        self._state, self._records = run(self._state, self._records, *arguments)
 
-    def step_without_jit(self) -> Array:
-        """Make the next step; called under `jax.disable_jit`."""
-        index = np.int32(self._done % self.program.steps_per_epoch)
-        state, records = self.program.recorded_step(self.state, self._records, self._examples, self._order, index)
-        self.state, self._records = jax.block_until_ready((state, records))
-        self._done += 1
-        return self.state.step
+
+def _random_examples(program: Program, num_classes: int) -> Examples:
+    rng, shape = np.random.default_rng(0), program.examples.images.shape
+    images = rng.integers(0, 256, shape, dtype=np.uint8)
+    return Examples(images=images, labels=rng.integers(0, num_classes, shape[0], dtype=np.int32))
 
 
 def random_state(program: Program) -> TrainState:
@@ -299,21 +299,6 @@ def random_state(program: Program) -> TrainState:
     return jax.tree.map(draw, program.abstract_state)
 
 
-def _function_time(compiled: CompiledVariant, name: str, rounds: tuple[float, ...]) -> FunctionTime:
-    cost = compiled.functions[name].cost
-    seconds = statistics.median(rounds)
-    return FunctionTime(
-        function=name,
-        variant=compiled.variant,
-        rounds=rounds,
-        seconds=seconds,
-        examples_per_second=compiled.variant.batch_size / seconds,
-        flops_per_second=cost.flops / seconds,
-        bytes_per_second=cost.touched_bytes / seconds,
-        arithmetic_intensity=cost.flops / max(cost.touched_bytes, 1),
-    )
-
-
 def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
     """Return the batches of an epoch in random order; the last one is filled up, so that all take the same time.
 
@@ -322,6 +307,36 @@ def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
     program, batch_size = compiled.program, compiled.variant.batch_size
     shuffled = np.random.default_rng(0).permutation(num_examples).astype(np.int32)
     batches = np.resize(shuffled, (program.steps_per_epoch, batch_size))
-    rows = program.records().rows
-    room = rows.indices.shape[1] if rows else batch_size
-    return np.pad(batches, ((0, 0), (0, room - batch_size)), constant_values=batching.PADDING)
+    rows = program.empty_records().rows
+    padding = rows.indices.shape[1] - batch_size if rows else 0
+    return np.pad(batches, ((0, 0), (0, padding)), constant_values=batching.PADDING)
+
+
+def measure_rates(clock: Callable[[], float]) -> MachineRates:
+    """Measure both rates as medians of three calls after a warm-up; `clock` returns seconds."""
+    side, size = 768, 32 * 2**20  # rows of the matrices; bytes, more than the caches of most processors
+    matrix = jnp.full((side, side), 1 / side, jnp.float32)  # equal to its square
+    vector = jnp.ones(size // 4, jnp.float32)
+    return MachineRates(
+        flops_per_second=2 * side**3 / _median_seconds(_square, matrix, clock),
+        bytes_per_second=2 * size / _median_seconds(_negate, vector, clock),
+    )
+
+
+@jax.jit
+def _square(matrix: Array) -> Array:
+    return matrix @ matrix
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _negate(vector: Array) -> Array:  # in place: newly allocated memory is slower
+    return -vector
+
+
+def _median_seconds(function: Callable[[Array], Array], array: Array, clock: Callable[[], float]) -> float:
+    seconds = []
+    for _ in range(4):
+        started = clock()
+        array = jax.block_until_ready(function(array))
+        seconds.append(clock() - started)
+    return statistics.median(seconds[1:])

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from gradtrail.core.config import Bounds, Count, CountOrZero, Positive, PositiveShare, Seed, Share, config
-from gradtrail.core.data.config import AugmentationConfig
+from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.features import FeaturesKind, require_pixels
 from gradtrail.core.nn.models import ModelConfig, Network
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import Optimizer
 from gradtrail.core.train.privacy import PrivacyConfig

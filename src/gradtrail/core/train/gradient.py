@@ -1,6 +1,5 @@
 """The gradient of a batch, in parts and tiles: sums over its rows, and a record of each row."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
-from gradtrail.core.common import batching
-from gradtrail.core.data.augmentation import augment
+from gradtrail.core import batching
+from gradtrail.core.augmentation import augment
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
@@ -85,26 +84,40 @@ Gradient = Callable[[Shared, Batch], tuple[BatchGradient, RowRecord]]
 
 
 def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradient:
-    """Return the gradient of a batch, or of a device's share, in `accumulation_steps` parts, optionally in tiles."""
+    """Return the gradient of a batch, or of a device's share, as the sum over its parts, one after the other.
 
-    def tile(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+    The parts are the `accumulation_steps`, or else, if `in_tiles`, tiles whose patches fit in a CPU's cache.
+    """
+
+    def part_gradient(shared: Shared, part: Batch) -> tuple[BatchGradient, RowRecord]:
         def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
-            images, key = network_inputs(config, batch)
+            images, key = network_inputs(config, part)
             logits = model.apply(params, images, key=key)
-            loss = losses.cross_entropy(logits, batch.labels, label_smoothing=config.label_smoothing)
-            metrics, record = batch_metrics(batch, loss, logits, shared.count)
+            loss = losses.cross_entropy(logits, part.labels, label_smoothing=config.label_smoothing)
+            metrics, record = batch_metrics(part, loss, logits, shared.count)
             return metrics["loss"] if shared.scale is None else metrics["loss"] * shared.scale, (metrics, record)
 
         grads, (metrics, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
-        return BatchGradient(**metrics, grads=grads, squared_norms=None), record
+        squared_norms = squared_norm(grads) if config.accumulation_steps > 1 else None
+        return BatchGradient(**metrics, grads=grads, squared_norms=squared_norms), record
 
-    def part(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
-        num_rows = len(batch.indices)
-        gradient, record = _summed(tile, num_rows // model.tile_size(num_rows) if in_tiles else 1)(shared, batch)
-        squared_norms = squared_norm(gradient.grads) if config.accumulation_steps > 1 else None
-        return dataclasses.replace(gradient, squared_norms=squared_norms), record
+    def gradient(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+        num_rows, num_parts = len(batch.indices), config.accumulation_steps
+        if num_parts == 1 and in_tiles:
+            num_parts = num_rows // model.tile_size(num_rows)
+        if num_parts == 1:
+            return part_gradient(shared, batch)
 
-    return _summed(part, config.accumulation_steps)
+        def add(total: BatchGradient, part: Batch) -> tuple[BatchGradient, RowRecord]:
+            of_part, record = part_gradient(shared, part)
+            return jax.tree.map(jnp.add, total, of_part), record
+
+        parts = batch.split(num_parts)
+        one, _ = jax.eval_shape(part_gradient, shared, jax.tree.map(lambda leaf: leaf[0], parts))
+        total, records = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, one), parts)
+        return total, jax.tree.map(jnp.ravel, records)
+
+    return gradient
 
 
 def network_inputs(config: TrainConfig, batch: Batch) -> tuple[Array, Key[Array, " batch"] | None]:
@@ -126,24 +139,6 @@ def batch_metrics(
     accuracy = batching.masked_sum(correct.astype(jnp.float32), mask) / count
     record = RowRecord(indices=batch.indices, probability=losses.label_probability(logits, labels), correct=correct)
     return {"loss": mean_loss, "cross_entropy": cross_entropy, "accuracy": accuracy}, record
-
-
-def _summed(gradient: Gradient, num_parts: int) -> Gradient:
-    """Return `gradient` of a batch in equal parts, one after the other."""
-    if num_parts == 1:
-        return gradient
-
-    def summed(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
-        def add(total: BatchGradient, part: Batch) -> tuple[BatchGradient, RowRecord]:
-            part_gradient, record = gradient(shared, part)
-            return jax.tree.map(jnp.add, total, part_gradient), record
-
-        parts = batch.split(num_parts)
-        one, _ = jax.eval_shape(gradient, shared, jax.tree.map(lambda leaf: leaf[0], parts))
-        total, records = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, one), parts)
-        return total, jax.tree.map(jnp.ravel, records)
-
-    return summed
 
 
 def _purpose_keys(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]:

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gradtrail.core.common.batching import PADDING
+from gradtrail.core.batching import PADDING
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import HostParams, Params
-from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.gradient import RowRecord
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord
@@ -95,8 +95,8 @@ class History:
         if records.rows is not None:
             self.dynamics.add(records.rows)
         needed = self._keep_epochs | {self._best_epoch}
-        kept = {epoch: weights for epoch, weights in self._weights.items() if epoch in needed}
-        self._weights = kept | {chunk.epoch: params}
+        earlier = {epoch: weights for epoch, weights in self._weights.items() if epoch in needed}
+        self._weights = earlier | {chunk.epoch: params}
         return record
 
     def check(self, chunk: Chunk) -> None:

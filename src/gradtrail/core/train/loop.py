@@ -16,16 +16,17 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import make_mesh, put, replicated, with_sharding
+from gradtrail.core import batching
 from gradtrail.core.config import LARGEST, ConfigError
+from gradtrail.core.data import Split
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.sharding import make_mesh, put, replicated, with_sharding
 from gradtrail.core.train import feed
 from gradtrail.core.train.config import VARIED, TrainConfig
-from gradtrail.core.train.feed import Block, Source
+from gradtrail.core.train.feed import Block
 from gradtrail.core.train.gradient import Batch, Examples
 from gradtrail.core.train.keys import keys_from_bits
-from gradtrail.core.train.private import Mechanism, poisson_batches, refuse_overflow
+from gradtrail.core.train.private import Mechanism, poisson_batches
 from gradtrail.core.train.step import (
     RunKeys,
     StepRecord,
@@ -36,8 +37,7 @@ from gradtrail.core.train.step import (
     params_to_evaluate,
     take,
 )
-from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
-from gradtrail.core.xla.static_costs import NO_COST
+from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,7 @@ class Program:
     config: TrainConfig
     mesh: Mesh  # the devices that each batch is split over
     steps_per_epoch: int
+    num_rows: int  # rows of a step's batch: the batch size, or the capacity of a private training
     steps_per_block: int | None  # number of steps of a block; None if the training split is on the device
     abstract_keys: Any  # shapes and dtypes of the argument of `init`
     abstract_state: TrainState  # shapes and dtypes of a state
@@ -73,7 +74,7 @@ class Program:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        functions = (self.init, self.order, self.run_steps, self.evaluation_params)
+        functions: tuple[Any, ...] = (self.init, self.order, self.run_steps, self.evaluation_params)
         return [function for function in functions if isinstance(function, CompiledFunction)]
 
     @property
@@ -91,12 +92,15 @@ class Program:
         keys, state, index = self.abstract_keys, self.abstract_state, self._everywhere(_INDEX)
         compile_here = functools.partial(compiler.compile, out_shardings=replicated(self.mesh))
         evaluation_params = self.evaluation_params
+        order = self.order
+        if not self.config.privacy.enabled:  # else it draws on the host
+            order = compile_here("order", order, state.keys, *[index] * (2 if self.steps_per_block else 1))
         if self.config.optimizer.averages:
             evaluation_params = compile_here("evaluation_params", evaluation_params, state)
         return dataclasses.replace(
             self,
             init=compile_here("init", self.init, keys),
-            order=compile_here("order", self.order, state.keys, *[index] * (2 if self.steps_per_block else 1)),
+            order=order,
             run_steps=self.compile_run_steps(compiler),
             evaluation_params=evaluation_params,
         )
@@ -109,8 +113,7 @@ class Program:
             return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)
         state, index = self.abstract_state, self._everywhere(_INDEX)
         records = self._everywhere(jax.eval_shape(self.empty_records))
-        block_order = jax.ShapeDtypeStruct((self.steps_per_block or 0, self.config.batch_size), jnp.int32)
-        order = block_order if self.steps_per_block else jax.eval_shape(self.order, state.keys, index)
+        order = jax.ShapeDtypeStruct((self.steps_per_block or self.steps_per_epoch, self.num_rows), jnp.int32)
         rows = self.config.batch_size // self.mesh.size
         return compiler.compile(
             "train_step",
@@ -209,7 +212,7 @@ def make_program(
     by_row = (steps_per_epoch, num_rows) if sampled is None else (len(sampled),)
     return Program(
         init=init,
-        order=_make_order(num_examples, config.batch_size, mechanism, streamed=streamed),
+        order=_make_order(num_examples, config.batch_size, mechanism, mesh, streamed=streamed),
         run_steps=run_steps,
         evaluation_params=functools.partial(params_to_evaluate, config),
         recorded_step=recorded_step,
@@ -217,6 +220,7 @@ def make_program(
         config=config,
         mesh=mesh,
         steps_per_epoch=steps_per_epoch,
+        num_rows=num_rows,
         steps_per_block=steps_per_block,
         abstract_keys=keys,
         abstract_state=state,
@@ -236,7 +240,7 @@ def on_device(
 def train(
     program: Program,
     state: TrainState,
-    examples: Examples | Source,
+    examples: Examples | Split,
     *,
     steps_per_call: int,
     records: StepRecord | None = None,
@@ -246,7 +250,7 @@ def train(
     Args:
         program: functions compiled for these shapes.
         state: initial state, `program.init(keys)` or that of an earlier chunk; its memory is reused.
-        examples: the training split; a source if the program is compiled for blocks.
+        examples: the training split: on the device, or on the host if the program is compiled for blocks.
         steps_per_call: number of steps per chunk, fewer at the end of a block; changes no bit of the result.
         records: records of the epoch so far if `state` is within an epoch, else None.
 
@@ -269,12 +273,10 @@ def train(
         records = None
 
 
-def _blocks(program: Program, examples: Examples | Source, keys: RunKeys, epoch: int, first: int) -> Iterable[Block]:
+def _blocks(program: Program, examples: Examples | Split, keys: RunKeys, epoch: int, first: int) -> Iterable[Block]:
     """Return examples and order of the steps of an epoch from `first` on."""
     if isinstance(examples, Examples):
         order = program.order(keys, np.int32(epoch))
-        if keys.noise is not None:
-            refuse_overflow(order, epoch)
         return [Block(first=first, stop=program.steps_per_epoch, examples=examples, order=order)]
     if program.steps_per_block is None:
         raise ValueError("the training was compiled for a split on the device")
@@ -286,17 +288,19 @@ def _blocks(program: Program, examples: Examples | Source, keys: RunKeys, epoch:
 
 
 def _make_order(
-    num_examples: int, batch_size: int, mechanism: Mechanism | None, *, streamed: bool
+    num_examples: int, batch_size: int, mechanism: Mechanism | None, mesh: Mesh, *, streamed: bool
 ) -> Callable[..., Array]:
-    """Return the function that draws the batches of an epoch, or one window of them."""
+    """Return the function that draws the batches of an epoch, or one window of them; if private, on the host."""
+    if mechanism is not None:
+        num_batches = batching.num_batches(num_examples, batch_size)
+        draw = functools.partial(poisson_batches, mechanism, batch_size, num_batches)
+        return lambda keys, epoch: put(draw(key=keys.order, epoch=int(epoch)), replicated(mesh))
 
     def order(keys: RunKeys, epoch: Array, *window: Array) -> Array:
         key = jax.random.fold_in(keys.order, epoch)
         if streamed:
             return batching.shuffled_window(num_examples, *window, key=key)
-        if mechanism is None:
-            return batching.shuffled_batches(num_examples, batch_size, key=key)
-        return poisson_batches(mechanism, batch_size, batching.num_batches(num_examples, batch_size), key=key)
+        return batching.shuffled_batches(num_examples, batch_size, key=key)
 
     return order
 

@@ -13,9 +13,9 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import data_parallel, over_batch
+from gradtrail.core import batching
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.sharding import data_parallel, over_batch
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Batch, Examples, RowRecord, Shared, make_gradient
 from gradtrail.core.train.loss_scaling import LossScale, all_finite, initial_scale, next_scale

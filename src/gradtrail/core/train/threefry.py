@@ -1,8 +1,7 @@
-"""Random bits and normals by Threefry-2x32, the generator of JAX, many times as fast on a CPU.
+"""Standard normals by Threefry-2x32, the generator of JAX, with longer tails than JAX's and faster on a CPU.
 
 On a CPU, JAX compiles the 20 rounds as a loop whose intermediate results pass through memory; unrolled, they are one
-pass over registers. The blocks are those of `jax.extend.random.threefry_2x32`; the arrays differ from those of
-`jax.random`. Entry i is the same in an array of any length.
+pass over registers. The blocks are those of `jax.extend.random.threefry_2x32`.
 """
 
 import itertools
@@ -17,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Key, UInt32
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # bits to rotate by in each round, in groups of four rounds
 _PARITY = 0x1BD11BDA  # the third word of the key schedule is this and the key, by exclusive or
 _GROUPS = 5
-_LENGTH = 1_024  # XLA's CPU backend is slow on arrays that it cannot cut into equal parts: lengths are multiples of it
 # For an angle x in [-π/4, π/4]: sin x = x + x³ p(x²), cos x = 1 - x²/2 + x⁴ q(x²), to 1e-7 (Moshier's Cephes, sinf.c)
 _SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 _COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
@@ -25,31 +23,19 @@ _COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 Words = UInt32[Array, " count"]
 
 
-def bits(key: Key[Array, ""], count: int) -> Words:
-    """Return words of 32 random bits; block i of a key gives those at 2i and 2i + 1.
-
-    Args:
-        key: a key of the implementation `threefry2x32`; use it for nothing else.
-        count: number of words, at most 2³².
-    """
-
-    def drawn(key: Key[Array, ""]) -> Words:
-        index = _indices(count)
-        left, right = _blocks(key, index >> np.uint32(1))
-        return jnp.where(_bit(index, 0), right, left)[:count]
-
-    return _unfused(drawn, key)
-
-
 def normals(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
     """Return standard normals, float32, in pairs of a block's 64 bits (Box and Muller, doi 10.1214/aoms/1177706645).
 
     A pair is a point at a random angle, of 24 bits, and at the distance √(-2 ln u), with u of 40 bits in (0, 1]: no
     normal is beyond 7.6 standard deviations. Those of `jax.random.normal`, of 23 bits each, end at 5.2.
+
+    Args:
+        key: a key of the implementation `threefry2x32`; use it for nothing else.
+        count: number of normals, at most 2³².
     """
 
-    def drawn(key: Key[Array, ""]) -> Float[Array, " count"]:
-        index = _indices(count)
+    def draw(key: Key[Array, ""]) -> Float[Array, " count"]:
+        index = jnp.arange(count, dtype=jnp.uint32)
         left, right = _blocks(key, index >> np.uint32(1))
         lowest = ((right & np.uint32(0xFF)).astype(jnp.float32) + 0.5) * np.float32(2.0**-40)
         distance = jnp.sqrt(-2.0 * jnp.log(left.astype(jnp.float32) * np.float32(2.0**-32) + lowest))
@@ -60,9 +46,9 @@ def normals(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
         cosine = 1.0 - 0.5 * square + square * square * _polynomial(_COSINE, square)
         turned = jnp.where(_bit(right, 8), -cosine, cosine)  # by 180°: the sine has either sign already
         swapped = _bit(right, 9) ^ _bit(index, 0)  # by 90°, or the second of the pair
-        return (distance * jnp.where(swapped, sine, turned))[:count]
+        return distance * jnp.where(swapped, sine, turned)
 
-    return _unfused(drawn, key)
+    return _unfused(draw, key)
 
 
 def _unfused(draw: Callable[[Key[Array, ""]], Array], key: Key[Array, ""]) -> Array:
@@ -79,13 +65,6 @@ def _unfused(draw: Callable[[Key[Array, ""]], Array], key: Key[Array, ""]) -> Ar
         return jax.lax.cond(even, draw, lambda _: jnp.zeros(drawn.shape, drawn.dtype), key)
 
     return jax.lax.platform_dependent(key, cpu=apart, default=draw)
-
-
-def _indices(count: int) -> Words:
-    """Return 0, 1, …, at least `count`."""
-    if count > 2**32:
-        raise ValueError(f"a key gives at most 2**32 numbers, got a count of {count:,}")
-    return jnp.arange(-(-count // _LENGTH) * _LENGTH, dtype=jnp.uint32)
 
 
 def _blocks(key: Key[Array, ""], counters: Words) -> tuple[Words, Words]:

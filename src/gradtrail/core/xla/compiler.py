@@ -7,29 +7,65 @@ kind of processor. Times vary from run to run and are kept apart from them. The 
 import contextlib
 import dataclasses
 import hashlib
+import math
+import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.extend import core as jax_core
 
-from gradtrail.core.xla.compile_events import LONGEST_LINE, CompileLog, cache_hits, describe, project_line
-from gradtrail.core.xla.static_costs import NO_COST, StaticCost, lost_donations, shape, static_cost
+from gradtrail.core.xla.compile_log import LONGEST_LINE, CompileLog, cache_hits, describe, project_line
 
 TIMED_CALLS = 12  # timed calls of each function: the first, and enough others for a median
-Guard = Callable[[str], contextlib.AbstractContextManager[object]]
+_ALIAS = re.compile(r"\((\d+), \{[^}]*\}, (?:may|must)-alias\)")  # in a program's header: parameter of a result
+_COUNTED = ("flops", "transcendentals", "bytes accessed")  # costs that XLA counts once for the body of a loop
 Wrapper = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticCost:
+    """Cost of one call by the compiler's cost and memory analysis.
+
+    The body of a loop of known length counts once per iteration. If the length depends on data, it counts with the
+    largest length that the loop's condition states, and FLOPs, transcendentals and bytes are upper bounds; without such
+    a bound, as in the loop over training steps, it counts once.
+    """
+
+    flops: int  # floating-point operations
+    transcendentals: int  # exponentials, logarithms and the like
+    bytes_accessed: int  # bytes read and written
+    argument_bytes: int  # size of the arguments
+    output_bytes: int  # size of the results
+    alias_bytes: int  # part of the results that reuses the memory of donated arguments
+    temporary_bytes: int  # memory for intermediate values
+    total_bytes: int  # arguments + outputs + temporaries - aliases
+    jaxpr_equations: int  # equations of the traced program, inner programs included
+    stablehlo_bytes: int  # length of the StableHLO text
+    hlo_instructions: int  # instructions in the optimized HLO
+    hlo_fusions: int  # fusions among them
+    donated_buffers: int  # arguments whose memory the results reuse
+    float64_instructions: int  # instructions of the optimized program with a float64 result
+    data_dependent_loops: int  # loops that are counted with their largest length
+    touched_bytes: int  # bytes read and written, without rows of an argument that the program does not gather
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """FLOPs per touched byte; NaN without any."""
+        return self.flops / self.touched_bytes if self.touched_bytes else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileTimes:
     """Seconds of tracing, lowering and compiling one function."""
 
-    trace_seconds: float
-    lower_seconds: float
-    compile_seconds: float
+    trace_seconds: float = 0.0
+    lower_seconds: float = 0.0
+    compile_seconds: float = 0.0
     cached: bool = False  # whether the machine code came from the persistent compilation cache
 
     @property
@@ -38,27 +74,22 @@ class CompileTimes:
         return self.trace_seconds + self.lower_seconds + self.compile_seconds
 
 
-NO_TIMES = CompileTimes(trace_seconds=0.0, lower_seconds=0.0, compile_seconds=0.0)
+NO_COST = StaticCost(**{cost.name: 0 for cost in dataclasses.fields(StaticCost)})
+NO_TIMES = CompileTimes()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CallTimes:
     """Seconds of the first calls of a function, each from ready arguments to ready results."""
 
     clock: Callable[[], float]  # returns seconds
-    seconds: list[float] = field(default_factory=list)  # seconds of each timed call
-    trips: list[int] = field(default_factory=list)  # iterations of the function's outermost loop in each of them
-
-    @property
-    def first(self) -> float:
-        """Seconds of the first call; NaN before it."""
-        return self.seconds[0] if self.seconds else float("nan")
+    first: float = float("nan")  # seconds of the first call; NaN before it
+    later: list[float] = field(default_factory=list)  # seconds per iteration of the outermost loop in each later call
 
     @property
     def steady(self) -> float:
-        """Median seconds per iteration over the calls after the first; NaN before the second call."""
-        rest = [seconds / max(trips, 1) for seconds, trips in zip(self.seconds[1:], self.trips[1:], strict=True)]
-        return statistics.median(rest) if rest else float("nan")
+        """Median seconds per iteration of the later calls; NaN before the second call."""
+        return statistics.median(self.later) if self.later else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,88 +104,60 @@ class CompiledFunction:
     cost: StaticCost
     times: CompileTimes
     signature: str = ""  # shapes and dtypes of the arguments
-    # shapes and dtypes of the arguments whose memory the results should reuse, and do not
-    lost_donations: tuple[str, ...] = ()
+    lost_donations: tuple[str, ...] = ()  # arguments whose memory the results should reuse, and do not: their shapes
     line: str = ""  # line of the project that compiled it
     calls: CallTimes | None = None  # times of its first calls; None to time none
     # arguments → iterations of the outermost loop, if `cost` is that of one iteration
-    trips_of: Callable[..., int] | None = None
+    trips_of: Callable[..., int] = lambda *_: 1
     texts: Callable[[], dict[str, str]] = dict  # returns the program as `jaxpr`, `stablehlo` and optimized `hlo`
-
-    @property
-    def flops_per_second(self) -> float:
-        """Static FLOPs over the time of a steady call; NaN if none was timed."""
-        return self._per_second(self.cost.flops)
-
-    @property
-    def bytes_per_second(self) -> float:
-        """Touched bytes over the time of a steady call; NaN if none was timed."""
-        return self._per_second(self.cost.touched_bytes)
-
-    def _per_second(self, work: int) -> float:
-        return work / self.calls.steady if self.calls and self.calls.steady else float("nan")
 
     def __call__(self, *args: Any) -> Any:
         calls = self.calls
-        if calls is None or len(calls.seconds) >= TIMED_CALLS:
+        if calls is None or len(calls.later) >= TIMED_CALLS - 1:
             return self.call(*args)
         jax.block_until_ready(args)  # else earlier asynchronous work would count as this call's
-        trips = self.trips_of(*args) if self.trips_of else 1
+        trips = max(self.trips_of(*args), 1)
         started = calls.clock()
         results = jax.block_until_ready(self.call(*args))
-        calls.seconds.append(calls.clock() - started)
-        calls.trips.append(trips)
+        seconds = calls.clock() - started
+        if math.isnan(calls.first):
+            calls.first = seconds
+        else:
+            calls.later.append(seconds / trips)
         return results
 
 
+@dataclass(eq=False)
 class Compiler:
-    """Compiles functions ahead of time and records every compilation.
+    """Compiles functions ahead of time and records every compilation."""
 
-    Args:
-        clock: returns seconds, such as `time.perf_counter`.
-        guard: digest of a program → a context to compile it in, such as a lock of a shared cache.
-        log: open log that counts these compilations as planned.
-        wrapper: name, executable → a callable to use instead, such as one that records the calls.
-
-    Attributes:
-        functions: the last function of each name, in the order of their first compilation.
-        compiled: every compilation in order, without its executable; those of variants have the variant in the name.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        guard: Guard | None = None,
-        log: CompileLog | None = None,
-        wrapper: Wrapper | None = None,
-    ):
-        self.clock = clock
-        self._wrapper = wrapper or (lambda _, call: call)
-        self.guard = guard or (lambda _: contextlib.nullcontext())
-        self._log = log or CompileLog()
-        self._suffix = ""
-        self.functions: dict[str, CompiledFunction] = {}
-        self.compiled: list[CompiledFunction] = []
+    clock: Callable[[], float]  # returns seconds, such as `time.perf_counter`
+    # digest of a program → a context to compile it in, such as a lock of a shared cache
+    guard: Callable[[str], contextlib.AbstractContextManager[object]] | None = None
+    log: CompileLog = field(default_factory=CompileLog)  # counts these compilations as planned while it is open
+    wrapper: Wrapper | None = None  # name, executable → a callable to use instead, such as one that records the calls
+    variant: str = ""  # added to the names in `compiled`
+    # last function of each name, in the order of their first compilation
+    functions: dict[str, CompiledFunction] = field(default_factory=dict)
+    compiled: list[CompiledFunction] = field(default_factory=list)  # every compilation in order, without executables
 
     def for_variant(self, label: str) -> "Compiler":
         """Return a compiler for a variant of the same functions: `compiled` is shared, `functions` is not."""
-        variant = Compiler(self.clock, self.guard, self._log, self._wrapper)
-        variant._suffix, variant.compiled = f" ({label})", self.compiled
-        return variant
+        return dataclasses.replace(self, variant=f" ({label})", functions={})
+
+    def guarded(self, program: str) -> contextlib.AbstractContextManager[object]:
+        """Return the context to compile a program in, given its digest."""
+        return self.guard(program) if self.guard else contextlib.nullcontext()
 
     @property
     def warnings(self) -> list[str]:
         """A line for each function that calls compiled, unplanned, and for each that lost a donation."""
-        return describe(self._log.unplanned) + [
+        return describe(self.log.unplanned) + [
             f"{function.name}, compiled at {function.line}, does not reuse the memory of "
             f"{len(function.lost_donations)} arguments: {', '.join(function.lost_donations)[:LONGEST_LINE]}"
             for function in self.compiled
             if function.lost_donations
         ]
-
-    def planned(self) -> contextlib.AbstractContextManager[None]:
-        """Count what this thread compiles in the block as planned, see `CompileLog.planned`."""
-        return self._log.planned()
 
     @property
     def compilations(self) -> Counter[str]:
@@ -169,67 +172,63 @@ class Compiler:
         donate_argnums: tuple[int, ...] = (),
         expect_donated: tuple[int, ...] = (),
         out_shardings: jax.sharding.Sharding | None = None,
-        trips_of: Callable[..., int] | None = None,
+        trips_of: Callable[..., int] = lambda *_: 1,
         unread_bytes: int = 0,
     ) -> CompiledFunction:
-        """Compile `function` for the shapes and dtypes of `args`.
+        """Compile a pure function for the shapes and dtypes of `args`, which may be abstract.
 
         Under `jax.disable_jit` and `jax.debug_nans` nothing is compiled ahead of time: the result runs by `jax.jit`,
         takes any shape, and its costs are reported as zero.
 
         Args:
-            name: name of its costs and times in reports.
-            function: pure; takes and returns pytrees of arrays.
-            args: arrays, or `jax.ShapeDtypeStruct` in their place.
             donate_argnums: arguments whose memory the results may reuse; the caller's arrays become invalid.
             expect_donated: arguments whose memory the results must reuse; `lost_donations` lists those that XLA did not
                 alias, like those of `donate_argnums`. A separate list, so that a forgotten donation is reported.
-            out_shardings: shardings of the results; None leaves them to the compiler.
             trips_of: number of iterations of a loop whose bounds are arguments, see `CompiledFunction`.
             unread_bytes: size of the rows of an argument that the program does not gather; XLA's cost analysis on CPU
                 counts the whole argument as read.
         """
         config: Any = jax.config  # mypy does not know its switches
+        wrap = self.wrapper or (lambda _, call: call)
         if config.jax_disable_jit or config.jax_debug_nans:
-            return CompiledFunction(
-                name=name, call=self._wrapper(name, jax.jit(function)), cost=NO_COST, times=NO_TIMES
-            )
-        placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
-        with self._log.planned():
-            jitted = jax.jit(function, donate_argnums=donate_argnums, keep_unused=bool(donate_argnums), **placing)
-            compiled = self._compile(name, jitted, args, unread_bytes)
-        lost = lost_donations(compiled.call, args, {*donate_argnums, *expect_donated})
-        call = self._wrapper(name, compiled.call)
-        compiled = dataclasses.replace(compiled, call=call, trips_of=trips_of, lost_donations=lost, line=project_line())
-        self.functions[name] = compiled
-        self.compiled.append(dataclasses.replace(compiled, name=name + self._suffix, call=_no_executable, texts=dict))
-        return compiled
+            return CompiledFunction(name=name, call=wrap(name, jax.jit(function)), cost=NO_COST, times=NO_TIMES)
 
-    def _compile(self, name: str, function: Any, args: Sequence[Any], unread_bytes: int) -> CompiledFunction:
-        started = self.clock()
-        traced = function.trace(*args)
-        traced_at = self.clock()
-        lowered = traced.lower()
-        lowered_at = self.clock()
-        stablehlo = lowered.as_text()
-        with self.guard(hashlib.sha256(stablehlo.encode()).hexdigest()), cache_hits() as hits:
-            compile_started = self.clock()
-            compiled = lowered.compile()
-            compile_ended = self.clock()
-        return CompiledFunction(
+        placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
+        with self.log.planned():
+            jitted = jax.jit(function, donate_argnums=donate_argnums, keep_unused=bool(donate_argnums), **placing)
+            started = self.clock()
+            traced = jitted.trace(*args)
+            traced_at = self.clock()
+            lowered = traced.lower()
+            lowered_at = self.clock()
+            stablehlo = lowered.as_text()
+            with self.guarded(hashlib.sha256(stablehlo.encode()).hexdigest()), cache_hits() as hits:
+                compile_started = self.clock()
+                executable = lowered.compile()
+                compile_ended = self.clock()
+            hlo = executable.as_text() or ""
+            cost = _static_cost(traced, lowered, executable, len(stablehlo), hlo, unread_bytes)
+
+        compiled = CompiledFunction(
             name=name,
-            call=compiled,
-            cost=static_cost(traced, lowered, compiled, len(stablehlo), unread_bytes),
+            call=wrap(name, executable),
+            cost=cost,
             times=CompileTimes(
                 trace_seconds=traced_at - started,
                 lower_seconds=lowered_at - traced_at,
                 compile_seconds=compile_ended - compile_started,
                 cached=bool(hits),
             ),
-            signature=_signature(args),
+            signature=", ".join(map(_shape, jax.tree.leaves(args))),
+            lost_donations=_lost_donations(hlo, args, {*donate_argnums, *expect_donated}),
+            line=project_line(),
             calls=CallTimes(clock=self.clock),
-            texts=lambda: {"jaxpr": str(traced.jaxpr), "stablehlo": stablehlo, "hlo": compiled.as_text() or ""},
+            trips_of=trips_of,
+            texts=lambda: {"jaxpr": str(traced.jaxpr), "stablehlo": stablehlo, "hlo": hlo},
         )
+        self.functions[name] = compiled
+        self.compiled.append(dataclasses.replace(compiled, name=name + self.variant, call=_no_executable, texts=dict))
+        return compiled
 
 
 def compile_within(
@@ -258,10 +257,114 @@ def static_costs(functions: Iterable[CompiledFunction]) -> dict[str, dict[str, i
     return {function.name: dataclasses.asdict(function.cost) for function in functions}
 
 
+def _static_cost(
+    traced: Any, lowered: Any, executable: Any, stablehlo_bytes: int, hlo: str, unread_bytes: int
+) -> StaticCost:
+    cost: dict[str, float] = executable.cost_analysis() or {}
+    accessed = cost.get("bytes accessed", 0.0)
+    repeated = _repeated_costs(traced.jaxpr)
+    # By the whole program, loops once; XLA cannot tell for a program that `jax.export` read, which has no loops
+    before = (lowered.cost_analysis() or {}).get("bytes accessed", 0.0) if repeated["bytes accessed"] else 0.0
+
+    def with_loops(optimized: float) -> int:
+        """Add the bytes of repeated iterations, scaled as optimization scaled the program's."""
+        return int(optimized + optimized / before * repeated["bytes accessed"]) if before else int(optimized)
+
+    memory: Any = executable.memory_analysis()
+    arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
+    temporaries, aliases = memory.temp_size_in_bytes, memory.alias_size_in_bytes
+    header, _, body = hlo.partition("\n")
+    lines = [line for line in body.splitlines() if " = " in line]
+    equations = list(_equations(traced.jaxpr))
+    return StaticCost(
+        flops=int(cost.get("flops", 0.0) + repeated["flops"]),
+        transcendentals=int(cost.get("transcendentals", 0.0) + repeated["transcendentals"]),
+        bytes_accessed=with_loops(accessed),
+        argument_bytes=arguments,
+        output_bytes=outputs,
+        alias_bytes=aliases,
+        temporary_bytes=temporaries,
+        total_bytes=arguments + outputs + temporaries - aliases,
+        jaxpr_equations=len(equations),
+        stablehlo_bytes=stablehlo_bytes,
+        hlo_instructions=len(lines),
+        hlo_fusions=sum(" fusion(" in line for line in lines),
+        donated_buffers=len(_ALIAS.findall(header)),
+        float64_instructions=sum(re.search(r" = \(?[^()]*\bf64\[", line) is not None for line in lines),
+        data_dependent_loops=sum(_largest_length(equation) is not None for equation in equations),
+        touched_bytes=with_loops(max(0.0, accessed - unread_bytes)),
+    )
+
+
+def _repeated_costs(jaxpr: Any) -> dict[str, float]:
+    """Return the costs, before optimization, of all iterations after the first of the loops in a program.
+
+    A `scan` counts with its length, a `while` with the bound that its condition states, see `_largest_length`.
+    """
+    terms: list[tuple[float, dict[str, float]]] = []  # factor and costs
+    for equation in _open(jaxpr).eqns:
+        is_scan = equation.primitive.name == "scan"
+        length = equation.params["length"] if is_scan else _largest_length(equation)
+        inner = map(_repeated_costs, _inner_programs(equation))
+        terms += [(1 if length is None else length, costs) for costs in inner]
+        if length is not None:
+            body = equation.params["jaxpr" if is_scan else "body_jaxpr"]
+            terms.append((length - 1, _iteration_cost(body)))
+    return {name: sum(factor * costs.get(name, 0.0) for factor, costs in terms) for name in _COUNTED}
+
+
+def _iteration_cost(body: Any) -> dict[str, float]:
+    """Return the costs of a loop's body, with one iteration of each inner loop."""
+    arguments = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in body.in_avals]
+    return jax.jit(jax_core.jaxpr_as_fun(body)).lower(*arguments).cost_analysis() or {}
+
+
+def _largest_length(equation: Any) -> int | None:
+    """Return the largest number of iterations of a `while`; None for another equation, or one without such a bound.
+
+    A loop whose length depends on data states the bound as `counter < constant` in its condition, next to the test of
+    the data; the counter starts at 0.
+    """
+    if equation.primitive.name != "while":
+        return None
+    tests = [test for test in _open(equation.params["cond_jaxpr"]).eqns if test.primitive.name == "lt"]
+    limits = [test.invars[1].val for test in tests if isinstance(test.invars[1], jax_core.Literal)]
+    return min((int(limit) for limit in limits if jnp.issubdtype(jnp.result_type(limit), jnp.integer)), default=None)
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a jaxpr and of all jaxprs inside it."""
+    for equation in _open(jaxpr).eqns:
+        yield equation
+        for program in _inner_programs(equation):
+            yield from _equations(program)
+
+
+def _inner_programs(equation: Any) -> Iterator[Any]:
+    """Yield the jaxprs among the parameters of an equation."""
+    for value in equation.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
+                yield part
+
+
+def _open(jaxpr: Any) -> Any:
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _lost_donations(hlo: str, args: Sequence[Any], argnums: Collection[int]) -> tuple[str, ...]:
+    """Return the leaves of these arguments whose memory no result reuses; every leaf is a parameter of the program."""
+    reused = {int(parameter) for parameter in _ALIAS.findall(hlo.partition("\n")[0])}
+    leaves = [(number, leaf) for number, arg in enumerate(args) for leaf in jax.tree.leaves(arg)]
+    return tuple(
+        _shape(leaf) for place, (number, leaf) in enumerate(leaves) if number in argnums and place not in reused
+    )
+
+
+def _shape(leaf: Any) -> str:
+    """Return shape and dtype of an array, concrete or abstract, such as `float32[8,8]`."""
+    return jax.core.ShapedArray(leaf.shape, leaf.dtype).str_short()
+
+
 def _no_executable(*_: Any) -> Any:
     raise TypeError("this entry has no executable; it only records the compilation")
-
-
-def _signature(args: Sequence[Any]) -> str:
-    """Return shapes and dtypes of the arguments, such as `float32[8,8], int32[]`."""
-    return ", ".join(map(shape, jax.tree.leaves(args)))

@@ -5,10 +5,9 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from gradtrail.core.common.validation import POSITIVE, check_fields
+from gradtrail.core.config import Positive, config
 from gradtrail.experiments.diff.sides import RunDetails
 from gradtrail.experiments.timed.checkout import check_out, scratch, write_params
 from gradtrail.experiments.timed.main import Revision, time_revisions
@@ -20,15 +19,12 @@ from gradtrail.support.signals import stopping_on_signals
 _IMAGES = re.compile(r"uint8\[(\d+),(\d+),(\d+)\]")
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class Timing:
     """Options for timing two runs."""
 
-    seconds: float  # budget
+    seconds: Positive  # budget
     pythons: tuple[Path, Path]  # interpreters of A and B
-
-    def __post_init__(self) -> None:
-        check_fields(self, seconds=POSITIVE)
 
 
 def time_runs(sides: Sequence[RunDetails], timing: Timing) -> Ratio:

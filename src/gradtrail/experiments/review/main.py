@@ -9,9 +9,8 @@ from filelock import FileLock
 
 from gradtrail.experiments.review import server, suspects
 from gradtrail.experiments.review.session import Decisions, Review
-from gradtrail.stages.artifacts.splits import read_splits
-from gradtrail.stages.common.dataset import DatasetInfo, read_info
-from gradtrail.stages.datasets.catalog import class_names
+from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info, read_splits
+from gradtrail.stages.datasets import class_names
 from gradtrail.stages.preprocess.corrections import (
     PATH,
     Correction,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.experiments.review.suspects import Suspect
 from gradtrail.stages.preprocess.corrections import (
     Correction,

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from rich.table import Table
 
-from gradtrail.core.common.intervals import SIGNIFICANCE
+from gradtrail.core.intervals import SIGNIFICANCE
 from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.stats import NOT_SIGNIFICANT, SIGNIFICANT, Summary
 from gradtrail.stages.artifacts import plotting

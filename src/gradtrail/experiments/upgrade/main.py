@@ -18,7 +18,7 @@ from gradtrail.experiments.diff.hlo import read_program
 from gradtrail.experiments.timed.checkout import scratch
 from gradtrail.experiments.timed.main import Revision, time_revisions
 from gradtrail.experiments.upgrade.environment import LOCK, Resolved, install, read_pins, removed_on_failure, resolve
-from gradtrail.stages.common.dataset import read_info
+from gradtrail.stages.artifacts.data_files import read_info
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import private_folder
 from gradtrail.support.progress import stdout_console

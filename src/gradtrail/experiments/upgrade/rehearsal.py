@@ -20,8 +20,7 @@ from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments.cost_gate import measure
-from gradtrail.stages.artifacts.splits import read_split
-from gradtrail.stages.common.dataset import read_info
+from gradtrail.stages.artifacts.data_files import read_info, read_split
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section
 
@@ -51,7 +50,7 @@ def train(folder: Path, seeds: list[int]) -> list[float]:
     """Train for one epoch with each seed; write the weights, and return the validation accuracies."""
     config = dataclasses.replace(load_section("train", TrainConfig), epochs=1)
     info = read_info(DATA)
-    training, validation = (read_split(DATA / f"{name}.npz", info) for name in ("train", "validation"))
+    training, validation = (read_split(DATA / f"{name}", info) for name in ("train", "validation"))
     model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
     compiler = Compiler(time.perf_counter)
     noise = placeholder_noise(config.privacy)

@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 
 from gradtrail.serving.predict.images import decode_image
 from gradtrail.serving.predict.sources import Batch
-from gradtrail.stages.datasets.catalog import Framing
+from gradtrail.stages.datasets import Framing
 from gradtrail.support.errors import UserError
 from gradtrail.support.running_time import allowed_cores
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, UnidentifiedImageError
 
-from gradtrail.stages.datasets.catalog import DATASETS, Framing
+from gradtrail.stages.datasets import DATASETS, Framing
 from gradtrail.support.errors import UserError, one_line
 
 _MAX_PIXELS = 2**24

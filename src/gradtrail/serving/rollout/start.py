@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.config import Bounds, config
 from gradtrail.serving.monitoring.metrics import ServerMetrics
 from gradtrail.serving.registry import MODELS, remember, version_of
 from gradtrail.serving.rollout.follow import Follower
@@ -23,16 +22,15 @@ Locate = Callable[[str], Source]
 Load = Callable[[str], Awaitable[Served]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class RolloutConfig:
     """The options of `gradtrail serve` about models to come."""
 
-    follow_seconds: float  # time between checks of an alias; 0 for no checks
+    follow_seconds: Annotated[float, Bounds(at_least=0, at_most=3600)]  # between checks of an alias; 0 for none
     challenger: str | None = None  # URI of a model on trial, or `@ALIAS` of the served model's name
     trial: TrialConfig | None = None  # how the challenger is tried
 
-    def __post_init__(self) -> None:
-        check("follow_seconds", self.follow_seconds, at_least=0, at_most=3600)
+    def check(self) -> None:
         if (self.challenger is None) != (self.trial is None):
             raise ValueError("a challenger needs --canary SHARE or --shadow, and these need --challenger")
 

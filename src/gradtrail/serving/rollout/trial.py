@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.config import Bounds
 from gradtrail.serving.monitoring.metrics import Rollout
 from gradtrail.serving.rollout.canary import Canary, Outcome
 from gradtrail.serving.rollout.split import is_in_canary
@@ -46,7 +46,7 @@ class TrialConfig:
     patience_seconds: float = PATIENCE_SECONDS
 
     def __post_init__(self) -> None:
-        check("canary", self.share, at_least=0, at_most=1)
+        Bounds(at_least=0, at_most=1).check("canary", self.share)
 
 
 @dataclass(kw_only=True)

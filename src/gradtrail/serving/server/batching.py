@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.config import Bounds, config
 from gradtrail.serving.server.refusal import busy
 from gradtrail.stages.artifacts.exported import ExportedModel, probability_fault
 
@@ -27,16 +28,16 @@ Probabilities = Float[np.ndarray, "images classes"]
 THREAD = "model"  # prefix of the names of threads that answer
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class BatchingConfig:
     """How requests are collected."""
 
-    max_wait_ms: float = 2.0  # longest wait of a batch for more requests; 0 for no wait
-    max_queue_images: int = 4096  # limit of waiting images; a request beyond it is refused
-
-    def __post_init__(self) -> None:
-        check("max_wait_ms", self.max_wait_ms, at_least=0, at_most=1000)
-        check("max_queue_images", self.max_queue_images, at_least=1, at_most=10**6)
+    max_wait_ms: Annotated[float, Bounds(at_least=0, at_most=1000)] = (
+        2.0  # longest wait of a batch for more requests; 0 for no wait
+    )
+    max_queue_images: Annotated[int, Bounds(at_least=1, at_most=10**6)] = (
+        4096  # limit of waiting images; a request beyond it is refused
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

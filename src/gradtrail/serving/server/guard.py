@@ -12,9 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.config import Bounds, config
 from gradtrail.serving.server.refusal import JSON, Refusal, busy
 from gradtrail.support.errors import UserError, printable
 
@@ -36,20 +36,14 @@ _MAX_BODIES = 8  # bodies of the largest size in memory at a time
 DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)  # time of the event loop
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class Limits:
     """Limits of requests."""
 
-    max_body_bytes: int = 16 * 2**20
-    max_images: int = 1024  # per request
-    max_requests: int = 256  # in progress at a time; one more is refused
-    max_seconds: float = 30.0  # from a request's head to its answer
-
-    def __post_init__(self) -> None:
-        check("max_body_bytes", self.max_body_bytes, at_least=1024, at_most=2**30)
-        check("max_images", self.max_images, at_least=1, at_most=2**20)
-        check("max_requests", self.max_requests, at_least=1, at_most=2**16)
-        check("max_seconds", self.max_seconds, above=0, at_most=3600)
+    max_body_bytes: Annotated[int, Bounds(at_least=1024, at_most=2**30)] = 16 * 2**20
+    max_images: Annotated[int, Bounds(at_least=1, at_most=2**20)] = 1024  # per request
+    max_requests: Annotated[int, Bounds(at_least=1, at_most=2**16)] = 256  # in progress; one more is refused
+    max_seconds: Annotated[float, Bounds(above=0, at_most=3600)] = 30.0  # from a request's head to its answer
 
 
 def require_token(host: str, token: str) -> None:

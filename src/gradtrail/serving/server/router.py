@@ -190,7 +190,7 @@ def load(source: Source, clock: Callable[[], float] = time.perf_counter) -> Load
     Raises:
         UserError: The model cannot be used here, or its answers are no probabilities; one line.
     """
-    from gradtrail.core.xla.compile_events import cache_hits
+    from gradtrail.core.xla.compile_log import cache_hits
 
     model = read_export(source.folder)
     about = model.manifest

@@ -3,7 +3,7 @@
 The unit is the process: answers within one process depend on each other, on where its memory lies, and on the load of
 the machine, so thousands of them are not independent. Each process gives one value, such as its 99th percentile. The
 result is their median; its interval is that of the order statistics which contain the median with at least 95 %,
-whatever the distribution: the lowest and the highest of six (96.9 %). See `core/common/intervals`.
+whatever the distribution: the lowest and the highest of six (96.9 %). See `core/intervals.py`.
 """
 
 import json
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gradtrail
-from gradtrail.core.common.intervals import median_interval
+from gradtrail.core.intervals import median_interval
 from gradtrail.serving.verdict.judge import Measured
 from gradtrail.support.errors import UserError, printable
 from gradtrail.support.progress import progress_bar

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gradtrail.core.common.intervals import share_interval
+from gradtrail.core.intervals import share_interval
 from gradtrail.serving.candidate import Candidate, Predictions
 from gradtrail.serving.verdict.judge import Measured
 from gradtrail.tracking.mlflow.naming import metric_name

@@ -3,14 +3,13 @@
 Neighbours are data sets of which one has an example more (add or remove one); labels and pixels of an example count as
 one. Every step is a Gaussian mechanism on a Poisson-sampled batch, and the steps compose. Privacy loss distributions
 (PLD: Koskela et al., arXiv 1906.03049; Doroshenko et al., arXiv 2207.04380) give epsilon as an upper bound that is
-about 1 in 10,000 too high, 1 in 1,000 before the last epoch; Rényi differential privacy (RDP: Mironov et al., arXiv
-1908.10530) a looser one next to it. Rounding of the gradients and of the noise to float32 is not accounted for, nor is
-what the choice of params on the same examples spends. The examples of the validation split, which choose the best epoch
-and an early end, are not protected.
+about 2 in 10,000 too high; Rényi differential privacy (RDP: Mironov et al., arXiv 1908.10530) a looser one next to it.
+Rounding of the gradients and of the noise to float32 is not accounted for, nor is what the choice of params on the same
+examples spends. The examples of the validation split, which choose the best epoch and an early end, are not protected.
 
-A batch that is larger than there is room for ends the training with an error. Its chance is at most `OVERFLOW_SHARE` of
-delta, and is subtracted from delta here: unless the other examples alone fill a batch, which does not depend on the
-one example, both neighbours' trainings run as if there were no limit.
+A batch that exceeds the capacity ends the training with an error. Its chance is at most `OVERFLOW_SHARE` of delta, and
+is subtracted from delta here: unless the other examples alone fill a batch, which does not depend on the one example,
+both neighbours' trainings run as if there were no limit.
 
 `dp_accounting` takes seconds to import, so it is imported when a training is private, and only then.
 """
@@ -23,15 +22,14 @@ from typing import Any
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.privacy import OVERFLOW_SHARE
+from gradtrail.core.train.private import OVERFLOW_SHARE
+from gradtrail.stages.artifacts.privacy import PrivacyGuarantee
 
 SMALLEST_NOISE = 0.1  # as `noise_multiplier` in params.yaml
 LARGEST_NOISE = 1e5
-SMALLEST_DELTA = 1e-10  # below, what FFTs round off would count
+SMALLEST_DELTA = 1e-10  # below, rounding errors of FFTs would count
 MOST_POINTS = 20  # epochs for which epsilon is found; those between have that of the next one, which is an upper bound
-_ROUGH, _FINE = 10, 30  # cells to a standard deviation of a step's privacy loss: epsilon is 7 or 0.8 in 10,000 too high
-_CUT = 1e-15  # of probability, in tails that are counted as infinite losses
-_DIGITS = 4  # of the noise multiplier
+_CELLS = 20  # cells to a standard deviation of a step's privacy loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +40,10 @@ class Steps:
     noise_multiplier: float  # standard deviation of the noise over the norm that examples are clipped to
     number: int
 
-    def epsilon(self, delta: float, *, cells: int = _FINE) -> float:
-        """Return an upper bound of epsilon at `delta`, by PLD; `cells` to a standard deviation of a step's loss."""
-        composed = _loss_of_step(self.rate, self.noise_multiplier, cells).self_compose(self.number)
-        return float(composed.get_epsilon_for_delta(delta))
+    def epsilon(self, delta: float) -> float:
+        """Return an upper bound of epsilon at `delta`, by PLD."""
+        loss = _loss_of_step(self.rate, self.noise_multiplier).self_compose(self.number)
+        return float(loss.get_epsilon_for_delta(delta))
 
     def epsilon_by_rdp(self, delta: float) -> float:
         """Return a looser upper bound of epsilon at `delta`, by RDP."""
@@ -58,52 +56,16 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """The privacy budget that a training spends."""
+    """The privacy budget of one member of a training."""
 
     noise_multiplier: float  # noise multiplier of every step, configured or calibrated
-    delta: float
-    rate: float  # chance of an example to be in a batch
-    steps_per_epoch: int  # number of steps of one member in an epoch
-    epsilons: tuple[float, ...]  # epsilon of one member after each epoch; upper bounds
-    may_end_early: bool = False  # True if results of the training decide when it ends
-
-    def counted(self, epochs: list[int]) -> list[int]:
-        """Return the number of epochs of each member that count as spent: the completed ones, or all of them.
-
-        All, if it may end early: an end that depends on the data reveals something about them, and composition bounds
-        require a number of steps that is fixed beforehand (Rogers et al., arXiv 1605.08294).
-        """
-        return [len(self.epsilons)] * len(epochs) if self.may_end_early else epochs
-
-    def measure(self, epochs: list[int]) -> dict[str, float]:
-        """Return the metrics of a training whose members count as trained for so many epochs, see `counted`.
-
-        Returns:
-            `epsilon`, by PLD, and `epsilon_rdp` of all members together, at `delta`; `noise_multiplier`; for several
-            members also `epsilon_each`, the largest epsilon of one member.
-        """
-        epsilon_each = self.epsilons[max(epochs) - 1]
-        metrics = {"delta": self.delta, "noise_multiplier": self.noise_multiplier}
-        together = self._composed_steps(epochs)
-        by_rdp = together.epsilon_by_rdp(_delta_without_overflow(self.delta, len(epochs)))
-        if len(epochs) == 1:
-            return {"epsilon": epsilon_each, "epsilon_rdp": by_rdp, **metrics}
-        joint = together.epsilon(_delta_without_overflow(self.delta, len(epochs)))
-        return {"epsilon": joint, "epsilon_each": epsilon_each, "epsilon_rdp": by_rdp, **metrics}
-
-    def _composed_steps(self, epochs: list[int]) -> Steps:
-        """Return the steps of all members, which compose as one training: batches and noise are independent."""
-        number = sum(epochs) * self.steps_per_epoch
-        return Steps(rate=self.rate, noise_multiplier=self.noise_multiplier, number=number)
+    epsilons: tuple[float, ...]  # epsilon after each epoch; upper bounds
 
 
 def account(config: TrainConfig, num_examples: int) -> Spending:
-    """Return the privacy budget that a training will spend.
+    """Return the privacy budget that each member of a training on `num_examples` will spend.
 
-    Args:
-        config: the training; its noise is `privacy.noise_multiplier`, or the smallest, in 4 significant digits, with
-            which each member keeps `privacy.epsilon` in all its epochs.
-        num_examples: size of the training split.
+    The noise is `privacy.noise_multiplier`, or the smallest that keeps `privacy.epsilon` in all epochs.
 
     Raises:
         ConfigError: delta or batch size do not fit the number of examples, no noise is enough, or all members together
@@ -120,98 +82,100 @@ def account(config: TrainConfig, num_examples: int) -> Spending:
             f"train.privacy.delta must be from {SMALLEST_DELTA:g} to below one over the number of training examples, "
             f"1 / {num_examples:,}, got {privacy.delta:g}: a larger one would allow to publish one of the examples"
         )
-    rate, steps_per_epoch = config.batch_size / num_examples, math.ceil(num_examples / config.batch_size)
     noise, delta = privacy.noise_multiplier, _delta_without_overflow(privacy.delta, 1)
-    if noise is None:
-        assert privacy.epsilon is not None  # noqa: S101 (as PrivacyConfig sees to)
-        noise = find_noise(privacy.epsilon, delta, rate=rate, steps=config.epochs * steps_per_epoch)
-    epsilons = _curve(noise, delta, rate=rate, steps_per_epoch=steps_per_epoch, epochs=config.epochs)
+    if privacy.epsilon is not None:
+        all_steps = steps_of(config, num_examples, 1.0, config.epochs)
+        noise = find_noise(privacy.epsilon, delta, rate=all_steps.rate, steps=all_steps.number)
+    assert noise is not None  # noqa: S101 (PrivacyConfig has one of both)
+    epsilons: list[float] = []
+    for point in sorted({math.ceil(config.epochs * (number + 1) / MOST_POINTS) for number in range(MOST_POINTS)}):
+        epsilons += [steps_of(config, num_examples, noise, point).epsilon(delta)] * (point - len(epsilons))
     if not math.isfinite(epsilons[-1]):
         raise ConfigError(
             f"train.privacy.noise_multiplier must be large enough for a finite epsilon at delta {privacy.delta:g}, "
             f"got {noise:g}"
         )
-    spending = Spending(
-        noise_multiplier=noise,
-        delta=privacy.delta,
-        rate=rate,
-        steps_per_epoch=steps_per_epoch,
-        epsilons=epsilons,
-        may_end_early=config.patience is not None,
-    )
-    if config.members > 1 and not math.isfinite(spending.measure([config.epochs] * config.members)["epsilon"]):
+    together = steps_of(config, num_examples, noise, config.epochs * config.members)
+    if not math.isfinite(together.epsilon(_delta_without_overflow(privacy.delta, config.members))):
         raise ConfigError(
             f"train.members must be few enough for a finite epsilon of all together at delta {privacy.delta:g}, "
             f"got {config.members} with a noise multiplier of {noise:g}"
         )
-    return spending
+    return Spending(noise_multiplier=noise, epsilons=tuple(epsilons))
+
+
+def steps_of(config: TrainConfig, num_examples: int, noise_multiplier: float, epochs: int) -> Steps:
+    """Return the steps of so many epochs, of one member or of several: their batches and noise are independent."""
+    number = epochs * math.ceil(num_examples / config.batch_size)
+    return Steps(rate=config.batch_size / num_examples, noise_multiplier=noise_multiplier, number=number)
+
+
+def guarantee_of(config: TrainConfig, spending: Spending, num_examples: int, epochs: list[int]) -> PrivacyGuarantee:
+    """Return the guarantee of a private training, with numbers rounded to 9 digits as in the metrics.
+
+    All epochs of the config count as spent if it could end early: an end that depends on the data reveals something
+    about them, and composition bounds require a fixed number of steps (Rogers et al., arXiv 1605.08294).
+
+    Args:
+        num_examples: size of the training split.
+        epochs: number of epochs that each member was trained for.
+    """
+    privacy = config.privacy
+    counted = epochs if config.patience is None else [config.epochs] * len(epochs)
+    steps, delta = steps_of(config, num_examples, spending.noise_multiplier, sum(counted)), privacy.delta
+    delta_left, epsilon_each = _delta_without_overflow(delta, len(counted)), spending.epsilons[max(counted) - 1]
+    return PrivacyGuarantee(
+        epsilon=_rounded(steps.epsilon(delta_left) if len(counted) > 1 else epsilon_each),
+        epsilon_each=_rounded(epsilon_each),
+        epsilon_rdp=_rounded(steps.epsilon_by_rdp(delta_left)),
+        delta=_rounded(delta),
+        noise_multiplier=_rounded(spending.noise_multiplier),
+        example_clip_norm=privacy.example_clip_norm,
+        sampling=privacy.sampling,
+        batch_size=config.batch_size,
+        num_examples=num_examples,
+        steps=steps.number,
+        members=config.members,
+        augmentation_multiplicity=privacy.augmentation_multiplicity,
+        has_secret=privacy.secret_sha256 is not None,
+        release=privacy.release,
+    )
 
 
 def find_noise(epsilon: float, delta: float, *, rate: float, steps: int) -> float:
-    """Return the smallest noise multiplier, of 4 significant digits, that keeps `epsilon` at `delta`; at least 0.1.
+    """Return the smallest noise multiplier, rounded up to 4 digits, that keeps `epsilon` at `delta`; at least 0.1.
+
+    `dp_accounting.calibrate_dp_mechanism` takes 20 seconds where this takes half of one: its accountant has cells of
+    one size for any noise.
 
     Raises:
         ConfigError: it would have to be larger than 100,000; one line.
     """
 
-    def excess(log_noise: float, cells: int = _ROUGH) -> float:
-        epsilon_here = Steps(rate=rate, noise_multiplier=math.exp(log_noise), number=steps).epsilon(delta, cells=cells)
-        return math.log(min(max(epsilon_here, 1e-300), 1e300) / epsilon)
+    def excess(log_noise: float) -> float:
+        steps_here = Steps(rate=rate, noise_multiplier=math.exp(log_noise), number=steps)
+        return math.log(min(max(steps_here.epsilon(delta), 1e-300), 1e300) / epsilon)
 
     lowest, highest = math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)
-    low = high = 0.0
-    while excess(high) > 0:
-        if high == highest:
-            raise ConfigError(
-                f"train.privacy.epsilon must be large enough for {steps:,} steps at rate {rate:.3g} and delta "
-                f"{delta:.3g} with a noise multiplier of at most {LARGEST_NOISE:,.0f}, got {epsilon:g}"
-            )
-        low, high = high, min(high + 1, highest)
-    while low == high or excess(low) <= 0:
-        if low == lowest:
-            return SMALLEST_NOISE
-        low, high = max(low - 0.5, lowest), low
+    if excess(lowest) <= 0:
+        return SMALLEST_NOISE
+    if excess(highest) > 0:
+        raise ConfigError(
+            f"train.privacy.epsilon must be large enough for {steps:,} steps at rate {rate:.3g} and delta "
+            f"{delta:.3g} with a noise multiplier of at most {LARGEST_NOISE:,.0f}, got {epsilon:g}"
+        )
     from scipy.optimize import brentq  # late, as dp_accounting, which imports it anyway
 
-    root = float(brentq(excess, low, high, xtol=1e-4))  # with a little more noise than is needed, the bound being rough
-    slope = (excess(high) - excess(low)) / (high - low)
-    root -= excess(root, _FINE) / slope
-    unit = 10.0 ** (math.floor(math.log10(math.exp(root))) - _DIGITS + 1)
-    number = math.ceil(math.exp(root) / unit)
-
-    def is_enough(number: int) -> bool:
-        return excess(math.log(_noise_of(number, unit)), _FINE) <= 0
-
-    if is_enough(number):
-        while is_enough(number - 1):
-            number -= 1
-    else:
+    noise = math.exp(brentq(excess, lowest, highest, xtol=1e-6))
+    unit = 10.0 ** (math.floor(math.log10(noise)) - 3)
+    number = math.ceil(noise / unit)
+    if excess(math.log(number * unit)) > 0:  # the root is exact to a millionth
         number += 1
-        while not is_enough(number):
-            number += 1
-    return max(_noise_of(number, unit), SMALLEST_NOISE)
+    return float(f"{number * unit:.4g}")
 
 
-def _noise_of(number: int, unit: float) -> float:
-    return float(f"{number * unit:.{_DIGITS}g}")
-
-
-def _curve(noise: float, delta: float, *, rate: float, steps_per_epoch: int, epochs: int) -> tuple[float, ...]:
-    """Return an upper bound of epsilon after each epoch: the last is a fine one, the others are rough."""
-    points = sorted({math.ceil(epochs * (number + 1) / MOST_POINTS) for number in range(MOST_POINTS)})
-    last = Steps(rate=rate, noise_multiplier=noise, number=epochs * steps_per_epoch).epsilon(delta)
-    epsilons: list[float] = []
-    so_far, one_epoch = None, _loss_of_step(rate, noise, _ROUGH).self_compose(steps_per_epoch)
-    for point in points:
-        new = one_epoch.self_compose(point - len(epsilons))
-        so_far = new if so_far is None else so_far.compose(new, _CUT)
-        value = last if point == epochs else min(float(so_far.get_epsilon_for_delta(delta)), last)
-        epsilons += [value] * (point - len(epsilons))
-    return tuple(epsilons)
-
-
-@functools.lru_cache(maxsize=2)
-def _loss_of_step(rate: float, noise: float, cells: int) -> Any:
+@functools.lru_cache(maxsize=1)
+def _loss_of_step(rate: float, noise: float) -> Any:
     """Return the privacy loss distribution of one step.
 
     Its variance is about rate² (exp(1 / noise²) - 1). What cells of a certain width add to it is in proportion to
@@ -220,8 +184,12 @@ def _loss_of_step(rate: float, noise: float, cells: int) -> Any:
     """
     deviation = rate * math.sqrt(math.expm1(min(noise**-2, 500.0)))
     return _package().pld.privacy_loss_distribution.from_gaussian_mechanism(
-        noise, sampling_prob=rate, value_discretization_interval=min(deviation / cells, 0.01 * max(1, noise**-2))
+        noise, sampling_prob=rate, value_discretization_interval=min(deviation / _CELLS, 0.01 * max(1, noise**-2))
     )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.9g}")
 
 
 def _delta_without_overflow(delta: float, members: int) -> float:

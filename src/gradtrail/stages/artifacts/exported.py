@@ -58,17 +58,11 @@ class Manifest:
 
 
 class ExportedModel:
-    """A model that answers: `compile` for one batch size, or `predict` for any number of images.
-
-    Attributes:
-        manifest: description of the model.
-        program: function of tensors and images that returns probabilities.
-        tensors: arguments of the program, on the device.
-    """
+    """A model that answers: `compile` for one batch size, or `predict` for any number of images."""
 
     def __init__(self, manifest: Manifest, program: Callable[..., Array], tensors: Mapping[str, np.ndarray]):
         self.manifest = manifest
-        self.program = program
+        self.program = program  # tensors, images → probabilities
         self.tensors = jax.device_put(dict(tensors))
         self._call = jax.jit(program)
         self._compiled: dict[int, jax.stages.Compiled] = {}
@@ -86,8 +80,7 @@ class ExportedModel:
     def predict(self, images: Images) -> Probabilities:
         """Return the probabilities of any number of images, padded to the sizes of the manifest.
 
-        Raises:
-            UserError: the model answers something else; one line.
+        Raises UserError, one line, if the answers of the model are no probabilities.
         """
         sizes, parts = self.manifest.batch_sizes, []
         for start in range(0, len(images), sizes[-1]):
@@ -132,18 +125,33 @@ def read_manifest(folder: Path) -> Manifest:
         _check(manifest)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro export` makes it") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: no exported model: {one_line(error)}") from None
     return manifest
 
 
-def read_export(folder: Path) -> ExportedModel:
-    """Read an exported model for the backend that JAX has here.
+def _check(manifest: Manifest) -> None:
+    """Raise ValueError for a value that no export has: models may come from elsewhere."""
+    is_valid = {
+        **{name: isinstance(getattr(manifest, name), str) for name in ("name", "model", "weights", "dataset")},
+        "seeds": 0 < len(manifest.seeds) == len(manifest.epochs),
+        "image_shape": len(manifest.image_shape) == 2 and _are_counts(manifest.image_shape),
+        "classes": bool(manifest.classes) and all(isinstance(name, str) for name in manifest.classes),
+        "temperature": type(manifest.temperature) in (int, float) and manifest.temperature > 0,
+        "batch_sizes": _are_counts(sizes := manifest.batch_sizes) and list(sizes) == sorted({*sizes}),
+        "files": not any("/" in name or name.startswith(".") for name in dict(manifest.files)),
+    }
+    for name, valid in is_valid.items():
+        if not valid:
+            raise ValueError(f"{name} {str(getattr(manifest, name))[:100]}")
 
-    Raises:
-        UserError: a file is missing or has other bytes than those that were written, there is no program for this
-            backend, or this version of JAX cannot read it.
-    """
+
+def _are_counts(values: tuple[int, ...]) -> bool:
+    return bool(values) and all(type(value) is int and value > 0 for value in values)
+
+
+def read_export(folder: Path) -> ExportedModel:
+    """Read an exported model for the backend that JAX has here; raise UserError, one line, if that is impossible."""
     manifest = read_manifest(folder)
     backend = jax.default_backend()
     name = program_name(PLATFORMS.get(backend, backend))
@@ -172,27 +180,8 @@ def program_name(platform: str) -> str:
     return f"forward.{platform}.bin"
 
 
-def _check(manifest: Manifest) -> None:
-    sizes = manifest.batch_sizes
-    if not sizes or list(sizes) != sorted({*sizes}) or not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError(f"batch_sizes {str(sizes)[:100]}")
-    if len(manifest.image_shape) != 2 or not all(type(side) is int and side > 0 for side in manifest.image_shape):
-        raise ValueError(f"image_shape {str(manifest.image_shape)[:100]}")
-    if not manifest.seeds or len(manifest.seeds) != len(manifest.epochs):
-        raise ValueError(f"seeds {str(manifest.seeds)[:50]} and epochs {str(manifest.epochs)[:50]}")
-    if not manifest.classes or not all(isinstance(name, str) for name in manifest.classes):
-        raise ValueError(f"classes {str(manifest.classes)[:100]}")
-    texts = (manifest.name, manifest.model, manifest.weights, manifest.dataset)
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"name, model, weights, dataset {str(texts)[:100]}")
-    if type(manifest.temperature) not in (int, float) or not manifest.temperature > 0:
-        raise ValueError(f"temperature {str(manifest.temperature)[:100]}")
-    if not isinstance(manifest.files, dict) or any("/" in name or name.startswith(".") for name in manifest.files):
-        raise ValueError(f"files {str(manifest.files)[:100]}")
-
-
 def _verified(folder: Path, name: str, manifest: Manifest) -> bytes:
-    """Return the bytes of a file, after comparing their digest with the manifest."""
+    """Return the bytes of a file that has the digest of the manifest."""
     path = folder / name
     try:
         data = path.read_bytes()

@@ -5,16 +5,16 @@
 weights of the first.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradtrail.core.common.intervals import TAILS
+from gradtrail.core.intervals import Interval, mean_interval
 from gradtrail.stages.common.files import read_json, write_json
 
 if TYPE_CHECKING:  # it imports JAX, and tracking reads the list of members
@@ -29,20 +29,6 @@ _RANGES = {  # pattern of a metric's name → lowest and highest value that it c
     "loss|cross_entropy|brier|temperature|_norm|^num_|events": (0.0, math.inf),
     "": (-math.inf, math.inf),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """The mean of a metric over the members, their standard deviation, and the 95 % interval of the mean.
-
-    The interval is Student's t over seeds: the range in which the mean over many more seeds would be, on the same data.
-    It is clipped to the range of the metric, such as 0 to 1 for an accuracy.
-    """
-
-    mean: float
-    sd: float
-    low: float
-    high: float
 
 
 def member_folder(folder: Path, seed: int) -> Path:
@@ -67,32 +53,33 @@ def read_folders(folder: Path, models: Path) -> dict[int, Path]:
     return {seed: member_folder(folder, seed) if len(seeds) > 1 else folder for seed in seeds}
 
 
-def format_seeds(seeds: Sequence[int]) -> str:
-    """Return `seed 3`, or `seeds 3 to 7`."""
-    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
-
-
 def weights_paths(models: Path, kind: "WeightsKind") -> dict[int, Path]:
     """Return seed → weights file of each member."""
     return {seed: folder / f"{kind}.safetensors" for seed, folder in read_folders(models, models).items()}
 
 
-def spread(name: str, values: Sequence[float]) -> Spread:
-    """Return mean, standard deviation and interval of a metric of this name over at least two members."""
-    from scipy.special import stdtrit  # here: only several members need it
+def format_seeds(seeds: Sequence[int]) -> str:
+    """Return `seed 3`, or `seeds 3 to 7`."""
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
 
-    count, mean, sd = len(values), float(np.mean(values)), float(np.std(values, ddof=1))
-    half = float(stdtrit(count - 1, TAILS[1])) * sd / math.sqrt(count)
+
+def spread(name: str, values: Sequence[float]) -> Interval:
+    """Return the mean of a metric of this name over at least two members, with its 95 % interval.
+
+    The interval is Student's t over seeds: the range in which the mean over many more seeds would be, on the same data.
+    It is clipped to the range of the metric, such as 0 to 1 for an accuracy.
+    """
     lowest, highest = next(ends for pattern, ends in _RANGES.items() if re.search(pattern, name))
-    return Spread(mean=mean, sd=sd, low=max(mean - half, lowest), high=min(mean + half, highest))
+    interval = mean_interval(values)
+    return dataclasses.replace(interval, low=max(interval.low, lowest), high=min(interval.high, highest))
 
 
 def over_members(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the metrics of a training from those of its members; for a single member, its own.
 
-    For several members, text and equal whole numbers are kept as they are; every other number becomes its mean and,
-    with the suffixes `_sd`, `_low` and `_high`, the rest of its `Spread`. Intervals of single members are left out, and
-    so are metrics that a member lacks.
+    For several members, text and equal whole numbers are kept as they are; every other number becomes its mean, with
+    its standard deviation and the ends of its interval under the suffixes `_sd`, `_low` and `_high`. Intervals of
+    single members are left out, and so are metrics that a member lacks.
     """
     if len(metrics) == 1:
         return dict(metrics[0])
@@ -102,14 +89,9 @@ def over_members(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if is_end or not all(key in row for row in metrics):
             continue
         values = [row[key] for row in metrics]
-        if isinstance(values[0], float) or any(value != values[0] for value in values):
-            over_seeds = spread(key, values)
-            combined |= {
-                key: over_seeds.mean,
-                f"{key}_sd": over_seeds.sd,
-                f"{key}_low": over_seeds.low,
-                f"{key}_high": over_seeds.high,
-            }
-        else:
+        if not isinstance(values[0], float) and all(value == values[0] for value in values):
             combined[key] = values[0]
+            continue
+        mean, deviation = spread(key, values), float(np.std(values, ddof=1))
+        combined |= {key: mean.value, f"{key}_sd": deviation, f"{key}_low": mean.low, f"{key}_high": mean.high}
     return combined

@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
@@ -56,7 +57,8 @@ def save(figure: Figure, path: Path) -> None:
         low, high = axis.get_view_interval()
         if axis.get_scale() == "log" and high >= 100 * low:
             axis.set_minor_locator(NullLocator())
-    figure.savefig(path, format="png")
+    canvas: Any = FigureCanvasAgg(figure)  # without types
+    canvas.print_png(path)  # `savefig` would draw a second time, only for the layout
 
 
 def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns: int = 10) -> Figure:

@@ -1,7 +1,6 @@
 """The guarantee of a private training: `results/train/privacy.json`, which only private trainings have.
 
-`train` writes it next to the tables. `gradients` and `report` read it, to leave out or to mark what the guarantee does
-not cover.
+`train` writes it next to the tables. `gradients` and `report` read it, to redact or to mark what it does not cover.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ NOT_COVERED = (
     "Not covered by epsilon: the training is private, but what follows was computed from single training examples "
     "without noise. Do not publish it; train.privacy.release leaves it out."
 )
-RELEASED = (
+REDACTED = (
     "The training is private and its outs are to be published, so nothing here was computed from training examples "
     "but with the noise: they are left out."
 )
@@ -40,12 +39,18 @@ class PrivacyGuarantee:
     members: int  # number of networks; their steps compose
     augmentation_multiplicity: int  # augmentations of an example whose mean gradient is clipped
     has_secret: bool  # True if batches and noise come from a secret; else from the seed, which anybody can repeat
-    release: bool  # True if the outputs hold nothing of training examples that the noise does not cover
+    release: bool  # True if the outputs are redacted: they hold nothing of training examples without noise
 
     @property
     def rate(self) -> float:
         """The chance of an example to be in a batch."""
         return self.batch_size / self.num_examples
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the training; `epsilon_each` for several members only."""
+        names = ["epsilon", "epsilon_each", "epsilon_rdp", "delta", "noise_multiplier"]
+        return {name: getattr(self, name) for name in names if self.members > 1 or name != "epsilon_each"}
 
 
 def write_guarantee(folder: Path, guarantee: PrivacyGuarantee) -> None:

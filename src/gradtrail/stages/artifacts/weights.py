@@ -2,16 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from gradtrail.core.nn.models import Model, ModelConfig, Params
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.core.nn.models import Model, ModelConfig, Params, by_path
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.params import as_written, validate
 from gradtrail.support.errors import UserError, one_line
 
@@ -34,20 +34,16 @@ class WeightsInfo:
 
 def write_weights(path: Path, params: Params, info: WeightsInfo) -> None:
     """Write parameters, float32, in the byte-stable, pickle-free safetensors format."""
-    tensors = {_name(key): np.asarray(leaf) for key, leaf in jax.tree.leaves_with_path(params)}
+    tensors = {name: np.asarray(leaf) for name, leaf in by_path(params).items()}
     metadata = {**as_written(info), "digest": _digest(tensors)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(save(tensors, metadata={_KEY: json.dumps(metadata, sort_keys=True)}))
 
 
 def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
-    """Read a weights file.
+    """Read a weights file: the model, its parameters as arrays on the host, and the file's metadata.
 
-    Returns:
-        The model, its parameters as arrays on the host, and the file's metadata.
-
-    Raises:
-        UserError: the file is missing, damaged, or holds other tensors than its model has or than were written.
+    Raises UserError, one line, if the file is missing, damaged, or holds other tensors than were written.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -60,11 +56,24 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
     written = metadata.pop("digest", None)
     info = validate(metadata, WeightsInfo, f"{path}: {_KEY}")
     model = Model(info.model)
-    template = model.abstract_params()
-    expected = {_name(key) for key, _ in jax.tree.leaves_with_path(template)}
-    if _digest(tensors) != written or tensors.keys() != expected:
+    if _digest(tensors) != written or tensors.keys() != by_path(model.abstract_params()).keys():
         raise UserError(f"{path}: its tensors are not those that were written; `dvc repro` makes it again")
-    return model, jax.tree.map_with_path(lambda key, _: tensors[_name(key)], template), info
+    return model, model.from_paths(tensors), info
+
+
+def read_members(paths: Mapping[int, Path], dataset: DatasetInfo) -> Iterator[tuple[int, Model, Params, WeightsInfo]]:
+    """Yield seed, model, parameters and metadata of each member's weights, with one network in memory at a time.
+
+    Raises UserError, one line, if a file is missing or damaged, or belongs to another model or data set.
+    """
+    first: Model | None = None
+    for seed, path in paths.items():
+        model, params, info = read_weights(path)
+        require_same_data(path, info, dataset)
+        first = first or model
+        if model.config != first.config:
+            raise UserError(f"{path}: weights of {model.config.name}, but the first member is {first.config.name}")
+        yield seed, model, params, info
 
 
 def require_same_data(path: Path, info: WeightsInfo, dataset: DatasetInfo) -> None:
@@ -79,7 +88,3 @@ def _digest(tensors: dict[str, np.ndarray]) -> str:
     for name in sorted(tensors):
         sha256.update(name.encode() + np.ascontiguousarray(tensors[name]).tobytes())
     return sha256.hexdigest()
-
-
-def _name(key: tuple[jax.tree_util.DictKey, ...]) -> str:
-    return "/".join(str(part.key) for part in key)

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +99,19 @@ def is_here(out: str, md5: str) -> bool:
 
 
 def restore(out: str, md5: str, to: Path, commit: str) -> bool:
-    """Copy an output with this digest into the folder `to`: from the cache, a commit, or the current working folder.
-
-    Returns:
-        True if it was found.
-    """
+    """Copy an output with this digest into the folder `to`; return whether the cache, a commit or the folder has it."""
     target = to / out
     target.parent.mkdir(parents=True, exist_ok=True)
-    is_restored = _from_cache(md5, target) and digest(target) == md5
-    is_restored = is_restored or (
-        commit != "" and _from_commit(commit, out, _removed(target)) and digest(target) == md5
+    sources: tuple[Callable[[], bool], ...] = (
+        lambda: _from_cache(md5, target),
+        lambda: commit != "" and _from_commit(commit, out, target),
+        lambda: _from_working_folder(out, md5, target),
     )
-    return is_restored or (_from_working_folder(out, md5, _removed(target)) and digest(target) == md5)
+    for source in sources:
+        _remove(target)
+        if source() and digest(target) == md5:
+            return True
+    return False
 
 
 @contextlib.contextmanager
@@ -196,8 +197,7 @@ def _place(md5: str) -> Path:
     return file_folder() / md5[:2] / md5[2:]
 
 
-def _removed(path: Path) -> Path:
+def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
-    return path

@@ -1,11 +1,12 @@
 """Atomic writes: a reader sees the old bytes or the new ones, never a mixture. And the reader of JSON."""
 
 import contextlib
+import csv
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,7 @@ def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Pat
 
     Nothing under `folder` changes before every output is complete, and on any exception the previous outputs are kept.
     All previous outputs are moved away before the first new one is moved in, so that even a kill never leaves a
-    mixture. Another process that writes the same outputs waits.
-
-    Args:
-        outs: paths relative to `folder`, files or folders; all of them must be written, and nothing else.
-        folder: the working folder.
-        name: the stage; a folder that a killed process of the same stage left behind is removed.
+    mixture. Another process that writes the same outputs waits. A folder that a killed process left is removed.
 
     Raises:
         RuntimeError: an output was not written, or a file was written that is not an output.
@@ -151,3 +147,12 @@ def _exchange(outs: tuple[str, ...], folder: Path, new: Path, old: Path) -> None
 def _remove(*folders: Path) -> None:
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> None:
+    """Write rows as CSV; the columns are by default the keys of the first row. None and NaN are empty cells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns] or [*rows[0]])
+        writer.writerows(["" if value != value else value for value in row.values()] for row in rows)

@@ -6,10 +6,9 @@ data were edited meanwhile would be recorded, and later served from the run-cach
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gradtrail.stages.common.digests import Stamps, changed_files, stamps_of
 from gradtrail.stages.common.overrides import flatten
@@ -63,8 +62,8 @@ def read_inputs(name: str, spec: StageSpec) -> Inputs:
     """Read the inputs of a stage in the working folder.
 
     Raises:
-        UserError: a dep is missing; a params file cannot be read or lacks a key; or code changed after this process
-            started, which may have imported either version.
+        UserError: a dep or a param is missing; or code changed after this process started, which may have imported
+            either version.
     """
     stamps = _read_stamps(spec)
     if newest := _changed_within(seconds_running() - _CLOCK_SECONDS, stamps):
@@ -85,7 +84,7 @@ def _changed_within(seconds: float, stamps: Stamps) -> Path | None:
 
 
 def _read_stamps(spec: StageSpec) -> Stamps:
-    return stamps_of(Path(name) for name in ("dvc.yaml", *spec.params, *spec.deps))
+    return stamps_of(map(Path, ("dvc.yaml", *spec.params, *spec.deps)))
 
 
 def _changes(before: Entry, after: Entry, files: list[str]) -> Iterator[str]:
@@ -93,12 +92,9 @@ def _changes(before: Entry, after: Entry, files: list[str]) -> Iterator[str]:
     for file, values in before.params.items():
         old, new = flatten(values), flatten(after.params[file])
         for key in sorted({*old, *new}):
-            if (was := _format_value(old, key)) != (is_now := _format_value(new, key)):
+            was, is_now = (repr(values[key]) if key in values else "nothing" for values in (old, new))
+            if was != is_now:
                 yield f"{file}: {key} changed from {was} to {is_now}"
     for dep, md5 in before.deps.items():
         if after.deps[dep] != md5:
             yield f"{next((file for file in files if file.startswith(dep)), dep)} changed"
-
-
-def _format_value(values: Mapping[str, Any], key: str) -> str:
-    return repr(values[key]) if key in values else "nothing"

@@ -55,7 +55,7 @@ class StageSpec:
 
 
 def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
-    """Read the stages of a `dvc.yaml`, in its order; raise UserError, one line, if they are none."""
+    """Read the stages of a `dvc.yaml`, in its order."""
     return parse_pipeline(read_yaml(path), str(path))
 
 
@@ -95,7 +95,7 @@ def read_locks(folder: Path) -> dict[str, Any]:
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Read the stages of a `dvc.lock`; raise UserError, one line, if they are none."""
+    """Read the stages of a `dvc.lock`."""
     return parse_lock(read_yaml(path), str(path))
 
 
@@ -112,18 +112,13 @@ def parse_lock(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def live_entry(spec: StageSpec, folder: Path, *, is_partial: bool = False) -> Entry:
-    """Return the entry of a stage from the current files in `folder`.
-
-    Args:
-        spec: the stage.
-        folder: folder that deps are relative to.
-        is_partial: True to leave out missing deps.
+    """Return the entry of a stage from the current files in `folder`; `is_partial` leaves out missing deps.
 
     Raises:
         FileNotFoundError: a dep is missing.
-        UserError: a params file is none, or lacks a key.
+        UserError: a params file is missing, or lacks a key.
     """
-    params = {name: _values(folder / name, keys) for name, keys in spec.params.items()}
+    params = {name: values_of(read_yaml(folder / name), keys, str(folder / name)) for name, keys in spec.params.items()}
     deps = [dep for dep in spec.deps if not is_partial or (folder / dep).exists()]
     return Entry(cmd=spec.cmd, params=params, deps={dep: digest(folder / dep) for dep in deps})
 
@@ -153,13 +148,7 @@ def has_shape(section: Mapping[str, Any], spec: StageSpec) -> bool:
 
 
 def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> dict[str, Any]:
-    """Return the values of dotted keys in a params file's content; raise UserError if one is missing.
-
-    Args:
-        content: content of the file.
-        keys: sections or dotted keys, such as `train` or `train.seed`.
-        name: name of the file.
-    """
+    """Return the values of keys such as `train` or `train.seed` in a params file; raise UserError if one is missing."""
     try:
         return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}
     except (KeyError, TypeError) as error:
@@ -217,8 +206,3 @@ def _stage_spec(stage: Mapping[str, Any]) -> StageSpec:
         params={name: tuple(keys) for name, keys in params.items()},
         outs=tuple(name for out in outs for name in (out if isinstance(out, dict) else [out])),
     )
-
-
-def _values(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
-    """Look up dotted keys in a params file."""
-    return values_of(read_yaml(path), keys, str(path))

@@ -3,7 +3,7 @@
 Process 0 alone writes outputs, tracks, and prints; the others compute. They are started by `gradtrail.launch`, or by a
 scheduler that JAX knows, see `docs/several_hosts.md`. What depends on the clock, on signals or on the host is decided
 by process 0; the others receive the decision from JAX's coordination service, since a collective of gloo fails after
-30 s. Out of scope: what they compute together, and how (`core/common/sharding.py`).
+30 s. Out of scope: what they compute together, and how (`core/sharding.py`).
 """
 
 import contextlib

@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jaxlib
 from filelock import FileLock
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.environment import processor_digest
@@ -54,27 +53,10 @@ def set_up_cache() -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def cache_disabled() -> Iterator[None]:
-    """Disable the compilation cache in the block, so that compile times are those of a cold start."""
-    config: Any = jax.config  # whose switches mypy does not know
-    enabled = config.jax_enable_compilation_cache
-    config.update("jax_enable_compilation_cache", False)
-    reset_cache()  # otherwise JAX does not read the switch again
-    try:
-        yield
-    finally:
-        config.update("jax_enable_compilation_cache", enabled)
-        reset_cache()
-
-
 def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextManager[None]]:
     """Return a context manager that locks a program while it is compiled, so that no other process compiles it too.
 
-    A second process waits for the lock and then finds the program in the cache.
-
-    Args:
-        folder: folder of the cache.
+    A second process waits for the lock and then finds the program in the cache, in `folder`.
     """
 
     @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.digests import Stamps, changed_files, stamps_of
 from gradtrail.stages.common.dvc_cache import restoring_outs
-from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, refuse_variables, set_up_jax, uses_jax
 from gradtrail.stages.common.files import read_mapping, write_json, writing_outs
 from gradtrail.stages.common.inputs import Inputs, read_inputs
 from gradtrail.stages.common.overrides import PARAMS
@@ -40,13 +40,10 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a `dvc.yaml`, in the working folder.
-
-    Attributes:
-        made_at: seconds since the epoch; for a stage that runs, the end of its script's imports.
-    """
+    """A stage of a `dvc.yaml`, in the working folder."""
 
     name: str  # name of the stage, its script, its params section and its metrics file
+    # Seconds since the epoch; for a stage that runs, the end of its script's imports
     made_at: float = field(default_factory=time.time, compare=False, kw_only=True)
     _written: Stamps = field(default_factory=dict, init=False, compare=False)  # of the outputs, once they are in place
 
@@ -86,15 +83,14 @@ class Stage:
         return "environment" in self.spec.params.get("params.yaml", ()) and uses_jax()
 
     def set_up(self) -> None:
-        """Refuse an environment that may change results, and set all that can; see `environment`."""
+        """Refuse variables that may change results, and set up JAX; see `environment`."""
         is_read = "environment" in self.spec.params.get("params.yaml", ())
-        config = self.params(EnvironmentConfig, "environment") if is_read else None
-        refuse_unknown_variables(config)
-        if config and self.computes:
+        refuse_variables(self.params(EnvironmentConfig, "environment") if is_read else None)
+        if self.computes:
             self.set_up_jax()
 
     def set_up_jax(self) -> None:
-        """Set the switches of JAX that can change a bit: for a stage that imports JAX after its start."""
+        """Set up JAX in a stage that imports it after its start."""
         set_up_jax(self.params(EnvironmentConfig, "environment"), self.runtime)
 
     @contextlib.contextmanager
@@ -128,22 +124,17 @@ class Stage:
 
     def write_metrics(self, new: Path, metrics: Mapping[str, Any]) -> None:
         """Write the metrics file to the folder of the new outs: flat keys, numbers rounded to 9 significant digits."""
-        write_json(
-            new / "results" / "metrics" / f"{self.name}.json", {key: _plain(value) for key, value in metrics.items()}
-        )
+        path = new / "results" / "metrics" / f"{self.name}.json"
+        write_json(path, {key: _plain(value) for key, value in metrics.items()})
 
     def write_costs(self, new: Path, costs: Mapping[str, Mapping[str, int]]) -> None:
         """Write function → static cost → value to the folder of the new outputs, as `results/costs/<stage>.json`."""
         write_json(new / "results" / "costs" / f"{self.name}.json", costs)
 
     def read_metrics(self) -> dict[str, Any]:
-        """Read the metrics file from the working folder; raise UserError if it holds anything but numbers and text."""
+        """Read the metrics file from the working folder."""
         name = f"results/metrics/{self.name}.json"
-        metrics = read_mapping(self.folder / name, "metrics", name)
-        for key, value in metrics.items():
-            if not isinstance(value, str | int | float):
-                raise UserError(f"{name}: {key} should be a number or text, got {value!r}")
-        return metrics
+        return read_mapping(self.folder / name, "metrics", name)
 
 
 def run_stage(
@@ -159,8 +150,6 @@ def run_stage(
 
     Args:
         main: function with the stage's work; of several processes, process 0 calls it.
-        name: name of the stage.
-        shows: metrics to print.
         follow: function that the other processes call; None if the stage runs in one process alone.
     """
     stage = Stage(name)

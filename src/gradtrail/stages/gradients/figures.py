@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
 from gradtrail.core.gradients.scores import rank_correlation
 from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.gradients.tables import SUSPICION, Tables
+from gradtrail.stages.gradients.outputs import SUSPICION, Tables
+
+_CORRECTNESS = ((True, "correct", plotting.BLUE), (False, "misclassified", plotting.VERMILLION))
 
 
 def draw(
@@ -57,7 +59,7 @@ def draw_histograms(scores: pd.DataFrame, title: str) -> Figure:
             label=str(split),
             linewidth=1.6,
         )
-    for is_correct, name, colour in ((True, "correct", plotting.BLUE), (False, "misclassified", plotting.VERMILLION)):
+    for is_correct, name, colour in _CORRECTNESS:
         norms = scores.loc[scores["correct"] == is_correct, "grad_norm"]
         axes[0, 1].hist(norms, edges, histtype="stepfilled", alpha=0.6, color=colour, label=f"{name} ({len(norms):,})")
     axes[0, 0].set_ylabel("% of the split")
@@ -74,10 +76,7 @@ def draw_relations(scores: pd.DataFrame, title: str) -> Figure:
     for axis, column, label in zip(
         axes.flat, ("loss", "margin", "input_norm"), ("loss in nats", "margin in logits", "input norm"), strict=True
     ):
-        for is_correct, name, colour in (
-            (True, "correct", plotting.BLUE),
-            (False, "misclassified", plotting.VERMILLION),
-        ):
+        for is_correct, name, colour in _CORRECTNESS:
             part = scores[scores["correct"] == is_correct]
             axis.plot(part[column], part["grad_norm"], ",", color=colour, alpha=0.5)
             axis.plot([], [], "o", color=colour, label=name)

@@ -7,7 +7,6 @@ such files, so that every value is checked.
 import csv
 import io
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +14,14 @@ from typing import Literal
 
 import numpy as np
 
-from gradtrail.core.common.split import Split
-from gradtrail.core.data.preprocessing import correct
-from gradtrail.stages.common.dataset import SPLITS
+from gradtrail.core.data import Split, correct
+from gradtrail.stages.artifacts.data_files import SPLITS
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError, one_line
 
 PATH = Path("pipeline/corrections.csv")
 COLUMNS = ("split", "example_id", "old", "new", "reviewer", "time", "reason")
 LONGEST_TEXT = 200
-_MAX_BYTES = 2**24
 _SHOWN = 5  # most examples in an error
 _UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -60,7 +57,7 @@ def check_text(name: str, text: str) -> str:
     text = text.strip()
     if len(text) > LONGEST_TEXT or _UNPRINTED.search(text):
         raise UserError(f"{name} must be one line of at most {LONGEST_TEXT} characters, got {one_line(text)[:50]!r}")
-    if unicodedata.normalize("NFKC", text[:1]).startswith(("=", "+", "-", "@")):  # also full-width signs
+    if text.startswith(("=", "+", "-", "@")):
         raise UserError(f"{name} begins with {text[0]!r}, which a spreadsheet would run as a formula: {text[:50]!r}")
     return text
 
@@ -76,7 +73,8 @@ def read_corrections(path: Path) -> list[Correction]:
     try:
         header = next(reader, [])
         if tuple(header) != COLUMNS:
-            raise UserError(f"{path}: {_foreign_header(header)}; expected {','.join(COLUMNS)}")
+            line = one_line(",".join(header))[:100]
+            raise UserError(f"{path}: the first line is {line!r}; expected {','.join(COLUMNS)}, separated by commas")
         rows = [_parse(row, f"{path}: line {reader.line_num}") for row in reader if any(row)]
     except csv.Error as error:
         raise UserError(f"{path}: line {reader.line_num}: not readable as CSV: {one_line(error)}") from None
@@ -109,11 +107,7 @@ def disagreements(rows: Iterable[Correction]) -> list[str]:
 def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_classes: int, path: Path) -> None:
     """Raise UserError unless every correction names a class, and its old label is the given one of the example.
 
-    Args:
-        rows: corrections as read.
-        splits: splits with their given labels; a subset may lack examples.
-        num_classes: number of classes of the data set.
-        path: path of the file, for messages.
+    A subset may lack examples. Messages name the file at `path`.
     """
     labels = {
         (name == "test", number): label
@@ -140,9 +134,7 @@ def apply_corrections(
 
     Args:
         splits: splits after label noise.
-        rows: corrections as read.
         sizes: number of examples in the original files `train` and `test`.
-        num_classes: number of classes of the data set.
         path: path of the file, for messages.
 
     Raises:
@@ -162,26 +154,13 @@ def apply_corrections(
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
+        return path.read_text("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; without corrections it holds the line {','.join(COLUMNS)}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > _MAX_BYTES:
-        raise UserError(f"{path}: more than {_MAX_BYTES:,} bytes, too long for a file of corrections")
-    try:
-        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}; save it as comma-separated UTF-8") from None
-
-
-def _foreign_header(header: Sequence[str]) -> str:
-    line = ",".join(header)
-    for sign, name in ((";", "semicolons"), ("\t", "tabs")):
-        if sign in line:
-            return f"values are separated by {name}, not by commas"
-    return f"the first line is {one_line(line)[:100]!r}"
 
 
 def _parse(row: Sequence[str], place: str) -> Correction:
@@ -208,13 +187,10 @@ def _parse(row: Sequence[str], place: str) -> Correction:
 
 def _require_one_decision(rows: Sequence[Correction], path: Path) -> None:
     if differing := disagreements(rows):
-        more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise UserError(f"{path}: conflicting decisions, none is applied: {'; '.join(differing[:_SHOWN])}{more}")
-    examples: set[tuple[bool, int]] = set()
-    for row in rows:
-        if row.example in examples:
-            raise UserError(f"{path}: {row} is listed twice; keep one line for each example")
-        examples.add(row.example)
+        raise UserError(f"{path}: conflicting decisions, none is applied: {'; '.join(differing[:_SHOWN])}")
+    last_rows = {row.example: row for row in rows}
+    if extra := [row for row in rows if last_rows[row.example] is not row]:
+        raise UserError(f"{path}: {extra[0]} is listed twice; keep one line for each example")
 
 
 def _verdict(row: Correction) -> str:

@@ -1,18 +1,20 @@
-"""Figures of the data: sample images."""
+"""A figure of sample images, and a warning about classes with too few training examples."""
 
-from collections.abc import Mapping
+import sys
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.stages.artifacts import plotting
 
+_SHOWN = 10  # classes of a warning
 
-def draw(folder: Path, splits: Mapping[str, Split], dataset: str, num_classes: int) -> None:
+
+def draw(folder: Path, train: Split, dataset: str, num_classes: int) -> None:
     """Draw all figures of the `preprocess` stage into a folder."""
-    plotting.save(draw_samples(splits["train"], dataset, num_classes), folder / "samples.png")
+    plotting.save(draw_samples(train, dataset, num_classes), folder / "samples.png")
 
 
 def draw_samples(split: Split, dataset: str, num_classes: int, per_class: int = 12) -> Figure:
@@ -28,3 +30,16 @@ def draw_samples(split: Split, dataset: str, num_classes: int, per_class: int = 
         row[:, : len(chosen)] = chosen.swapaxes(0, 1)
     plotting.show_image(axes[0, 0], mosaic.reshape(rows * height, per_class * width))
     return figure
+
+
+def warn_of_small_classes(labels: np.ndarray, num_classes: int, *, versions: int) -> None:
+    """Print one line on stderr if a class has fewer than two training examples, counting versions of each."""
+    counts = np.bincount(labels, minlength=num_classes) * versions
+    small = [f"{label} ({counts[label]})" for label in np.flatnonzero(counts < 2)]
+    if small:
+        listed = ", ".join(small[:_SHOWN]) + (f" and {len(small) - _SHOWN} more" if len(small) > _SHOWN else "")
+        print(
+            f"preprocess: classes with fewer than two training examples: {listed}; `gradients` leaves them out of "
+            "coherence_within_classes, and classes.csv has no coherence of such a class with itself",
+            file=sys.stderr,
+        )

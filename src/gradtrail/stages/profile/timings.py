@@ -1,44 +1,58 @@
-"""Times of the variants of a profile, for its run in MLflow: metrics, tables and figures. Changes no output.
+"""Costs and times of the variants of a profile as tables and metrics.
 
-Nothing is timed without tracking, or with a debug switch on, which changes the compiled functions.
+Static costs are outs of the stage. Times go to its run in MLflow only; nothing is timed without tracking, or with a
+debug switch on, which changes the compiled functions.
 """
 
 import dataclasses
+import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
-import numpy as np
-import pandas as pd
 
-from gradtrail.core.common.intervals import median_interval
-from gradtrail.core.profile.benchmark import Bench, FunctionTime, MachineRates, StepTimes, measure_rates
-from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
+from gradtrail.core.batching import WINDOW
+from gradtrail.core.intervals import median_interval
+from gradtrail.core.profile import benchmark
+from gradtrail.core.profile.benchmark import (
+    CALL_PER_STEP,
+    COMPILED,
+    WITHOUT_JIT,
+    CompiledVariant,
+    FunctionTime,
+    MachineRates,
+    ProfileConfig,
+    Variant,
+)
+from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.artifacts.data_files import DatasetInfo
+from gradtrail.stages.common.files import write_csv
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.profile import time_figures
-from gradtrail.stages.profile.tables import configured_rows, doubling_table
-from gradtrail.support.memory import available_bytes, release_memory
+from gradtrail.stages.profile import figures
+from gradtrail.support.memory import available_bytes
+from gradtrail.support.progress import progress_bar
+from gradtrail.support.running_time import allowed_cores
 
 _MIB = 2**20
-_NO_NUMBERS = ("function", "variant", "rounds")  # of a `FunctionTime`
 _REFERENCE = "float32"
-DOUBLED = ("seconds", "examples_per_second", "temporary_mib", "total_mib")
+_COMPARED = {"train_step": ("flops", "total_bytes"), "predict": ("flops",)}
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
     """Measured times."""
 
-    functions: pd.DataFrame  # a row for each function of each variant, of `function_table`
-    times: pd.DataFrame  # a row for each function of the configured variant, of `time_table`
-    steps: StepTimes  # times of the configured training step in three ways
-    rates: MachineRates  # highest rates of the machine, measured before and after the functions
+    rows: list[Row]  # those of `time_rows`
+    rates: MachineRates  # highest rates of the machine
     precisions: dict[str, float]  # metrics of `precision_ratios`
 
 
@@ -47,62 +61,101 @@ def is_timed(runtime: RuntimeConfig, *, is_tracked: bool) -> bool:
     return is_tracked and not (runtime.debug_nans or runtime.disable_jit)
 
 
+def compile_variants(
+    config: ProfileConfig, train_config: TrainConfig, info: DatasetInfo, *, compiler: Compiler
+) -> list[CompiledVariant]:
+    """Compile all variants: the configured one first and alone, so that its compile times count, then the others."""
+    most = max(WINDOW, train_config.batch_size, config.largest_batch_size)  # the cost of a step does not depend on it
+    compile_one = functools.partial(
+        benchmark.compile_variant,
+        train_config,
+        image_shape=info.image_shape,
+        num_classes=info.num_classes,
+        num_examples=min(info.examples["train"], most),
+        compiler=compiler,
+    )
+    configured, *alternatives = benchmark.variants_to_compare(config, train_config)
+    compiled = [compile_one(configured)]
+    with (
+        progress_bar("profile", 1 + len(alternatives), unit="steps") as bar,
+        ThreadPoolExecutor(allowed_cores()) as pool,
+    ):
+        bar.advance(message=f"compiled {configured.label}")
+        for result in pool.map(compile_one, alternatives):
+            compiled.append(result)
+            bar.advance(message=f"compiled {result.variant.label}")
+    return compiled
+
+
+def cost_rows(compiled: Sequence[CompiledVariant]) -> list[Row]:
+    """Return a row for each function of each variant: its `StaticCost`."""
+    rows = [
+        {"function": name, **dataclasses.asdict(variant.variant), **dataclasses.asdict(function.cost)}
+        for variant in compiled
+        for name, function in variant.functions.items()
+    ]
+    return sorted(rows, key=lambda row: (row["function"], row["precision"], row["batch_size"], row["remat"]))
+
+
+def measure(costs: Sequence[Row], configured: Variant) -> dict[str, int]:
+    """Return the main costs of the configured variant as flat metrics, `<function>_<cost>`; the table has more."""
+    by_function = {row["function"]: row for row in figures.variant_rows(costs, configured)}
+    return {f"{name}_{cost}": int(by_function[name][cost]) for name, names in _COMPARED.items() for cost in names}
+
+
 def take(
-    config: ProfileConfig,
-    compiled: Sequence[CompiledVariant],
-    num_classes: int,
-    *,
-    compiler: Compiler,
-    advance: Callable[..., object],
-) -> Timings:
+    config: ProfileConfig, compiled: Sequence[CompiledVariant], num_classes: int, *, compiler: Compiler
+) -> Timings | None:
     """Time all variants that fit into memory; warn of each that does not.
 
-    Args:
-        config: number of steps, and the time limit.
-        compiled: compiled variants, the configured one first.
-        num_classes: number of classes of the data set.
-        compiler: compiler of the variants.
-        advance: function that is called with a `message` after each of two steps.
+    Returns:
+        The times; None if the configured variant, the first, does not fit.
     """
-    bench = Bench(config, num_classes, compiler)
-    with compiler.planned():  # steps without jit compile each operation: that is what is timed
-        rates = [measure_rates(compiler.clock)]
-        times = bench.time_functions([variant for variant in compiled if _fits(variant)])
-        rates.append(measure_rates(compiler.clock))
-        advance(message="timed all variants")
-        steps = bench.time_steps(compiled[0])
-    release_memory()
-    advance(message="timed the same steps in three ways")
-    roof = _highest(rates)
-    table = function_table(times, compiled, roof)
-    return Timings(
-        functions=table,
-        times=time_table(compiled[0], table),
-        steps=steps,
-        rates=roof,
-        precisions=precision_ratios(times, compiled[0].variant),
+    fitting = [variant for variant in compiled if _fits(variant)]
+    if compiled[0] not in fitting:
+        return None
+    with compiler.log.planned():  # without jit each operation is compiled: that is what is timed
+        before = benchmark.measure_rates(compiler.clock)
+        times = benchmark.time_variants(fitting, config, num_classes, compiler=compiler)
+        after = benchmark.measure_rates(compiler.clock)
+    rates = MachineRates(  # the highest: other load on the machine can only lower a rate
+        flops_per_second=max(before.flops_per_second, after.flops_per_second),
+        bytes_per_second=max(before.bytes_per_second, after.bytes_per_second),
     )
+    ratios = precision_ratios(times, compiled[0].variant)
+    return Timings(rows=time_rows(times, compiled, rates), rates=rates, precisions=ratios)
 
 
-def function_table(
-    times: Sequence[FunctionTime], compiled: Sequence[CompiledVariant], rates: MachineRates
-) -> pd.DataFrame:
-    """Return a row for each function of each variant: times, shares of the machine's rates, memory."""
-    functions = {
-        (variant.variant, name): function for variant in compiled for name, function in variant.functions.items()
-    }
+def time_rows(times: Sequence[FunctionTime], compiled: Sequence[CompiledVariant], rates: MachineRates) -> list[Row]:
+    """Return a row for each timed function of each variant: seconds, rates and memory, and times of compiling it."""
+    variants = {variant.variant: variant for variant in compiled}
     rows = []
     for time in times:
-        function = functions[time.variant, time.function]
-        measured = {key: value for key, value in dataclasses.asdict(time).items() if key not in _NO_NUMBERS}
+        variant = variants[time.variant]
+        function = variant.functions[time.function]
+        flops_per_second = function.cost.flops / time.seconds
+        bytes_per_second = function.cost.touched_bytes / time.seconds
         rows.append(
-            {"function": time.function, **dataclasses.asdict(time.variant), **measured}
-            | {"share_of_matmul_rate": time.flops_per_second / rates.flops_per_second}
-            | {"share_of_copy_rate": time.bytes_per_second / rates.bytes_per_second}
-            | {"temporary_mib": function.cost.temporary_bytes / _MIB, "total_mib": function.cost.total_bytes / _MIB}
-            | {"data_dependent_loops": function.cost.data_dependent_loops}
+            {
+                "function": time.function,
+                "way": time.way,
+                **dataclasses.asdict(time.variant),
+                "seconds": time.seconds,
+                "examples_per_second": time.variant.batch_size / time.seconds,
+                "flops_per_second": flops_per_second,
+                "bytes_per_second": bytes_per_second,
+                "arithmetic_intensity": function.cost.arithmetic_intensity,
+                "share_of_matmul_rate": flops_per_second / rates.flops_per_second,
+                "share_of_copy_rate": bytes_per_second / rates.bytes_per_second,
+                "temporary_mib": function.cost.temporary_bytes / _MIB,
+                "total_mib": function.cost.total_bytes / _MIB,
+                "data_dependent_loops": function.cost.data_dependent_loops,
+                **dataclasses.asdict(function.times),
+                "first_call_seconds": function.calls.first if function.calls else math.nan,
+                "steps_per_epoch": variant.program.steps_per_epoch,
+            }
         )
-    return pd.DataFrame(rows)
+    return rows
 
 
 def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict[str, float]:
@@ -114,7 +167,7 @@ def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict
     rounds: dict[str, tuple[float, ...]] = {
         time.variant.precision: time.rounds
         for time in times
-        if time.function == "train_step"
+        if (time.function, time.way) == ("train_step", COMPILED)
         and dataclasses.replace(time.variant, precision=configured.precision) == configured
     }
     values: dict[str, float] = {}
@@ -126,73 +179,28 @@ def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict
     return values
 
 
-def step_table(steps: StepTimes) -> pd.DataFrame:
-    """Return a row for each way to run the same training steps."""
-    rows = [
-        ("without jit", steps.without_jit, 0.0, steps.steps_without_jit),
-        ("jit, one by one", steps.one_by_one, steps.compile_seconds, steps.steps_with_jit),
-        ("jit, in a loop on the device", steps.scanned, steps.compile_seconds, steps.steps_with_jit),
-    ]
-    return pd.DataFrame(rows, columns=["way", "seconds_per_step", "seconds_before", "steps"])
-
-
-def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the time of each configured function in an epoch, by phase, in seconds.
-
-    Returns:
-        Columns `function`, `trace`, `lower`, `compile`, `first call`, `calls` (in an epoch) and `an epoch`.
-    """
-    pace = configured_rows(table, configured.variant, but="").set_index("function")["seconds"]
-    calls = configured.program.steps_per_epoch
-    rows = [
-        {
-            "function": name,
-            "trace": function.times.trace_seconds,
-            "lower": function.times.lower_seconds,
-            "compile": function.times.compile_seconds,
-            "first call": function.calls.first if function.calls else np.nan,
-            "calls": calls,
-            "an epoch": calls * pace[name],
-        }
-        for name, function in configured.functions.items()
-    ]
-    return pd.DataFrame(rows)
-
-
 def metrics(timings: Timings) -> dict[str, float]:
-    """Return the gains of compiling, looping and precisions as metrics; infinite ones are left out."""
-    steps = timings.steps
-    values = timings.precisions | {
-        "jit/seconds_per_step": steps.one_by_one,
-        "jit/seconds_per_step_without": steps.without_jit,
-        "jit/steps_timed_without": steps.steps_without_jit,
-        "jit/speedup": steps.jit_speedup,
-        "jit/compile_seconds": steps.compile_seconds,
-        "jit/steps_until_it_pays": steps.steps_until_it_pays,
-        "scan/seconds_per_step": steps.scanned,
-        "scan/speedup": steps.scan_speedup,
+    """Return the gains of jit, of the loop on the device and of precisions as metrics."""
+    seconds = {(row["function"], row["way"]): row["seconds"] for row in reversed(timings.rows)}  # the configured last
+    call, step = seconds["predict", COMPILED], seconds["train_step", COMPILED]
+    without_jit, one_by_one = seconds["predict", WITHOUT_JIT], seconds["train_step", CALL_PER_STEP]
+    return timings.precisions | {
+        "jit/seconds_per_call": call,
+        "jit/seconds_per_call_without": without_jit,
+        "jit/speedup": without_jit / call,
+        "scan/seconds_per_step": step,
+        "scan/seconds_per_step_without": one_by_one,
+        "scan/speedup": one_by_one / step,
     }
-    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
 def write(folder: Path, timings: Timings, configured: Variant, title: str) -> None:
-    """Write tables and figures to a folder."""
-    title = f"{title} · {_device()}"
-    doubling = doubling_table(timings.functions, configured, DOUBLED)
-    timings.functions.to_csv(folder / "functions.csv", index=False)
-    doubling.to_csv(folder / "doubling.csv", index=False)
-    timings.times.to_csv(folder / "where_the_time_goes.csv", index=False)
-    step_table(timings.steps).to_csv(folder / "steps.csv", index=False)
-    functions = timings.functions
-    drawn = {
-        "jit": time_figures.draw_steps(timings.steps, title),
-        "batch_sizes": time_figures.draw_batch_sizes(functions, doubling, configured, title),
-        "precision_and_remat": time_figures.draw_forms(functions, configured, title),
-        "roofline": time_figures.draw_roofline(functions, configured, timings.rates, title),
-        "where_the_time_goes": time_figures.draw_times(timings.times, title),
-    }
-    for name, figure in drawn.items():
-        plotting.save(figure, folder / f"{name}.png")
+    """Write the table `functions.csv` and two figures to a folder."""
+    device = jax.local_devices()[0]
+    title = f"{title} · {f'{os.cpu_count()} cores' if device.platform == 'cpu' else device.device_kind}"
+    write_csv(folder / "functions.csv", timings.rows)
+    plotting.save(figures.draw_times(timings.rows, configured, title), folder / "times.png")
+    plotting.save(figures.draw_roofline(timings.rows, configured, timings.rates, title), folder / "roofline.png")
 
 
 def _fits(compiled: CompiledVariant) -> bool:
@@ -204,16 +212,3 @@ def _fits(compiled: CompiledVariant) -> bool:
         file=sys.stderr,
     )
     return False
-
-
-def _highest(rates: Sequence[MachineRates]) -> MachineRates:
-    """Return the highest of each rate: other load on the machine can only lower a rate."""
-    return MachineRates(
-        flops_per_second=max(rate.flops_per_second for rate in rates),
-        bytes_per_second=max(rate.bytes_per_second for rate in rates),
-    )
-
-
-def _device() -> str:
-    device = jax.local_devices()[0]
-    return f"{os.cpu_count()} cores" if device.platform == "cpu" else str(device.device_kind)

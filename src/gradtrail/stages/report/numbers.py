@@ -14,13 +14,12 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from gradtrail.core.common import names
-from gradtrail.core.common.split import Split
+from gradtrail.core import names
+from gradtrail.core.data import Split
+from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info, read_samples
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
-from gradtrail.stages.artifacts.splits import read_samples
 from gradtrail.stages.common.active_params import active_params
-from gradtrail.stages.common.dataset import DatasetInfo, read_info
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.files import read_mapping
 from gradtrail.stages.common.overrides import flatten

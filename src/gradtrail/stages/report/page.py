@@ -19,7 +19,7 @@ from gradtrail.core.config import config
 from gradtrail.stages.artifacts.privacy import NOT_COVERED
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.pipeline_file import values_of
-from gradtrail.stages.datasets.catalog import stands_in_for, title
+from gradtrail.stages.datasets import stands_in_for, title
 from gradtrail.stages.report import charts
 from gradtrail.stages.report.gallery import Gallery
 from gradtrail.stages.report.numbers import Row, Sources, compute_numbers, flops, size

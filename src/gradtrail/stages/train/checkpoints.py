@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtrail.core.common.sharding import put
+from gradtrail.core.sharding import put
 from gradtrail.core.train.step import TrainState
 from gradtrail.stages.common.processes import agreed
 from gradtrail.support.errors import one_line
@@ -71,15 +71,14 @@ class Checkpoints:
         """Return the parts of the last valid checkpoint, with NumPy arrays; None if there is none.
 
         Args:
-            like: Part → a pytree of the same structure, of which keys are restored as their bits. A part that it does
-                not have, or has as None, is returned as a flat dict of named arrays; one that the checkpoint does not
-                have, as None.
+            like: Part → a pytree of the same structure; PRNG keys are restored as their bits. A part that is absent
+                here, or None, is returned as a flat dict of named arrays; one absent from the checkpoint is None.
         """
         step = agreed(self._last_valid)
-        if step is None:
+        if step is None or self._folder is None:
             return None
         if self.is_complete and _writes():
-            (self._folder_of_all() / COMPLETE).touch()  # `gradtrail gc` keeps those that were used last
+            (self._folder / COMPLETE).touch()  # `gradtrail gc` keeps those that were used last
         arrays = self._read(step)
         if not _writes():
             self._close()
@@ -119,11 +118,12 @@ class Checkpoints:
     def keep(self, step: int, parts: Callable[[], Mapping[str, Any]]) -> None:
         """Write the last checkpoint of a complete training, which stays, and remove the others."""
         self.save(step, parts)
-        with self._errors_as_warnings():
-            if self._manager is not None and step in (steps := self._manager.all_steps()):
+        steps = self._manager.all_steps() if self._manager is not None else []
+        if self._folder is not None and step in steps:
+            with self._errors_as_warnings():
                 for older in set(steps) - {step}:
                     self._manager.delete(older)
-                (self._folder_of_all() / COMPLETE).touch()
+                (self._folder / COMPLETE).touch()
         self._close()
 
     def remove(self) -> None:
@@ -136,8 +136,8 @@ class Checkpoints:
         if self._folder is None or not _writes():
             return
         self._last = self._clock()
+        self._folder.mkdir(parents=True, exist_ok=True)
         if self._user:
-            self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / USER).write_text(self._user)
         arrays = {name: _copy(leaf) for name, leaf in _by_name(parts()).items()}
         # Orbax stores no empty array: they are in the metadata
@@ -185,12 +185,11 @@ class Checkpoints:
         return arrays
 
     def _open(self) -> Any:
-        """Return Orbax' manager of the folder, which is removed of the incomplete checkpoints of a killed process."""
+        """Return Orbax' manager of the folder; opening it removes what a killed process left incomplete."""
         if self._manager is None:
-            ocp, folder = import_orbax(), self._folder_of_all()
-            folder.mkdir(parents=True, exist_ok=True)
+            ocp = import_orbax()
             self._manager = ocp.CheckpointManager(
-                folder,
+                self._folder,
                 # not compressed: a checkpoint is short-lived, and the processor is the training's
                 item_handlers=ocp.PyTreeCheckpointHandler(
                     use_compression=False, multiprocessing_options=single_process()
@@ -205,11 +204,6 @@ class Checkpoints:
                 ),
             )
         return self._manager
-
-    def _folder_of_all(self) -> Path:
-        if self._folder is None:
-            raise ValueError("there are no checkpoints")
-        return self._folder
 
     @contextlib.contextmanager
     def _errors_as_warnings(self) -> Iterator[None]:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from gradtrail.core.nn.models import num_parameters
+from gradtrail.stages.artifacts.accounting import guarantee_of
 from gradtrail.stages.artifacts.members import FOLDER, member_folder, over_members, spread, write_seeds
-from gradtrail.stages.artifacts.privacy import write_guarantee
+from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, write_guarantee
 from gradtrail.stages.train import figures, tables
-from gradtrail.stages.train.release import guarantee_of, redacted_history
+from gradtrail.stages.train.privacy import redacted_history
 from gradtrail.stages.train.training import Training, TrainResult
 from gradtrail.support.errors import UserError
 
@@ -73,7 +74,8 @@ class Outputs:
     def metrics(self) -> dict[str, float | str]:
         """The metrics of the stage: means over the networks, with their intervals."""
         measured = over_members([network.metrics for network in self._written.values()])
-        return {**self._training.info.as_metrics(), **measured, **self._spent()}
+        guarantee = self._guarantee()
+        return {**self._training.info.as_metrics(), **measured, **(guarantee.metrics if guarantee else {})}
 
     @property
     def seconds(self) -> float:
@@ -100,22 +102,14 @@ class Outputs:
         title = f"{training.model.config.name} on {training.info.label}"
         figures.draw(new / _RESULTS, epochs, steps, title, training.config.clip_norm)
 
-        if training.spending:
-            steps_of_all = sum(self._counted_epochs()) * training.program.steps_per_epoch
-            guarantee = guarantee_of(
-                training.config, self._spent(), num_examples=len(training.train), steps=steps_of_all
-            )
+        if guarantee := self._guarantee():
             write_guarantee(new / _RESULTS, guarantee)
 
-    def _counted_epochs(self) -> list[int]:
-        """Return the epochs of each network that its privacy budget counts."""
-        lengths = [len(network.epochs) for network in self._written.values()]
-        return self._training.spending.counted(lengths) if self._training.spending else lengths
-
-    def _spent(self) -> dict[str, float]:
-        """Return the metrics of the privacy budget that was spent; none for a training that is not private."""
-        spending = self._training.spending
-        return spending.measure(self._counted_epochs()) if spending else {}
+    def _guarantee(self) -> PrivacyGuarantee | None:
+        """Return the guarantee of the networks so far; None for a training that is not private."""
+        training, lengths = self._training, [len(network.epochs) for network in self._written.values()]
+        spending = training.spending
+        return guarantee_of(training.config, spending, len(training.train), lengths) if spending else None
 
     def _require_space(self) -> None:
         """Refuse more networks than the disk has room for, before the first is trained."""

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int
 
+from gradtrail.core import noise_scale
 from gradtrail.core.nn.models import HostParams, ModelConfig, num_parameters
-from gradtrail.core.per_example import noise_scale
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import EpochRecord, History, LearningDynamics
 from gradtrail.core.train.step import StepRecord
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
-from gradtrail.stages.common.dataset import DatasetInfo
-from gradtrail.stages.train.release import WITHHELD
+from gradtrail.stages.train.privacy import REDACTED_COLUMNS
 
 _DIGITS = "%.9g"
 WINDOWS = 20  # number of parts of a training over which the noise scale is averaged
@@ -105,7 +105,7 @@ def measure(history: History, config: TrainConfig, planned_steps: int) -> dict[s
     """
     last = {key: value for key, value in dataclasses.asdict(history.epochs[-1]).items() if key != "epoch"}
     return {
-        **{key: value for key, value in last.items() if not (key in WITHHELD and math.isnan(value))},
+        **{key: value for key, value in last.items() if not (key in REDACTED_COLUMNS and math.isnan(value))},
         "num_parameters": num_parameters(history.final.params),
         "epochs": len(history.epochs),
         "steps": sum(len(part.loss) for part in history.steps),

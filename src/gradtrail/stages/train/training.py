@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from gradtrail.core.common.split import Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
@@ -28,21 +28,21 @@ from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program
 from gradtrail.core.train.step import RunKeys, StepRecord, TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
-from gradtrail.stages.artifacts import accounting, splits
+from gradtrail.stages.artifacts import accounting, data_files
 from gradtrail.stages.artifacts.accounting import Spending
-from gradtrail.stages.artifacts.shards import ShardedSplit
-from gradtrail.stages.artifacts.splits import InMemorySource
-from gradtrail.stages.common import dataset
-from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig
 from gradtrail.stages.common.processes import agreed, devices, first_process_first, leave, require_same, wait_for_all
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.stage import Stage
 from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder, on_devices, state_on_device
-from gradtrail.stages.train.secret import read_secret, training_secret
+from gradtrail.stages.train.privacy import training_secret
+from gradtrail.support.errors import UserError
 from gradtrail.support.memory import require_memory
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import Stopped, stop_request
+
+LARGEST_ON_DEVICE = 2**28  # bytes of images; a larger training split is streamed
 
 
 class Listener(Protocol):
@@ -89,7 +89,7 @@ class Training:
     config: TrainConfig
     runtime: RuntimeConfig
     info: DatasetInfo
-    train: Split | InMemorySource | ShardedSplit  # training split, whole or streamed in parts
+    train: Split
     validation: Split
     devices: Sequence[jax.Device]  # one for each shard, of all processes
     steps_per_call: int  # steps between two signs of progress; changes no bit of the result
@@ -109,10 +109,15 @@ class Training:
             ConfigError: the processes cannot have equally many shards, or no noise keeps the privacy budget.
         """
         config, runtime, folder = stage.params(TrainConfig), stage.runtime, Path("data/processed")
-        info = dataset.read_info(folder)
+        info = data_files.read_info(folder)
         is_private = config.privacy.enabled
-        limit = runtime.stream_above_mib
-        train = splits.open_train(folder / "train.npz", info, stream_above_mib=limit, private=is_private)
+        if is_private and info.versions > 1:
+            raise UserError(
+                f"train.privacy.enabled: {folder / 'train'} has {info.versions} versions of each example "
+                "(preprocess.deformations), and each would count separately; "
+                "train.privacy.augmentation_multiplicity counts augmentations as one"
+            )
+        train = data_files.read_split(folder / "train", info)
         require_same(
             {
                 "train of params.yaml": repr(config),
@@ -120,17 +125,16 @@ class Training:
                 str(folder): info.digest,
             }
         )
-        secret = read_secret(config.privacy)
         return cls(
             config=config,
             runtime=runtime,
             info=info,
             train=train,
-            validation=dataset.read_split(folder / "validation.npz", info),
+            validation=data_files.read_split(folder / "validation", info),
             devices=devices(config.shards),
             steps_per_call=agreed(lambda: runtime.steps_per_call),
             spending=accounting.account(config, len(train)) if is_private else None,
-            secret=training_secret(secret, config, train) if isinstance(train, Split) else None,
+            secret=training_secret(config, train),
             inputs_changed=stage.inputs.have_changed,
         )
 
@@ -148,14 +152,17 @@ class Training:
     @property
     def sampled(self) -> Int[np.ndarray, " sampled"]:
         """Positions of the training examples whose learning dynamics are recorded: of a large split a sample."""
-        return splits.sample_rows(len(self.train))
+        return data_files.sample_rows(len(self.train))
 
     @property
     def sampled_id(self) -> Int[np.ndarray, " sampled"]:
         """The `example_id` of each of these."""
-        if isinstance(self.train, ShardedSplit):
-            return self.train.take_column("example_id", self.sampled)
         return self.train.example_id[self.sampled]
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether blocks of the split are copied to the device, not the whole; a private training samples the whole."""
+        return not self.config.privacy.enabled and self.train.images.nbytes > LARGEST_ON_DEVICE
 
     @property
     def functions(self) -> list[CompiledFunction]:
@@ -174,7 +181,7 @@ class Training:
             len(self.train),
             self.devices,
             noise_multiplier=self.spending.noise_multiplier if self.spending else None,
-            streamed=not isinstance(self.train, Split),
+            streamed=self.is_streamed,
             sampled=self.sampled if len(self.sampled) < len(self.train) else None,
         )
         with first_process_first():
@@ -210,9 +217,8 @@ class Training:
     ) -> TrainResult:
         """Train a network to its end, from its last checkpoint if there is one; `name` is for messages."""
         program, config = self.program, self.config
-        examples: Any = self.train
-        if isinstance(self.train, Split):
-            examples = loop.on_device(self.train.images, self.train.labels, program.mesh)
+        images, labels = self.train.images, self.train.labels
+        examples = self.train if self.is_streamed else loop.on_device(images, labels, program.mesh)
 
         # The first state, or that of the last checkpoint
         state = program.init(keys_of(seeds, self.secret))

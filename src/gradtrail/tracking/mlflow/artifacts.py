@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 CURVE_POINTS = 200
-COMPILED = Path("compile/functions.json")  # artifact: the table of what a stage compiled
 _SMALL_WIDTH = 680  # pixels on the page of a run, on a screen of 1,280
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
 _EPSILON, _EPSILON_EACH = "train/epsilon", "train/epsilon_each"

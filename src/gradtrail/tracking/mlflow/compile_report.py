@@ -1,4 +1,4 @@
-"""Logs what a stage compiled to its run in MLflow: three metrics, tables, a roofline plot, and the programs as text.
+"""Logs what a stage compiled to its run in MLflow: three metrics, tables, and the programs as text.
 
 Out of scope: measuring, which `core/xla` does.
 """
@@ -6,29 +6,30 @@ Out of scope: measuring, which `core/xla` does.
 import contextlib
 import dataclasses
 import json
+import math
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
-import pandas as pd
 import psutil
 
 from gradtrail.core.profile.benchmark import MachineRates, measure_rates
-from gradtrail.core.xla.compile_events import Compilation, CompileLog
+from gradtrail.core.xla.compile_log import Compilation, CompileLog
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, Wrapper
-from gradtrail.stages.common.files import scratch_folder
+from gradtrail.stages.common.files import scratch_folder, write_csv
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
-from gradtrail.stages.profile import time_figures
 from gradtrail.support.errors import one_line
 from gradtrail.support.tracing import Recorder
-from gradtrail.tracking.mlflow.artifacts import COMPILED
+from gradtrail.tracking.mlflow.naming import COMPILED
 from gradtrail.tracking.mlflow.run import TrackedRun
 
 _MIB = 2**20
+Row = dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -54,9 +55,8 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
         return
     with run.best_effort():
         rates = measure_rates(time.perf_counter)
-        table = profile_table(list(compiler.functions.values()), rates)
         run.timings(
-            functions=json.loads(table.to_json(orient="records", double_precision=15)),
+            functions=profile_rows(compiler.functions.values(), rates),
             cache={"requests": log.requests, "hits": log.hits, "unplanned": len(log.unplanned)},
             compile_seconds=log.seconds,
             machine=dataclasses.asdict(rates),
@@ -69,13 +69,13 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
             }
         )
         with tempfile.TemporaryDirectory() as folder:
-            write_profile(Path(folder), compiler, rates, log, run.stage.name)
+            write_profile(Path(folder), compiler, rates, log)
             process = _rates(rates) | _log_counts(log, seconds) | _memory(rss)
-            table = pd.DataFrame(process.items(), columns=["quantity", "value"])
-            table.to_csv(Path(folder) / "process.csv", index=False)
-            summary = summary_table(compiler, rates, log)
-            text = summary.to_json(orient="split", index=False, double_precision=9)
-            (Path(folder) / COMPILED.name).write_text(text, encoding="utf-8")
+            quantities = [{"quantity": name, "value": value} for name, value in process.items()]
+            write_csv(Path(folder) / "process.csv", quantities)
+            rows = summary_rows(compiler, rates, log)
+            table = {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]}
+            (Path(folder) / COMPILED.name).write_text(json.dumps(table), encoding="utf-8")
             run.files(Path(folder), COMPILED.parent.as_posix())
 
 
@@ -106,78 +106,77 @@ def tracing(run: TrackedRun) -> Iterator[Wrapper | None]:
             run.files(trace, "trace")
 
 
-def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.DataFrame:
-    """Return a table with a row per function: its costs and times, and its rates as shares of the machine's."""
-    rows = [
-        {
+def profile_rows(functions: Iterable[CompiledFunction], rates: MachineRates) -> list[Row]:
+    """Return a row per function: its costs and times, and its rates as shares of the machine's. None is unknown."""
+    rows: list[Row] = []
+    for function in functions:
+        steady = function.calls.steady if function.calls else math.nan
+        flops_per_second, bytes_per_second = function.cost.flops / steady, function.cost.touched_bytes / steady
+        row = {
             "function": function.name,
             **dataclasses.asdict(function.times),
-            "first_call_seconds": function.calls.first if function.calls else float("nan"),
-            "steady_call_seconds": function.calls.steady if function.calls else float("nan"),
-            **_shares(function, rates),
-            "flops_per_second": function.flops_per_second,
-            "bytes_per_second": function.bytes_per_second,
+            "first_call_seconds": function.calls.first if function.calls else math.nan,
+            "steady_call_seconds": steady,
+            "share_of_matmul_rate": flops_per_second / rates.flops_per_second,
+            "share_of_copy_rate": bytes_per_second / rates.bytes_per_second,
+            "flops_per_second": flops_per_second,
+            "bytes_per_second": bytes_per_second,
             "arithmetic_intensity": function.cost.arithmetic_intensity,
             **dataclasses.asdict(function.cost),
             "signature": function.signature,
         }
-        for function in functions
-    ]
-    return pd.DataFrame(rows)
+        rows.append({key: None if value != value else value for key, value in row.items()})
+    return rows
 
 
-def summary_table(compiler: Compiler, rates: MachineRates, log: CompileLog) -> pd.DataFrame:
+def summary_rows(compiler: Compiler, rates: MachineRates, log: CompileLog) -> list[Row]:
     """Return a row for each function that was compiled, for people; the slowest to compile first.
 
     `retraces` counts the traces of a function after its first, those by calls included. A function that only calls
     compiled has no other values.
     """
-    table = profile_table(list(compiler.functions.values()), rates)
     unplanned = Counter(compilation.function for compilation in log.unplanned)
     again = compiler.compilations - Counter(list(compiler.functions)) + unplanned
-    result = pd.DataFrame(
+    rows: list[Row] = [
         {
-            "function": table["function"],
-            "compile_seconds": table[["trace_seconds", "lower_seconds", "compile_seconds"]].sum(axis=1),
-            "cached": table["cached"],
-            "retraces": [again[name] for name in table["function"]],
-            "gflop": table["flops"] / 1e9,
-            "data_dependent_loops": table["data_dependent_loops"],
-            "ms_per_call": table["steady_call_seconds"] * 1000,
-            "percent_of_matmul_rate": table["share_of_matmul_rate"] * 100,
-            "percent_of_copy_rate": table["share_of_copy_rate"] * 100,
-            "temporary_mib": table["temporary_bytes"] / _MIB,
-            "total_mib": table["total_bytes"] / _MIB,
-            "instructions": table["hlo_instructions"],
-            "fusions": table["hlo_fusions"],
+            "function": row["function"],
+            "compile_seconds": row["trace_seconds"] + row["lower_seconds"] + row["compile_seconds"],
+            "cached": row["cached"],
+            "retraces": again[row["function"]],
+            "gflop": row["flops"] / 1e9,
+            "data_dependent_loops": row["data_dependent_loops"],
+            "ms_per_call": _scaled(row["steady_call_seconds"], 1000),
+            "percent_of_matmul_rate": _scaled(row["share_of_matmul_rate"], 100),
+            "percent_of_copy_rate": _scaled(row["share_of_copy_rate"], 100),
+            "temporary_mib": row["temporary_bytes"] / _MIB,
+            "total_mib": row["total_bytes"] / _MIB,
+            "instructions": row["hlo_instructions"],
+            "fusions": row["hlo_fusions"],
         }
-    ).sort_values("compile_seconds", ascending=False, ignore_index=True)
-    uncompiled = [name for name in unplanned if name not in compiler.functions]
-    by_calls = pd.DataFrame({"function": uncompiled, "retraces": [unplanned[name] - 1 for name in uncompiled]})
-    return pd.concat([result, by_calls], ignore_index=True) if uncompiled else result
+        for row in profile_rows(compiler.functions.values(), rates)
+    ]
+    rows.sort(key=lambda row: -row["compile_seconds"])
+    by_calls = [name for name in unplanned if name not in compiler.functions]
+    unknown: Row = dict.fromkeys(rows[0])
+    return rows + [unknown | {"function": name, "retraces": unplanned[name] - 1} for name in by_calls]
 
 
-def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: CompileLog, title: str) -> None:
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
+
+
+def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: CompileLog) -> None:
     """Write the compile profile to a folder.
 
     `functions.csv` has a row for each ahead-of-time compilation, variants and repeated ones included, `calls.csv` one
-    for each compilation that a call caused; `roofline.png` and the programs' texts show `compiler.functions`.
+    for each compilation that a call caused; the programs' texts are those of `compiler.functions`.
     """
-    functions = list(compiler.functions.values())
-    profile_table(compiler.compiled, rates).to_csv(folder / "functions.csv", index=False)
-    time_figures.write_function_roofline(folder / "roofline.png", profile_table(functions, rates), rates, title)
+    write_csv(folder / "functions.csv", profile_rows(compiler.compiled, rates))
     columns = [field.name for field in dataclasses.fields(Compilation)]
-    pd.DataFrame(map(dataclasses.astuple, log.unplanned), columns=columns).to_csv(folder / "calls.csv", index=False)
-    for function in functions:
+    write_csv(folder / "calls.csv", [vars(compilation) for compilation in log.unplanned], columns)
+    for function in compiler.functions.values():
         for kind, text in function.texts().items():
             (folder / f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
-
-
-def _shares(function: CompiledFunction, rates: MachineRates) -> dict[str, float]:
-    return {
-        "share_of_matmul_rate": function.flops_per_second / rates.flops_per_second,
-        "share_of_copy_rate": function.bytes_per_second / rates.bytes_per_second,
-    }
 
 
 def _rates(rates: MachineRates) -> dict[str, float]:

@@ -18,7 +18,7 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradtrail.core.common.names import model_name
+from gradtrail.core.names import model_name
 from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN
@@ -29,6 +29,7 @@ _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every
 _COMPILE = "compile/"
 NOTE = "mlflow.note.content"  # tag: a run's description
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
+COMPILED = Path("compile/functions.json")  # artifact: the table of what a stage compiled
 SMALL_FIGURE = "description.png"  # artifact: the main figure, at the size that fits the UI
 _SHOWN_FIGURE = re.compile(r"!\[[^]]*\]\(get-artifact\?[^)]*\)")
 FIGURES = {  # stage → its main figure, and the caption

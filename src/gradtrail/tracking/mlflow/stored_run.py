@@ -10,15 +10,14 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
+from gradtrail.stages.artifacts.data_files import DIGEST_LENGTH
 from gradtrail.stages.common.active_params import active_params
-from gradtrail.stages.common.dataset import DIGEST_LENGTH
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, stage_value
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import (
-    COMPILED,
     announce_tables,
     log_results,
     log_small_figure,
@@ -27,7 +26,7 @@ from gradtrail.tracking.mlflow.artifacts import (
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
 from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of, trainings_of
 from gradtrail.tracking.mlflow.models import EXPORT, delete_models, log_export
-from gradtrail.tracking.mlflow.naming import FIGURES, NOTE, is_logged, metric_name, note, run_name, summary_in
+from gradtrail.tracking.mlflow.naming import COMPILED, FIGURES, NOTE, is_logged, metric_name, note, run_name, summary_in
 from gradtrail.tracking.mlflow.search import StoredRuns
 from gradtrail.tracking.mlflow.tags import (
     is_alive,

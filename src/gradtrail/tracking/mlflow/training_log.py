@@ -10,7 +10,7 @@ from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.stages.train.checkpoints import Checkpoints
-from gradtrail.stages.train.release import redacted_history, redacted_steps
+from gradtrail.stages.train.privacy import redacted_history, redacted_steps
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.stages.train.training import Training
 from gradtrail.tracking.lineage.state import lock_of

@@ -1,0 +1,179 @@
+"""Splits of a data set, and how they are made: validation split, subset, label noise, corrections; NumPy on the host.
+
+Imports no JAX, which reading params and whole splits does not need; deformed versions are in `augmentation`.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Int, Integer, UInt8
+
+from gradtrail.core.config import Bounds, CountOrZero, NotNegative, PositiveFraction, PositiveShare, Seed, Share, config
+
+SeedSequence: TypeAlias = int | tuple[int, ...]
+_SPLIT, _SUBSET, _NOISE = range(3)  # independent streams of random numbers of one seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Examples of one split."""
+
+    images: UInt8[np.ndarray, "examples height width"]  # pixels, 0 to 255
+    labels: Int[np.ndarray, " examples"]  # class of each example, int32; training and scoring use these
+    true_labels: Int[np.ndarray, " examples"]  # class before label noise; without noise, the corrected class
+    given_labels: Int[np.ndarray, " examples"]  # class before corrections
+    corrected_labels: Int[np.ndarray, " examples"]  # class after corrections; `labels` except in the test split
+    example_id: Int[np.ndarray, " examples"]  # position in the original file, int32
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> "Split":
+        return Split(**{field.name: getattr(self, field.name)[rows] for field in dataclasses.fields(self)})
+
+
+@config
+class AugmentationConfig:
+    """Ranges of random changes to images; each is drawn uniformly between the negative and the positive value."""
+
+    shift: NotNegative  # translation along both axes, in pixels
+    rotation: Annotated[float, Bounds(at_least=0, at_most=180)]  # angle about the centre, in degrees
+    scale: Share  # relative change of size; 0.1 for 90 % to 110 %
+    shear: Annotated[float, Bounds(at_least=0, below=90)]  # slant of the rows, in degrees
+    # side of a square that is set to 0, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre is uniform over
+    # the image
+    cutout: CountOrZero
+
+    @property
+    def moves(self) -> bool:
+        """Whether any geometric change is configured."""
+        return bool(self.shift or self.rotation or self.scale or self.shear)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any change is configured."""
+        return any(dataclasses.astuple(self))
+
+
+@config
+class PreprocessConfig:
+    """The section `preprocess` of `params.yaml`."""
+
+    seed: Seed  # seed of the split, the subset and the noise
+    validation_fraction: PositiveShare  # share of the training set that is held out, stratified by class
+    subset_fraction: PositiveFraction  # share of every split that is used, for quick runs; 1 for all
+    # share of the training labels that are replaced by wrong ones; validation and test are unchanged
+    label_noise: Share
+    # True if labels that people corrected are applied, after the noise; `test` for the test split alone, which has
+    # them alongside the given labels
+    corrections: Literal[False, True, "test"]
+    # number of versions of each training example, itself included; see `augmentation.versions_of`. MNIST8M has 135
+    deformations: Annotated[int, Bounds(at_least=1, at_most=1000)]
+    deformation: AugmentationConfig  # ranges of the deformations, drawn once for each version of an example
+
+    def check(self) -> None:
+        """Refuse versions that would all be the same."""
+        if self.deformations > 1 and not self.deformation.enabled:
+            raise ValueError(f"deformation must change something where deformations is {self.deformations}; all are 0")
+
+
+def stratified_split(
+    labels: Integer[np.ndarray, " examples"], fraction: float, *, seed: SeedSequence
+) -> tuple[Int[np.ndarray, " kept"], Int[np.ndarray, " held_out"]]:
+    """Split examples at random so that both parts have the same class proportions.
+
+    Args:
+        fraction: share that is held out, in [0, 1).
+
+    Returns:
+        Ascending indices of both parts. round(fraction · n) of `n` examples are held out, and from each class a number
+        that differs from `fraction` times its size by less than one.
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.bincount(labels)
+    # Quotas are rounded down, then up for the classes with the largest remainders
+    shares = counts * fraction
+    quotas = np.floor(shares).astype(np.int64)
+    neediest = np.argsort(quotas - shares, kind="stable")
+    quotas[neediest[: round(fraction * len(labels)) - quotas.sum()]] += 1
+    held_out = [rng.permutation(np.flatnonzero(labels == label))[:quota] for label, quota in enumerate(quotas)]
+    chosen = np.sort(np.concatenate(held_out))
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+
+
+def stratified_subset(
+    labels: Integer[np.ndarray, " examples"], size: int, *, seed: SeedSequence
+) -> Int[np.ndarray, " size"]:
+    """Return ascending indices of `size` random examples with the same class proportions; all if there are fewer."""
+    if size >= len(labels):
+        return np.arange(len(labels))
+    return stratified_split(labels, size / len(labels), seed=seed)[1]
+
+
+def symmetric_noise(
+    labels: Int[np.ndarray, " examples"], rate: float, num_classes: int, *, seed: SeedSequence
+) -> Int[np.ndarray, " examples"]:
+    """Replace the labels of a random share of the examples, each other class being equally likely.
+
+    Args:
+        rate: share that is replaced, in [0, 1); exactly round(rate · n) labels differ.
+    """
+    rng = np.random.default_rng(seed)
+    flipped = rng.permutation(len(labels))[: round(rate * len(labels))]
+    shift = rng.integers(1, num_classes, size=len(flipped))
+    noisy = labels.copy()
+    noisy[flipped] = (labels[flipped] + shift) % num_classes
+    return noisy
+
+
+def prepare(
+    images: UInt8[np.ndarray, "examples height width"],
+    labels: UInt8[np.ndarray, " examples"],
+    test_images: UInt8[np.ndarray, "tests height width"],
+    test_labels: UInt8[np.ndarray, " tests"],
+    config: PreprocessConfig,
+    *,
+    num_classes: int,
+) -> dict[str, Split]:
+    """Return the splits `train`, `validation` and `test`, without corrections and deformed versions."""
+    train_rows, held_out = stratified_split(labels, config.validation_fraction, seed=(config.seed, _SPLIT))
+    train = _take(images, labels, train_rows, config)
+    noisy = symmetric_noise(train.labels, config.label_noise, num_classes, seed=(config.seed, _NOISE))
+    return {
+        "train": dataclasses.replace(train, labels=noisy, given_labels=noisy, corrected_labels=noisy),
+        "validation": _take(images, labels, held_out, config),
+        "test": _take(test_images, test_labels, np.arange(len(test_labels)), config),
+    }
+
+
+def correct(
+    split: Split, example_id: Int[np.ndarray, " corrections"], new: Int[np.ndarray, " corrections"], *, is_applied: bool
+) -> Split:
+    """Return a split with corrections of its given labels.
+
+    A noisy label keeps its true label; for any other label the correction is the truth.
+
+    Args:
+        example_id: ids of the corrected examples, without duplicates; those that the split lacks are ignored.
+        new: correct label of each of them.
+        is_applied: True if `labels` become the corrected ones; False for a test split.
+    """
+    _, rows, chosen = np.intersect1d(split.example_id, example_id, assume_unique=True, return_indices=True)
+    corrected, truth = split.given_labels.copy(), split.true_labels.copy()
+    corrected[rows] = new[chosen]
+    if is_applied:
+        clean = split.given_labels == split.true_labels
+        truth[clean] = corrected[clean]
+    return dataclasses.replace(
+        split, labels=corrected if is_applied else split.labels, true_labels=truth, corrected_labels=corrected
+    )
+
+
+def _take(images: np.ndarray, labels: np.ndarray, chosen: np.ndarray, config: PreprocessConfig) -> Split:
+    """Return a stratified subset of the `chosen` examples as a split."""
+    size = max(1, round(config.subset_fraction * len(chosen)))
+    rows = chosen[stratified_subset(labels[chosen], size, seed=(config.seed, _SUBSET))].astype(np.int32)
+    same = dict.fromkeys(("labels", "true_labels", "given_labels", "corrected_labels"), labels[rows].astype(np.int32))
+    return Split(images=images[rows], example_id=rows, **same)

@@ -1,0 +1,243 @@
+"""Evaluation of a classifier from its logits over a split: accuracy, classes, calibration; NumPy, in float64.
+
+Temperature scaling divides the logits by one number, which is fitted on a split that the network was not trained on. It
+changes no prediction (C. Guo et al., arXiv 1706.04599, section 4.2). `log_softmax` and `log_mean_softmax` also take JAX
+arrays, so that the exported program computes what is evaluated.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gradtrail.core.config import Bounds, Count, GallerySize, config
+from gradtrail.core.intervals import Interval, pivotal_intervals, share_interval
+from gradtrail.core.nn.models import WeightsKind
+
+LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature: beyond them a split is separated perfectly, or is noise
+_HALVINGS = 40
+_DRAWS = 1000  # resamples of an interval
+
+Labels = Int[np.ndarray, " examples"]
+Logits = Float[np.ndarray, "examples classes"]
+Probabilities = Float[np.ndarray, "examples classes"]
+
+
+@config
+class EvaluateConfig:
+    """The section `evaluate` of `params.yaml`."""
+
+    weights: WeightsKind  # weights of the last epoch, or of the one with the best validation accuracy
+    batch_size: Count  # number of examples per call of the model
+    calibration_bins: Annotated[int, Bounds(at_least=1, at_most=10_000)]  # number of bins of the reliability diagram
+    num_mistakes: GallerySize  # number of images in the gallery of mistakes
+
+
+def log_softmax(logits: Any) -> Any:
+    """Return the logarithm of the softmax over the last axis, as an array of the same kind and precision."""
+    xp = logits.__array_namespace__()
+    shifted = logits - xp.max(logits, axis=-1, keepdims=True)
+    return shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
+
+
+def log_mean_softmax(logits: Any) -> Any:
+    """Return the logarithm of the mean softmax of several networks, which is also a logit of their ensemble.
+
+    Probabilities are not formed, since they could underflow: with a temperature above 1 the smallest ones matter.
+    Source: B. Lakshminarayanan, A. Pritzel, C. Blundell, arXiv 1612.01474, section 2.4.
+
+    Args:
+        logits: array (networks, examples, classes) of NumPy or JAX.
+    """
+    xp, logs = logits.__array_namespace__(), log_softmax(logits)
+    largest = xp.max(logs, axis=0, keepdims=True)
+    return largest[0] + xp.log(xp.mean(xp.exp(logs - largest), axis=0))
+
+
+def fit_temperature(logits: Float[np.ndarray, "*networks examples classes"], labels: Labels) -> float:
+    """Return the temperature from 0.05 to 20 with the lowest mean cross-entropy on examples outside the training.
+
+    The mean cross-entropy is convex in β = 1 / temperature; its derivative is the mean of Σ p(β) z - z[label] with
+    logits z, so bisection finds its root.
+    """
+    logits = log_softmax(logits.astype(np.float64))
+    index = np.broadcast_to(labels, logits.shape[:-1])[..., None]
+    label_logit = np.mean(np.take_along_axis(logits, index, axis=-1))
+
+    def slope(beta: float) -> float:
+        return float(np.mean(np.sum(np.exp(log_softmax(beta * logits)) * logits, axis=-1)) - label_logit)
+
+    low, high = 1 / HIGHEST, 1 / LOWEST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return 2 / (low + high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bins:
+    """Confidence (the highest probability) against accuracy, in bins."""
+
+    count: Int[np.ndarray, " bins"]  # number of examples in the bin
+    confidence: Float[np.ndarray, " bins"]  # mean highest probability; NaN in an empty bin
+    accuracy: Float[np.ndarray, " bins"]  # share of correct predictions; NaN in an empty bin
+
+    @property
+    def expected_calibration_error(self) -> float:
+        """Mean of |accuracy - confidence| weighted by count (Guo et al., arXiv 1706.04599, equation 3)."""
+        return _calibration_error(np.nan_to_num(self.count * (self.confidence - self.accuracy)), int(self.count.sum()))
+
+
+def bins_of_equal_width(confidence: Float[np.ndarray, " examples"], num_bins: int) -> Int[np.ndarray, " examples"]:
+    """Return the bin of each example; the bins divide 0..1 evenly."""
+    return np.minimum((confidence * num_bins).astype(np.int64), num_bins - 1)
+
+
+def bins_of_equal_mass(confidence: Float[np.ndarray, " examples"], num_bins: int) -> Int[np.ndarray, " examples"]:
+    """Return the bin of each example; sizes of bins differ by at most one, and equal confidences keep their order."""
+    rank = np.empty(len(confidence), np.int64)
+    rank[np.argsort(confidence, kind="stable")] = np.arange(len(confidence))
+    return rank * min(num_bins, len(confidence)) // len(confidence)
+
+
+def fill_bins(
+    bins: Int[np.ndarray, " examples"], confidence: np.ndarray, is_correct: np.ndarray, num_bins: int
+) -> Bins:
+    """Return the mean confidence and the accuracy of each bin."""
+    count = np.bincount(bins, minlength=num_bins)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        sums = np.bincount(bins, weights=values.astype(np.float64), minlength=num_bins)
+        return np.where(count > 0, sums / np.maximum(count, 1), np.nan)
+
+    return Bins(count=count, confidence=mean(confidence), accuracy=mean(is_correct))
+
+
+def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bins: int) -> dict[str, Interval]:
+    """Return scores of probabilities with their pivotal intervals over resampled examples.
+
+    Returns:
+        `loss`, the mean cross-entropy in nats; `brier`, the mean ‖p - onehot(label)‖² (G. Brier, Monthly Weather Review
+        78, 1950); `expected_calibration_error` in bins of equal width, and `expected_calibration_error_equal_mass`.
+    """
+    size, confidence = len(labels), probabilities.max(axis=1).astype(np.float64)
+    gap = confidence - (probabilities.argmax(axis=1) == labels)
+    errors = probabilities.astype(np.float64)
+    errors[np.arange(size), labels] -= 1
+    means = np.stack([loss.astype(np.float64), np.sum(errors**2, axis=1)])
+    bins = [bins_of_equal_width(confidence, num_bins), bins_of_equal_mass(confidence, num_bins)]
+
+    def scores(count: np.ndarray) -> list[float]:
+        """Return the scores of a resample, in which each example occurs `count` times."""
+        gaps = [np.bincount(number, weights=gap * count, minlength=num_bins) for number in bins]
+        return [*np.sum(means * count, axis=1) / size, *(_calibration_error(part, size) for part in gaps)]
+
+    rng = np.random.default_rng(0)
+    values = np.array(scores(np.ones(size)))
+    resampled = [scores(np.bincount(rng.integers(size, size=size), minlength=size)) for _ in range(_DRAWS)]
+    names = ("loss", "brier", "expected_calibration_error", "expected_calibration_error_equal_mass")
+    highest = np.array([np.inf, 2, 1, 1])
+    return dict(zip(names, pivotal_intervals(values, np.array(resampled), highest), strict=True))
+
+
+def _calibration_error(gaps: Float[np.ndarray, " bins"], num_examples: int) -> float:
+    """Return the error from the sum of confidences minus the number of correct predictions of each bin."""
+    return float(np.abs(gaps).sum() / num_examples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Predictions and metrics of a model over a split."""
+
+    labels: Labels  # given class of each example
+    predicted: Labels  # most probable class of each example
+    probabilities: Probabilities  # calibrated probabilities, float32
+    example_loss: Float[np.ndarray, " examples"]  # cross-entropy of the calibrated probabilities in nats, float32
+    temperature: float  # divisor of the logits
+    reliability: Bins  # confidence against accuracy, calibrated
+    reliability_uncalibrated: Bins  # the same bins at temperature 1
+    # loss, Brier score and calibration errors of the calibrated probabilities, with intervals
+    scores: Mapping[str, Interval]
+    scores_uncalibrated: Mapping[str, Interval]  # the same scores at temperature 1
+
+    @property
+    def probability(self) -> Float[np.ndarray, " examples"]:
+        """Probability of the predicted class."""
+        return np.max(self.probabilities, axis=1)
+
+    @property
+    def mistakes(self) -> Int[np.ndarray, " mistakes"]:
+        """Indices of wrong predictions by descending probability, ties by ascending index."""
+        wrong = np.flatnonzero(self.predicted != self.labels)
+        return wrong[np.argsort(-self.probability[wrong], kind="stable")]
+
+    @property
+    def confusion(self) -> Int[np.ndarray, "classes classes"]:
+        """Number of examples of each label (row) that were predicted as each class (column)."""
+        num_classes = self.probabilities.shape[1]
+        pairs = np.bincount(self.labels * num_classes + self.predicted, minlength=num_classes**2)
+        return pairs.reshape(num_classes, num_classes)
+
+    @property
+    def per_class(self) -> dict[str, Float[np.ndarray, " classes"]]:
+        """Precision, recall and F1 of each class; 0 if the denominator is 0."""
+        confusion = self.confusion
+        hits = np.diagonal(confusion).astype(np.float64)
+        num_predicted, num_labels = confusion.sum(axis=0), confusion.sum(axis=1)
+        return {
+            "precision": hits / np.maximum(num_predicted, 1),
+            "recall": hits / np.maximum(num_labels, 1),
+            "f1": 2 * hits / np.maximum(num_predicted + num_labels, 1),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Return flat metrics: accuracy with Wilson's 95 % interval, loss in nats, calibration, class averages."""
+        num_examples = len(self.labels)
+        return {
+            **share_metrics("accuracy", self.predicted == self.labels),
+            "loss": self.scores["loss"].value,
+            "loss_uncalibrated": self.scores_uncalibrated["loss"].value,
+            "brier": self.scores["brier"].value,
+            "expected_calibration_error": self.scores["expected_calibration_error"].value,
+            "expected_calibration_error_uncalibrated": self.scores_uncalibrated["expected_calibration_error"].value,
+            "temperature": self.temperature,
+            "num_examples": num_examples,
+            "num_mistakes": len(self.mistakes),
+            **{f"{name}_macro": float(np.mean(values)) for name, values in self.per_class.items()},
+        }
+
+
+def share_metrics(name: str, is_hit: np.ndarray) -> dict[str, float]:
+    """Return the share of hits as `name`, and Wilson's 95 % interval as `name_low` and `name_high`."""
+    share = share_interval(int(np.sum(is_hit)), len(is_hit))
+    return {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
+
+
+def evaluate_logits(logits: Logits, labels: Labels, *, temperature: float, calibration_bins: int) -> Evaluation:
+    """Evaluate predictions of a split with a temperature that was fitted on another split."""
+    predicted = np.argmax(logits, axis=1)  # of logits: rounding may make two calibrated probabilities equal
+
+    def calibrated(divisor: float) -> tuple[Probabilities, Float[np.ndarray, " examples"], Bins]:
+        """Return probabilities, losses and reliability at a temperature."""
+        logs = log_softmax(logits.astype(np.float64) / divisor)
+        probabilities = np.exp(logs).astype(np.float32)
+        confidence = np.max(probabilities, axis=1)
+        bins = bins_of_equal_width(confidence, calibration_bins)
+        reliability = fill_bins(bins, confidence, predicted == labels, calibration_bins)
+        return probabilities, -logs[np.arange(len(labels)), labels], reliability
+
+    probabilities, loss, reliability = calibrated(temperature)
+    uncalibrated, loss_uncalibrated, reliability_uncalibrated = calibrated(1.0)
+    return Evaluation(
+        labels=labels,
+        predicted=predicted,
+        probabilities=probabilities,
+        example_loss=loss.astype(np.float32),
+        temperature=temperature,
+        reliability=reliability,
+        reliability_uncalibrated=reliability_uncalibrated,
+        scores=score(probabilities, loss, labels, calibration_bins),
+        scores_uncalibrated=score(uncalibrated, loss_uncalibrated, labels, calibration_bins),
+    )

@@ -1,0 +1,254 @@
+"""Norms, inner products and clipped sums of per-example gradients, from one backward pass.
+
+The backward pass gives the cotangents of all layers' outputs; from these and its inputs each layer computes norms and
+inner products of its own gradients (`nn.layers.Layer`), which are not formed. Tests compare all of it with the
+definition, `vmap(grad)`.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
+
+from gradtrail.core import batching
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.layers import ROUNDING, Layer
+from gradtrail.core.nn.models import Model, Params
+
+Images: TypeAlias = UInt8[Array, "batch height width"]
+Labels: TypeAlias = Int[Array, " batch"]
+Keys: TypeAlias = Key[Array, " batch"]
+Measure: TypeAlias = Callable[[Layer, PyTree, Array, Array], PyTree]
+Forward: TypeAlias = Callable[[Callable[[str, Layer, Array], Array]], tuple[Array, Array]]
+Signals: TypeAlias = dict[str, tuple[Array, Array]]
+
+_LARGEST = 2.0**16  # absolute activation or cotangent in a private training: sums of products stay finite
+_UNDERFLOW = 2.0**-48  # more than a squared norm loses by squares below 2⁻¹²⁶, where no factor is above `_LARGEST`
+
+
+def layer_metrics(
+    model: Model, forward: Forward, measure: Measure, extra: Mapping[str, PyTree] | None = None
+) -> tuple[dict[str, PyTree], Float[Array, "batch classes"]]:
+    """Evaluate `measure` on each layer's inputs and the cotangents of its outputs, in one backward pass.
+
+    No gradient with respect to parameters is formed.
+
+    Args:
+        forward: tap → (sum of the losses of a batch, logits), see `forward_of`.
+        measure: (layer, its entry of `extra`, inputs, cotangent) → pytree of float32 arrays.
+        extra: name of a layer → pytree of arrays for `measure`.
+
+    Returns:
+        Name of a layer → result of `measure`; the logits.
+    """
+    extra = extra or dict.fromkeys(model.layers(), ())
+    probes: dict[str, PyTree] = {}
+
+    def abstract_tap(name: str, layer: Layer, inputs: Array) -> Array:
+        outputs: Array = layer(inputs)  # the cotangent has the same shape
+        probes[name] = jax.eval_shape(functools.partial(measure, layer), extra[name], inputs, outputs)
+        return outputs
+
+    def tap(name: str, layer: Layer, inputs: Array) -> Array:
+        graphdef, state = nnx.split(layer)
+        return _probe(graphdef, measure, state, extra[name], inputs, probes[name])
+
+    def total_loss(perturbed: dict[str, PyTree]) -> tuple[Array, Array]:
+        probes.update(perturbed)
+        return forward(tap)
+
+    jax.eval_shape(lambda: forward(abstract_tap))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), probes)
+    return jax.grad(total_loss, has_aux=True)(zeros)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _probe(graphdef: Any, measure: Measure, state: PyTree, extra: PyTree, inputs: Array, probe: PyTree) -> Array:
+    """Apply a layer; the cotangent of `probe`, which the outputs do not depend on, is the result of `measure`."""
+    return _probe_forward(graphdef, measure, state, extra, inputs, probe)[0]
+
+
+def _probe_forward(
+    graphdef: Any, _: Measure, state: PyTree, extra: PyTree, inputs: Array, __: PyTree
+) -> tuple[Array, tuple[PyTree, PyTree, Array]]:
+    return nnx.merge(graphdef, state)(inputs), (state, extra, inputs)
+
+
+def _probe_backward(
+    graphdef: Any, measure: Measure, residuals: tuple[PyTree, PyTree, Array], cotangent: Array
+) -> tuple[PyTree, PyTree, Array, PyTree]:
+    """Return the inputs' cotangent and the result of `measure`; that of the parameters is not computed."""
+    state, extra, inputs = residuals
+    layer = nnx.merge(graphdef, state)
+    _, pull_back = jax.vjp(layer, inputs)
+    zeros = jax.tree.map(jnp.zeros_like, (state, extra))
+    return *zeros, pull_back(cotangent)[0], measure(layer, extra, inputs, cotangent)
+
+
+_probe.defvjp(_probe_forward, _probe_backward)
+
+
+def forward_of(
+    model: Model, params: Params, images: Array, labels: Array, label_smoothing: float, key: Array | None = None
+) -> Forward:
+    """Return the forward pass of a batch for `layer_metrics`; `key` is for dropout, one for each example."""
+
+    def forward(tap: Callable[[str, Layer, Array], Array]) -> tuple[Array, Array]:
+        logits = model.apply(params, images, key=key, tap=tap)
+        return jnp.sum(losses.cross_entropy(logits, labels, label_smoothing=label_smoothing)), logits
+
+    return forward
+
+
+def squared_grad_norms(
+    model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float, key: Keys | None = None
+) -> tuple[dict[str, Float[Array, " batch"]], Float[Array, "batch classes"]]:
+    """Return the squared L2 norm of each example's gradient for each layer, float32, and the logits.
+
+    Args:
+        params: parameters at which the gradients are taken.
+        key: one key per example for dropout; None for no dropout.
+    """
+    forward = forward_of(model, params, images, labels, label_smoothing, key)
+    return layer_metrics(model, forward, lambda layer, _, *signals: layer.squared_grad_norms(*signals))
+
+
+def grad_dots(
+    model: Model,
+    params: Params,
+    images: Images,
+    labels: Labels,
+    directions: Params,
+    *,
+    label_smoothing: float,
+    key: Keys | None = None,
+) -> Float[Array, "batch directions"]:
+    """Return the inner product of each example's gradient with each direction, such as the mean gradient, float32.
+
+    Arguments are those of `squared_grad_norms`; `directions` is like `params` with a leading axis of directions.
+    """
+    forward = forward_of(model, params, images, labels, label_smoothing, key)
+    by_layer, _ = layer_metrics(
+        model,
+        forward,
+        lambda layer, directions, *signals: layer.grad_dots(*signals, directions),
+        model.split_by_layer(directions),
+    )
+    return sum(by_layer.values(), start=jnp.float32(0))
+
+
+def signals(model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float) -> Signals:
+    """Return the inputs of each layer and the cotangents of its outputs by name; its gradients follow from these."""
+    forward = forward_of(model, params, images, labels, label_smoothing)
+    return layer_metrics(model, forward, lambda _, __, inputs, cotangent: (inputs, cotangent))[0]
+
+
+def grad_products(
+    model: Model, params: Params, images: Images, labels: Labels, other_signals: Signals, *, label_smoothing: float
+) -> Float[Array, "batch others"]:
+    """Return the inner products of each example's gradient with those of other examples, which have these `signals`."""
+    forward = forward_of(model, params, images, labels, label_smoothing)
+    by_layer, _ = layer_metrics(
+        model, forward, lambda layer, other, *signals: layer.grad_products(*signals, *other), other_signals
+    )
+    return sum(by_layer.values(), start=jnp.float32(0))
+
+
+def summed_grad(
+    model: Model, params: Params, images: Images, labels: Labels, mask: Bool[Array, " batch"], *, label_smoothing: float
+) -> Params:
+    """Return the sum of the gradients of the examples where `mask` is true; like `params`, float32."""
+
+    def loss(params: Params) -> Array:
+        example_losses = losses.cross_entropy(model.apply(params, images), labels, label_smoothing=label_smoothing)
+        return batching.masked_sum(example_losses, mask)
+
+    return jax.grad(loss)(params)
+
+
+def unknown_layers(model: Model) -> list[str]:
+    """Return the names of the layers whose gradients are computed by the slow definition."""
+    return [name for name, layer in model.layers().items() if not layer.has_fast_grads]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class ClippedSum:
+    """A sum of clipped gradients, with the logits of its forward pass."""
+
+    grads: Params  # like the parameters, float32
+    norms: Float[Array, " examples"]  # upper bound of the L2 norm of each example's gradient before clipping, float32
+    logits: Float[Array, "rows classes"]  # logits of each row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """How gradients are clipped."""
+
+    norm: float  # L2 norm to which larger gradients are scaled down
+    # rows of each example, such as augmentations of it, whose mean gradient is clipped (De et al., arXiv 2204.13650)
+    copies: int
+    label_smoothing: float  # label smoothing of the loss
+
+
+def clipped_grad_sum(
+    model: Model,
+    params: Params,
+    images: UInt8[Array, "rows height width"] | Float[Array, "rows height width"],
+    labels: Int[Array, " rows"],
+    mask: Bool[Array, " examples"],
+    clipping: Clipping,
+    *,
+    key: Key[Array, " rows"] | None = None,
+) -> ClippedSum:
+    """Return Σᵢ gᵢ min(1, C / nᵢ) over the examples where `mask` is true, with nᵢ an upper bound of ‖gᵢ‖.
+
+    gᵢ is the gradient of the mean loss of the rows of example i in `bounded_forward`. Each term is finite and no term
+    has a norm above C: nᵢ includes all rounding.
+
+    From a layer's inputs and cotangents follow the norm of each example's gradient, so its clip factor, and then the
+    sum of the gradients times their factors: as the product of the inputs with the scaled cotangents, or of gradients
+    that were formed for the norm. Ghost clipping (Li et al., arXiv 2110.05679) makes a second backward pass of the
+    reweighted loss for that; keeping the cotangents is the book-keeping of Bu et al. (arXiv 2210.00038).
+
+    Args:
+        images: float32 in 0..1, or uint8 pixels; `copies` adjacent rows for each example.
+        key: one key per row for dropout; None for no dropout.
+    """
+    full_precision = jax.default_matmul_precision("highest")  # for accelerators, which may round operands further
+
+    def measure(layer: Layer, _: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, PyTree]:
+        with full_precision:
+            return layer.clip_terms(inputs, cotangent, clipping.copies)
+
+    forward = bounded_forward(forward_of(model, params, images, labels, clipping.label_smoothing, key))
+    by_layer, logits = layer_metrics(model, forward, measure)
+    squared = sum((bound for bound, _ in by_layer.values()), start=jnp.float32(_UNDERFLOW))
+    norms = jnp.sqrt(squared) * (1.0 + (len(by_layer) + 16) * ROUNDING) / clipping.copies
+    weights = jnp.where(mask, jnp.minimum(1.0, clipping.norm / norms) / clipping.copies, 0.0)
+    with full_precision:
+        parts = {name: layer.weighted_grad(by_layer[name][1], weights) for name, layer in model.layers().items()}
+    return ClippedSum(grads=model.from_layers(parts), norms=norms, logits=logits)
+
+
+def bounded_forward(forward: Forward) -> Forward:
+    """Return a forward pass in which an example whose values overflow has finite gradients.
+
+    Inputs, outputs and cotangents of every layer are limited to an absolute value of 2¹⁶, and NaN becomes 0: no example
+    can make a sum of gradients infinite or NaN, and none has to be left out.
+    """
+    return lambda tap: forward(lambda name, layer, inputs: _bounded(tap(name, layer, _bounded(inputs))))
+
+
+@jax.custom_vjp
+def _bounded(values: Array) -> Array:
+    """Limit values, and cotangents in the backward pass."""
+    return jnp.clip(jnp.where(jnp.isnan(values), 0.0, values), -_LARGEST, _LARGEST)
+
+
+_bounded.defvjp(lambda values: (_bounded(values), None), lambda _, cotangent: (_bounded(cotangent),))

@@ -1,0 +1,270 @@
+"""Data on disk: four IDX files in `data/raw`, and an `.npy` for each column of each split in `data/processed`.
+
+Splits are opened as memory maps: a stage reads the rows that it needs, whether or not memory holds all of them.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from gradtrail.core.data import Split
+from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.stages.common.params import validate
+from gradtrail.support.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+RAW_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+COLUMNS = tuple(field.name for field in dataclasses.fields(Split))
+DIGEST_LENGTH = 12  # characters of a data set's digest in metrics files and in MLflow
+SAMPLE = 100_000  # most training examples where all are needed at once: learning dynamics, tables
+
+_INFO = "dataset.json"
+_UNDEFORMED = "train_undeformed"
+_IDX_UINT8 = 0x08  # code of the element type
+_PART = 2**12  # examples whose pixels are counted together
+
+RawArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # images and labels for training, then for testing
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """The description of a data set; it accompanies the data into every metrics file, run and figure."""
+
+    name: str  # the value of `fetch.dataset`
+    digest: str  # SHA-256 over the digests of the raw files, hexadecimal
+    image_shape: tuple[int, int]  # height and width in pixels
+    num_classes: int  # labels are 0 to num_classes - 1
+    examples: dict[str, int]  # number in each split; with deformed versions also the number of originals
+    files: dict[str, str]  # SHA-256 of each raw file, by name
+
+    @property
+    def versions(self) -> int:
+        """The number of versions of each training example, see `preprocess.deformations`."""
+        return self.examples.get("train", 1) // max(1, self.examples.get(_UNDEFORMED, self.examples.get("train", 1)))
+
+    @property
+    def label(self) -> str:
+        """The name under a figure."""
+        return f"{self.name} {self.digest[:8]}"
+
+    def as_metrics(self) -> dict[str, str]:
+        """Return the part that goes into every metrics file."""
+        return {"dataset": self.name, "dataset_digest": self.digest[:DIGEST_LENGTH]}
+
+
+def write_info(folder: Path, info: DatasetInfo) -> None:
+    """Write the description next to the data."""
+    write_json(folder / _INFO, dataclasses.asdict(info))
+
+
+def read_info(folder: Path) -> DatasetInfo:
+    """Read the description next to the data."""
+    path = folder / _INFO
+    return validate(read_json(path), DatasetInfo, f"{path}: dataset")
+
+
+def require_undeformed(info: DatasetInfo, stage: str) -> None:
+    """Raise UserError if the training split has deformed versions of its examples."""
+    if info.versions > 1:
+        raise UserError(
+            f"{stage}: the training split has {info.versions} versions of each example, which are not "
+            f"independent; set preprocess.deformations to 1"
+        )
+
+
+# Splits
+
+
+def write_split(folder: Path, parts: Iterable[Split], size: int) -> None:
+    """Write a split of `size` examples to a new folder, part by part."""
+    folder.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in COLUMNS}
+        for part in parts:
+            for name, file in files.items():
+                values = np.ascontiguousarray(getattr(part, name))
+                if not file.tell():
+                    header = {"descr": values.dtype.str, "fortran_order": False, "shape": (size, *values.shape[1:])}
+                    np.lib.format.write_array_header_1_0(file, header)
+                file.write(values.data)
+
+
+def read_split(folder: Path, info: DatasetInfo) -> Split:
+    """Open a split, such as `data/processed/train`, as read-only memory maps.
+
+    Raises:
+        UserError: a file is missing or cut, or the split has another size or shape than `info` describes.
+    """
+    columns: dict[str, np.ndarray] = {}
+    for path in (folder / f"{name}.npy" for name in COLUMNS):
+        try:
+            columns[path.stem] = np.asarray(np.load(path, mmap_mode="r"))
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"{path}: damaged ({error}); `dvc checkout` restores it") from None
+    size = info.examples.get(folder.name)
+    for name, column in columns.items():
+        if column.shape != ((size, *info.image_shape) if name == "images" else (size,)):
+            raise UserError(f"{folder / name}.npy: has shape {column.shape}, not that of {info.label}; run `dvc repro`")
+    return Split(**columns)
+
+
+def read_splits(folder: Path, info: DatasetInfo) -> dict[str, Split]:
+    """Open all splits of a processed folder."""
+    return {name: read_split(folder / name, info) for name in SPLITS}
+
+
+def read_samples(folder: Path, info: DatasetInfo) -> dict[str, Split]:
+    """Open all splits of a processed folder; of a large training split only the rows of `sample_rows`."""
+    splits = read_splits(folder, info)
+    rows = sample_rows(len(splits["train"]))
+    is_whole = len(rows) == len(splits["train"])
+    return splits if is_whole else {**splits, "train": take_rows(splits["train"], rows)}
+
+
+def sample_rows(num_examples: int) -> Int[np.ndarray, " sample"]:
+    """Return ascending positions of all examples, or of `SAMPLE` evenly spaced ones if there are more."""
+    count = min(num_examples, SAMPLE)
+    return np.arange(count, dtype=np.int64) * num_examples // max(1, count)
+
+
+def take_rows(split: Split, rows: np.ndarray | slice) -> Split:
+    """Return the examples of a split at these positions."""
+    return Split(**{name: getattr(split, name)[rows] for name in COLUMNS})
+
+
+def write_processed(
+    folder: Path,
+    splits: Mapping[str, Split],
+    info: DatasetInfo,
+    *,
+    train_versions: Iterable[Split] | None = None,
+    versions: int = 1,
+) -> DatasetInfo:
+    """Write all splits and the description to a new folder.
+
+    Args:
+        splits: splits by name; of the training split the undeformed examples.
+        info: description of the raw data.
+        train_versions: parts of the training split if each of its examples has several `versions`.
+
+    Returns:
+        The description with the numbers of examples.
+
+    Raises:
+        UserError: a split has no example.
+    """
+    sizes = {name: len(split) for name, split in splits.items()}
+    if empty := [name for name, size in sizes.items() if not size]:
+        raise UserError(
+            f"params.yaml: preprocess.validation_fraction leaves no {empty[0]} example; found {sizes}, every split "
+            "needs at least one"
+        )
+    undeformed = {_UNDEFORMED: sizes["train"]} if versions > 1 else {}
+    sizes["train"] *= versions
+    for name, split in splits.items():
+        parts = train_versions if name == "train" and train_versions is not None else [split]
+        write_split(folder / name, parts, sizes[name])
+    written = dataclasses.replace(info, examples=sizes | undeformed)
+    write_info(folder, written)
+    return written
+
+
+def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
+    """Return metrics of the splits: sizes, wrong and corrected labels, mean and spread of training pixels in 0..1."""
+    train, counts = splits["train"], np.zeros(256, np.int64)  # training pixels of each value
+    for start in range(0, len(train), _PART):
+        counts += np.bincount(train.images[start : start + _PART].ravel(), minlength=256)
+    values = np.arange(256) / 255
+    mean = float(np.average(values, weights=counts))
+    return {
+        **{f"{name}_examples": len(split) for name, split in splits.items()},
+        "noisy_labels": int(np.sum(train.labels != train.true_labels)),
+        **{
+            f"{name}_corrected_labels": int(np.sum(split.corrected_labels != split.given_labels))
+            for name, split in splits.items()
+        },
+        "pixel_mean": mean,
+        "pixel_std": float(np.average((values - mean) ** 2, weights=counts)) ** 0.5,
+    }
+
+
+# Raw files, in the format in which MNIST was published: a big-endian header, then the bytes of one uint8 array
+
+
+def encode_idx(array: np.ndarray) -> bytes:
+    """Encode an array of uint8 as the bytes of an IDX file."""
+    if array.dtype != np.uint8:
+        raise ValueError(f"array is {array.dtype}; IDX here is uint8")
+    return struct.pack(f">HBB{array.ndim}I", 0, _IDX_UINT8, array.ndim, *array.shape) + array.tobytes()
+
+
+def read_idx(path: Path, ndim: int) -> np.ndarray:
+    """Read an IDX file of uint8 as a read-only array.
+
+    Raises:
+        UserError: the file is missing, or its header does not declare `ndim` dimensions and the length of the file.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); an IDX file is needed") from None
+    if len(data) < (header_bytes := 4 + 4 * ndim):
+        raise UserError(f"{path}: only {len(data)} bytes; the header alone has {header_bytes}")
+    if struct.unpack_from(">HBB", data) != (0, _IDX_UINT8, ndim):
+        allowed = f"0x{_IDX_UINT8 << 8 | ndim:08x} (uint8, {ndim} dimensions)"
+        raise UserError(f"{path}: magic number is 0x{data[:4].hex()}; allowed is {allowed}")
+    shape: tuple[Any, ...] = struct.unpack_from(f">{ndim}I", data, 4)
+    if not all(shape):
+        raise UserError(f"{path}: header declares sizes {shape}; each must be at least 1")
+    if len(data) != (declared := header_bytes + math.prod(shape)):
+        raise UserError(f"{path}: {len(data)} bytes; a header with sizes {shape} needs exactly {declared}")
+    return np.frombuffer(data, np.uint8, offset=header_bytes).reshape(shape)
+
+
+def read_raw(folder: Path) -> RawArrays:
+    """Read the IDX files of a folder; raise UserError if one is damaged or they do not fit together."""
+    images, labels, test_images, test_labels = (
+        read_idx(folder / name, 3 if "images" in name else 1) for name in RAW_FILES
+    )
+    for part, length, name in ((images, len(labels), RAW_FILES[0]), (test_images, len(test_labels), RAW_FILES[2])):
+        if len(part) != length:
+            raise UserError(f"{folder / name}: {len(part)} images, but {length} labels")
+    if images.shape[1:] != test_images.shape[1:]:
+        sizes = f"{test_images.shape[1:]} pixels, but {images.shape[1:]} in {RAW_FILES[0]}"
+        raise UserError(f"{folder / RAW_FILES[2]}: images of {sizes}")
+    return images, labels, test_images, test_labels
+
+
+def describe_raw(folder: Path, name: str) -> DatasetInfo:
+    """Describe the IDX files of a folder; raise UserError if they are damaged, or hold a single class."""
+    images, labels, _, test_labels = read_raw(folder)
+    num_classes = int(max(labels.max(), test_labels.max())) + 1
+    if num_classes < 2:
+        raise UserError(f"{folder / RAW_FILES[1]}: every label is 0; at least 2 classes are needed")
+    files = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in RAW_FILES}
+    return DatasetInfo(
+        name=name,
+        digest=hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
+        image_shape=(images.shape[1], images.shape[2]),
+        num_classes=num_classes,
+        examples={"train": len(labels), "test": len(test_labels)},
+        files=files,
+    )
+
+
+def measure_raw(folder: Path, info: DatasetInfo) -> dict[str, float]:
+    """Return the metrics of a raw folder."""
+    counts = {f"{name}_examples": count for name, count in info.examples.items()}
+    return {**counts, "bytes": sum((folder / name).stat().st_size for name in RAW_FILES)}

@@ -1,0 +1,314 @@
+"""Acquire a data set: from an installed package, or from the first of a folder, mirrors and OpenML that has all files.
+
+A mirror is untrusted: a bounded number of bytes is received and unpacked, and a file is written only if its SHA-256 is
+that of the catalog.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import math
+import os
+import re
+import socket
+import sys
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import numpy as np
+import requests
+from urllib3.exceptions import HTTPError
+
+from gradtrail.core.config import config
+from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx
+from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.datasets import DATASETS, Dataset
+from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable
+from gradtrail.support.progress import progress_bar
+
+OPENML_URL = "https://www.openml.org"
+STALL_SECONDS = 10.0  # longest wait for the next bytes
+_CONNECT_SECONDS = 3.0  # limit for each address of a host
+_CHUNK_BYTES = 64 * 1024
+_SPARE_BYTES = 1024 * 1024  # gzip may make a file longer, and its header has room for a name and a comment
+_REDIRECTS = 5
+_MAX_OWN_BYTES = 2**32  # limit for a file in the user's folder
+
+
+class SourceError(Exception):
+    """A source does not deliver a file; the message is the reason, in one line."""
+
+
+@config
+class FetchConfig:
+    """The section `fetch` of `params.yaml`."""
+
+    dataset: str  # a key of the catalog; one data set never replaces another by itself
+
+    def check(self) -> None:
+        if self.dataset not in DATASETS:
+            raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {self.dataset!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownFile:
+    """A file whose content is known beforehand."""
+
+    name: str  # without `.gz`
+    max_bytes: int  # uncompressed length, if it is known; no more is written
+    sha256: str | None  # hexadecimal, of the uncompressed bytes; None if any bytes will do
+
+    def write(self, data: bytes, folder: Path) -> None:
+        """Write the file to a folder; raise SourceError unless these are its bytes."""
+        if len(data) > self.max_bytes:
+            raise SourceError(f"more than {self.max_bytes} bytes")
+        if self.sha256 and self.sha256 != (actual := hashlib.sha256(data).hexdigest()):
+            raise SourceError(
+                f"SHA-256 of its {len(data)} bytes is {actual[:16]}..., expected {self.sha256[:16]}... of "
+                f"{self.max_bytes} bytes"
+            )
+        (folder / self.name).write_bytes(data)
+
+    def unpack(self, packed: bytes) -> bytes:
+        """Return gzipped data, but no more than a byte too many; raise SourceError if they are damaged or cut."""
+        try:
+            return gzip.GzipFile(fileobj=io.BytesIO(packed)).read(self.max_bytes + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise SourceError(f"no valid gzip file ({one_line(error)[:100]})") from error
+
+
+def known_files(entry: Dataset) -> tuple[KnownFile, ...]:
+    """Return the four files of a data set, with their sizes and digests if they are known."""
+    if (contents := entry.contents) is None:
+        return tuple(KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES)
+    pixels = math.prod(contents.image_shape)
+    sizes = [size for count in (contents.num_train, contents.num_test) for size in (16 + count * pixels, 8 + count)]
+    return tuple(
+        KnownFile(name=name, max_bytes=size, sha256=sha256)
+        for name, size, sha256 in zip(RAW_FILES, sizes, contents.sha256, strict=True)
+    )
+
+
+def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo:
+    """Write the four IDX files of the data set to an empty folder; report each source that fails in a line on stderr.
+
+    Raises:
+        NoSourceError: no source has all four files; the message says what to do.
+        UserError: the user's own files are missing, damaged, or do not fit together; a mirror is no http or https URL.
+    """
+    entry = DATASETS[fetch.dataset]
+    if entry.load:
+        _write_arrays(entry, entry.load(), to)
+        return describe_raw(to, fetch.dataset)
+    sources = _sources(entry, to, runtime)
+    for source in sources.values():
+        try:
+            origin = source()
+            info = describe_raw(to, fetch.dataset)
+        except NoSourceError:
+            continue  # the reason was reported
+        except UserError as fault:
+            if entry.contents is None:
+                folder = os.environ[entry.folder_variable]
+                raise UserError(str(fault).replace(str(to), f"{entry.folder_variable}: {folder}")) from fault
+            _report(str(fault))
+        else:
+            _report(f"{entry.title} from {origin}" + (f"; cite {entry.citation}" if entry.citation else ""))
+            return info
+    flag = os.environ.get(NO_SOURCE_FLAG)
+    if flag and entry.stand_in:  # DVC does not pass a stage's exit status on to `gradtrail repro`
+        Path(flag).touch()
+    advice = f"set {entry.folder_variable} to a folder with the four IDX files"
+    advice += f", or set fetch.dataset: {entry.stand_in} in params.yaml" if entry.stand_in else ""
+    outcome = f"answered (tried: {', '.join(sources)})" if sources else f"to ask, as {entry.folder_variable} is not set"
+    raise NoSourceError(f"no source of {entry.title} {outcome}: {advice}")
+
+
+def _sources(entry: Dataset, to: Path, runtime: RuntimeConfig) -> dict[str, Callable[[], str]]:
+    """Return the sources by name, in order; each writes the files to `to` and returns their origin."""
+    sources: dict[str, Callable[[], str]] = {}
+    if folder := os.environ.get(entry.folder_variable):
+        sources[entry.folder_variable] = lambda: _from_folder(entry, Path(folder), to)
+    bases = entry.mirrors if runtime.mirrors is None else runtime.mirrors
+    if entry.mirrors and bases:
+        for base in bases:
+            require_url(base)
+        sources["mirrors"] = lambda: _from_mirrors(entry, bases, to, runtime.download_timeout_seconds)
+    if entry.openml and runtime.openml:
+        sources["OpenML"] = lambda: _from_openml(entry, to)
+    return sources
+
+
+def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
+    """Copy the files from a folder, each plain or gzipped; raise UserError, which names the file that is not right."""
+    for file in known_files(entry):
+        plain, gzipped = folder / file.name, folder / f"{file.name}.gz"
+        path = plain if plain.is_file() else gzipped
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            reason = f"{folder}: there is neither {plain.name} nor {gzipped.name}"
+            raise UserError(f"{entry.folder_variable}: {reason}") from None
+        except OSError as error:
+            raise UserError(f"{entry.folder_variable}: {path}: {error.strerror}") from error
+        try:
+            file.write(file.unpack(data) if path == gzipped else data, to)
+        except SourceError as error:
+            raise UserError(f"{entry.folder_variable}: {path}: {error}") from error
+    return str(folder)
+
+
+def _from_mirrors(entry: Dataset, bases: Sequence[str], to: Path, timeout_seconds: float) -> str:
+    """Download each file from the first mirror that has it; raise NoSourceError, whose reasons were reported."""
+    origins = [download(file, bases, to, timeout_seconds=timeout_seconds) for file in known_files(entry)]
+    return ", ".join(dict.fromkeys(origins))
+
+
+def download(file: KnownFile, bases: Sequence[str], to: Path, *, timeout_seconds: float) -> str:
+    """Download a file to a folder from the first mirror that delivers the right bytes; return its base URL.
+
+    Args:
+        bases: base URLs that serve the file as `<base>/<name>.gz`, in order. Proxies of the environment are used.
+        timeout_seconds: limit for the download from one mirror; one that sends nothing for 10 s is given up.
+
+    Raises:
+        NoSourceError: no mirror delivered the file; each reason was reported.
+    """
+    for base in bases:
+        url = f"{base.rstrip('/')}/{file.name}.gz"
+        try:
+            file.write(file.unpack(_receive(url, file, time.monotonic() + timeout_seconds)), to)
+        except SourceError as error:
+            _report(f"{url}: {error}")
+        else:
+            return base
+    raise NoSourceError(f"mirrors: none delivered {file.name}.gz")
+
+
+def require_url(base: str) -> None:
+    """Raise `UserError` unless `base` is an http or https URL of a folder, without a user name."""
+    try:
+        split = urlsplit(base)
+        valid = split.scheme in ("http", "https") and split.hostname and split.port != 0 and split.username is None
+    except ValueError:  # an invalid port or address
+        valid = False
+    if not valid or re.search(r"[^!-~]|[?#]", base):
+        raise UserError(f"mirror {base!r}: only http:// and https:// URLs of a folder are allowed, without a user name")
+
+
+def _receive(url: str, file: KnownFile, deadline: float) -> bytes:
+    """Return the body at a URL, the compressed file; raise SourceError if it is too long or comes too slowly."""
+    max_bytes, body = file.max_bytes + _SPARE_BYTES, bytearray()
+    with (
+        _open(url) as response,
+        _network_errors(),
+        progress_bar(file.name, response.raw.length_remaining or max_bytes, unit="bytes") as bar,
+    ):
+        # At most what one receive brings, so that slow bytes cannot exceed the deadline. A server may declare `.gz` as
+        # an encoding: not decoded.
+        while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=False):
+            body += chunk
+            if len(body) > max_bytes:
+                raise SourceError(f"more than {max_bytes} compressed bytes")
+            if time.monotonic() > deadline:
+                raise SourceError("not complete within the time allowed")
+            bar.advance(len(chunk))
+    return bytes(body)
+
+
+class _Session(requests.Session):
+    """A session that leaves redirects to its caller: Requests would read the whole body of one, however long."""
+
+    def get_redirect_target(self, resp: requests.Response) -> None:  # noqa: ARG002
+        return None
+
+
+def _open(url: str) -> requests.Response:
+    """Request a URL; return a response with status 200, whose body is not read yet."""
+    headers = {"User-Agent": "gradtrail", "Accept-Encoding": "identity"}
+    with _Session() as session, _network_errors():
+        for _ in range(1 + _REDIRECTS):
+            response = session.get(url, headers=headers, stream=True, timeout=(_CONNECT_SECONDS, STALL_SECONDS))
+            if not response.is_redirect:
+                break
+            response.close()
+            url = urljoin(url, response.headers["Location"])
+    if response.status_code != requests.codes.ok:
+        response.close()
+        raise SourceError(f"HTTP status {response.status_code}")
+    return response
+
+
+@contextlib.contextmanager
+def _network_errors() -> Iterator[None]:
+    """Turn what Requests and urllib3 raise into a SourceError, whose message is that of the innermost error."""
+    try:
+        yield
+    except (requests.RequestException, HTTPError, ValueError) as error:  # the last: of an invalid address
+        inner: BaseException = error
+        while cause := inner.__cause__ or inner.__context__:
+            inner = cause
+        message = str(inner) if isinstance(inner, TimeoutError) else f"{type(inner).__name__}: {inner}"
+        message = (isinstance(inner, OSError) and inner.strerror) or message
+        raise SourceError(printable(one_line(message)[:200])) from error
+
+
+def _from_openml(entry: Dataset, to: Path) -> str:
+    """Fetch the data set from OpenML through scikit-learn; raise NoSourceError, whose reason was reported."""
+    try:
+        _open(OPENML_URL).close()  # scikit-learn would wait long for each address, and try again
+        _write_arrays(entry, _fetch_openml(entry), to)
+    except SourceError as fault:
+        _report(f"OpenML: {one_line(fault)[:200]}")
+        raise NoSourceError("OpenML does not deliver it") from fault
+    return f"OpenML {entry.openml}, version 1"
+
+
+def _fetch_openml(entry: Dataset) -> RawArrays:
+    """Return the arrays of OpenML, whose values are not verified; raise SourceError if scikit-learn cannot read it."""
+    from sklearn.datasets import fetch_openml  # late: the import takes half a second
+
+    with contextlib.ExitStack() as stack:
+        # The cache holds what OpenML sent, as it came (ARFF and JSON, gzipped; no pickle); it is read twice.
+        cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtrail-"))
+        stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+        socket.setdefaulttimeout(STALL_SECONDS)  # scikit-learn sets none
+        stack.enter_context(warnings.catch_warnings(action="ignore"))  # its retries: our report has the outcome
+        try:
+            bunch = fetch_openml(
+                entry.openml,
+                version=1,
+                as_frame=False,
+                data_home=cache,
+                n_retries=1,
+                delay=0.5,
+                parser="pandas",  # the other one needs minutes
+                # Left to itself, scikit-learn 1.9 fails on the numbers that pandas 3.1 makes of the label's categories.
+                read_csv_kwargs={"dtype": np.uint8},
+            )
+        except Exception as fault:  # its parsers may raise any exception
+            raise SourceError(f"{type(fault).__name__}: {one_line(fault)}") from fault
+    assert entry.contents is not None  # noqa: S101 - for the type checker
+    num_train, shape = entry.contents.num_train, entry.contents.image_shape
+    images, labels = np.asarray(bunch.data), np.asarray(bunch.target)
+    expected = (num_train + entry.contents.num_test, math.prod(shape))
+    if images.shape != expected or {images.dtype, labels.dtype} != {np.dtype(np.uint8)}:
+        raise SourceError(f"values of shape {images.shape} and {images.dtype}, labels of {labels.dtype}")
+    images = images.reshape(-1, *shape)
+    return images[:num_train], labels[:num_train], images[num_train:], labels[num_train:]
+
+
+def _write_arrays(entry: Dataset, arrays: RawArrays, to: Path) -> None:
+    for file, array in zip(known_files(entry), arrays, strict=True):
+        file.write(encode_idx(array), to)
+
+
+def _report(line: str) -> None:
+    print(f"fetch: {line}", file=sys.stderr)

@@ -1,0 +1,363 @@
+"""Tables and metrics of the gradient analyses of all members, for files, figures and the summary.
+
+Suspected label errors are examples whose labels got little probability over the training. Where label noise was
+injected, the true labels are known, and a table says how well each score finds the wrong ones.
+"""
+
+import math
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from gradtrail.core.data import Split
+from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalysis, GradientsConfig, epoch_column
+from gradtrail.core.gradients.exact import ERROR, LIMITS
+from gradtrail.core.gradients.scores import largest, rank_correlation, summarize
+from gradtrail.core.nn.arithmetic import Precision
+from gradtrail.stages.artifacts.members import FOLDER, over_members
+
+SCORES = "scores.parquet"
+SUSPICION = "suspicion"
+SUSPECT_SPLITS = ("train", "test")
+STRONGEST = 5  # training examples that are listed for each sign of the influence
+STANDARD_ERROR = "_se"  # suffix of a score: the standard error of its mean over several members
+WITH_ERROR = (
+    *("grad_norm", "el2n", "loss", "margin", "probability", "self_influence", "alignment", "class_alignment"),
+    *("mean_probability", SUSPICION),
+)
+_IDENTITY = ["split", "example_id", "label", "true_label"]
+_SHOWN = ["split", "example_id", "label", "predicted", "grad_norm", "el2n", "loss", "margin"]
+_SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probability", SUSPICION]
+_TRAINING_TABLES = ("noise_scale", "classes", "influence")
+_DETECTION = ["score", "epoch", "auroc", "average_precision", "precision", "false_negative_rate"]
+_LOW_IS_SUSPECT = ("probability", "margin", "mean_probability", "alignment", "class_alignment")
+_SINGLE = ("mean_probability", "forgetting_events", "self_influence", "alignment", "class_alignment")  # of no one epoch
+_NORM_DECADES = (-6, 2)  # range of the histogram of norms, as powers of ten
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """All tables of the stage."""
+
+    scores: pd.DataFrame  # scores of every example, see `score_table`
+    largest: pd.DataFrame  # examples with the largest gradients over all splits, the largest first
+    suspects: Mapping[str, pd.DataFrame]  # split → its suspected label errors, the most suspect first
+    label_error_scores: pd.DataFrame  # scores as detectors of wrong labels; empty if no label is known to be wrong
+    splits: pd.DataFrame  # norms of each split and their correlations, see `summarize`
+    norms: pd.DataFrame  # histogram of the gradient norm
+    noise_scale: pd.DataFrame  # gradient noise scale of each kept epoch
+    classes: pd.DataFrame  # similarity of the classes' gradients
+    influence: pd.DataFrame  # training examples with the strongest influences on the chosen test examples
+
+    @property
+    def train(self) -> pd.DataFrame:
+        return _rows_of(self.scores, "train")
+
+    @property
+    def has_training_rows(self) -> bool:
+        """Whether there are training examples: a private training to publish shows none."""
+        return bool((self.scores["split"] == "train").any())
+
+
+class Analyses:
+    """The analyses of a training's members, added one after the other.
+
+    Memory holds the tables of the first member, and `scratch` the scores of each. Results of an analysis as a whole,
+    such as the similarity of the classes' gradients and the influences, are those of the first member.
+    """
+
+    first: GradientAnalysis  # analysis of the first member
+    _tables: Tables  # of the first member
+
+    def __init__(self, scratch: Path, num_train: int):
+        self.num_train = num_train  # number of training examples, of which a sample may be analyzed
+        self.seeds: list[int] = []
+        self.errors: dict[str, float] = {}  # largest error of each kind over the members, see `float64_errors`
+        self._scratch = scratch
+        self._metrics: list[dict[str, float]] = []
+
+    def add(self, seed: int, tables: Tables, analysis: GradientAnalysis, errors: Mapping[str, float]) -> None:
+        """Add the analysis of the member with this seed, and write its scores to disk."""
+        if not self.seeds:
+            self.first, self._tables = analysis, tables
+        self.seeds.append(seed)
+        self.errors = {name: max(value, self.errors.get(name, 0.0)) for name, value in errors.items()}
+        self._metrics.append(measure(tables, analysis))
+        tables.scores.to_parquet(self._path(seed), index=False)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of a single member, or means and spreads over several; and the size of a sample."""
+        sampled = len(self._tables.train)
+        return over_members(self._metrics) | ({"sampled_train_examples": sampled} if sampled < self.num_train else {})
+
+    def write(self, results: Path, config: GradientsConfig) -> Tables:
+        """Write the scores of each member, and the tables of a single member or of the mean scores over several."""
+        results.mkdir(parents=True)
+        paths = [self._path(seed) for seed in self.seeds]
+        tables = self._tables
+        if len(paths) == 1:
+            shutil.move(paths[0], results / SCORES)
+        else:
+            tables = make_tables(mean_scores(paths), self.first, config)
+            tables.scores.to_parquet(results / SCORES, index=False)
+            shutil.copytree(self._scratch, results / FOLDER)
+        write_tables(results, tables, self.errors)
+        return tables
+
+    def _path(self, seed: int) -> Path:
+        return self._scratch / f"seed_{seed}.parquet"
+
+
+def mean_scores(paths: list[Path]) -> pd.DataFrame:
+    """Return a row for each example: means and standard errors of scores over at least two members, column by column.
+
+    A mean is over the members that have the score. `predicted` is the class that most members predict, the first of
+    several such classes; `correct` follows from it.
+    """
+    identity = pd.read_parquet(paths[0], columns=_IDENTITY)
+    names = {path: pq.read_schema(path).names for path in paths}
+    columns: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys(name for path in paths for name in names[path]):
+        if name in (*_IDENTITY, "predicted", "correct"):
+            continue
+        with_score = [path for path in paths if name in names[path]]
+        values = [pd.read_parquet(path, columns=[name])[name].to_numpy(np.float64) for path in with_score]
+        columns[name] = np.mean(values, axis=0).astype(np.float32)
+        if name in WITH_ERROR:
+            error = np.std(values, axis=0, ddof=1) / math.sqrt(len(values))
+            columns[f"{name}{STANDARD_ERROR}"] = error.astype(np.float32)
+    predicted = np.array([pd.read_parquet(path, columns=["predicted"])["predicted"] for path in paths])
+    votes = [np.sum(predicted == label, axis=0) for label in range(int(predicted.max()) + 1)]
+    columns["predicted"] = np.argmax(votes, axis=0).astype(np.int32)
+    columns["correct"] = columns["predicted"] == identity["label"].to_numpy()
+    return pd.concat([identity, pd.DataFrame(columns)], axis=1)
+
+
+def score_table(
+    splits: Mapping[str, Split], scores: Mapping[str, Mapping[str, np.ndarray]], dynamics: Mapping[str, np.ndarray]
+) -> pd.DataFrame:
+    """Return a row for each example of each split: its id, its labels and its scores.
+
+    The columns of `dynamics`, which are about the training split, are NaN for the other splits.
+    """
+    names = list(splits)
+    parts = [
+        pd.DataFrame(
+            {
+                "split": pd.Categorical([name] * len(split), categories=names),
+                "example_id": split.example_id,
+                "label": split.labels,
+                "true_label": split.true_labels,
+                **scores[name],
+                "correct": scores[name]["predicted"] == split.labels,
+                **{key: values if name == "train" else np.nan for key, values in dynamics.items()},
+            }
+        ).astype(dict.fromkeys(dynamics, np.float32))
+        for name, split in splits.items()
+    ]
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(**{SUSPICION: suspicion(table)})
+
+
+def suspicion(table: pd.DataFrame) -> np.ndarray:
+    """Return the suspicion of each label, 0 to 1: one minus the mean probability of the label over the training.
+
+    The mean is over the epochs of training for training examples, and over the kept epochs for others. A network learns
+    regular patterns first (Arpit et al., arXiv 1706.05394), so the mean over a training detects a wrong label better
+    than the final probability, when many wrong labels have been memorized.
+    """
+    visited = table["mean_probability"].to_numpy(np.float32)
+    mean_probability = table[f"probability{MEAN}"].to_numpy(np.float32)
+    return 1 - np.where(np.isnan(visited), mean_probability, visited)
+
+
+def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: GradientsConfig) -> Tables:
+    """Make all tables of an analysis from the table of all examples."""
+    split_rows = [
+        {"split": str(split)}
+        | summarize({name: part[name].to_numpy() for name in part.columns}, top_fraction=config.top_fraction)
+        for split, part in scores.groupby("split", observed=True)
+    ]
+    noise_rows = [
+        (epoch, noise_scale.value, noise_scale.low, noise_scale.high, noise_scale.trace, noise_scale.squared_norm)
+        for epoch, noise_scale in analysis.noise_scales.items()
+    ]
+    return Tables(
+        scores=scores,
+        largest=scores.iloc[largest(scores["grad_norm"].to_numpy(), config.num_largest)],
+        suspects={name: rank_suspects(scores, name, config.num_suspects) for name in SUSPECT_SPLITS},
+        label_error_scores=detection_table(_rows_of(scores, "train")),
+        splits=pd.DataFrame(split_rows),
+        norms=norm_table(scores),
+        noise_scale=pd.DataFrame(noise_rows, columns=["epoch", "noise_scale", "low", "high", "trace", "squared_norm"]),
+        classes=class_table(analysis),
+        influence=influence_table(scores, analysis),
+    )
+
+
+def write_tables(folder: Path, tables: Tables, errors: Mapping[str, float]) -> None:
+    """Write the tables that have rows, except for the scores of every example, as CSV.
+
+    `float64_errors.csv` has the errors of `float64_errors`. Without training examples, tables about them have no rows.
+    """
+    error_rows = [(name.removeprefix(ERROR), value) for name, value in errors.items()]
+    small = {
+        "largest": tables.largest[_SHOWN],
+        "suspects": pd.concat([part[_SUSPECT] for part in tables.suspects.values()]),
+        "label_error_scores": tables.label_error_scores,
+        "splits": tables.splits,
+        "norms": tables.norms,
+        "noise_scale": tables.noise_scale,
+        "classes": tables.classes,
+        "influence": tables.influence,
+        "float64_errors": pd.DataFrame(error_rows, columns=["score", "largest_sampled_error_over_value_or_rms"]),
+    }
+    for name, part in small.items():
+        if len(part) or (name in _TRAINING_TABLES and not tables.has_training_rows):
+            part.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+
+
+def rank_suspects(table: pd.DataFrame, split: str, count: int) -> pd.DataFrame:
+    """Return the `count` examples of a split with the highest suspicion, the highest first."""
+    part = table[table["split"] == split]
+    return part.iloc[largest(part[SUSPICION].to_numpy(), count)]
+
+
+def detection_table(train: pd.DataFrame) -> pd.DataFrame:
+    """Return how well each score finds the training labels that label noise changed.
+
+    Returns:
+        A row for each score and epoch, the best first: `auroc` and `average_precision`; and with as many suspects as
+        there are wrong labels, `precision` and `false_negative_rate`, the share of wrong labels that are not among the
+        suspects. No rows if no label is wrong, or all are.
+    """
+    is_wrong = (train["label"] != train["true_label"]).to_numpy()
+    if not is_wrong.any() or is_wrong.all():
+        return pd.DataFrame(columns=_DETECTION)
+    from sklearn.metrics import average_precision_score, roc_auc_score  # late: only label noise needs this second
+
+    rows = []
+    for name, epoch, values in _candidates(train):
+        suspect = -values if name in _LOW_IS_SUSPECT else values
+        recall = np.mean(is_wrong[largest(suspect, int(is_wrong.sum()))])
+        areas = roc_auc_score(is_wrong, suspect), average_precision_score(is_wrong, suspect)
+        rows.append((name, epoch, *areas, recall, 1 - recall))
+    return pd.DataFrame(rows, columns=_DETECTION).sort_values("average_precision", ascending=False, ignore_index=True)
+
+
+def _candidates(train: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield the name, epoch and values of each score that may indicate a wrong label."""
+    for column in train.columns:
+        if match := re.fullmatch(rf"({'|'.join(EPOCH_SCORES)})(?:_epoch_(\d+)|{MEAN})", column):
+            yield match[1], "mean" if match[2] is None else str(int(match[2])), train[column].to_numpy(np.float64)
+    for column in _SINGLE:
+        yield column, "", train[column].to_numpy(np.float64)
+
+
+def norm_table(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return a histogram of the gradient norm: the share of each split's examples in each bin.
+
+    The bins are the same in all runs, so that runs can be compared: a quarter of a power of ten each, with
+    `log10_norm` in the middle. Norms outside of all bins are counted in the first or the last.
+    """
+    edges = np.arange(_NORM_DECADES[0], _NORM_DECADES[1] + 1e-9, 0.25)
+    table = pd.DataFrame({"log10_norm": edges[:-1] + 0.125})
+    for split, part in scores.groupby("split", observed=True):
+        norms = np.log10(np.maximum(part["grad_norm"].to_numpy(np.float64), np.finfo(np.float64).tiny))
+        inside = np.clip(norms, edges[0], np.nextafter(edges[-1], -np.inf))
+        table[str(split)] = np.histogram(inside, edges)[0] / len(part)
+    if "train" not in table:  # of a private training to publish
+        table.insert(1, "train", np.nan)
+    return table
+
+
+def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
+    """Return a row for each class: share of a step's decrease in loss, cosine and coherence with every class.
+
+    No rows if there are no training examples.
+    """
+    classes = analysis.classes
+    numbers = range(len(classes.share))
+    columns = {
+        "class": list(numbers),
+        "share": classes.share,
+        **{f"cosine_{other}": classes.cosine[:, other] for other in numbers},
+        **{f"coherence_{other}": classes.coherence[:, other] for other in numbers},
+    }
+    return pd.DataFrame(columns)[: None if analysis.noise_scales else 0]
+
+
+def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataFrame:
+    """Return, for each chosen test example, the training examples that helped or hurt it most, strongest first."""
+    train, test = _rows_of(table, "train"), _rows_of(table, "test")
+    rows: list[tuple] = []
+    for column, position in enumerate(analysis.influenced):
+        influence = analysis.influence[:, column]
+        test_row = test.iloc[position]
+        sides = {"helped": largest(influence, STRONGEST), "hurt": largest(-influence, STRONGEST)}
+        for effect, strongest in sides.items():
+            for rank, example in enumerate(strongest, start=1):
+                by = train.iloc[example]
+                names = (test_row.example_id, test_row.label, test_row.predicted, effect, rank, by.example_id, by.label)
+                rows.append((*names, float(influence[example])))
+    columns = ["test_example", "label", "predicted", "effect", "rank", "train_example", "train_label", "influence"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def typical_noise_scale(analysis: GradientAnalysis) -> float | None:
+    """Return the (upper) median of the finite noise scales; None if none is finite."""
+    finite = sorted(scale.value for scale in analysis.noise_scales.values() if math.isfinite(scale.value))
+    return finite[len(finite) // 2] if finite else None
+
+
+def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
+    """Return the metrics: the summary of the training split, the median norms of the others, and those of the analyses.
+
+    Metrics that are infinite are left out, and without training examples those about them.
+    """
+    splits = {str(row.pop("split")): row for row in tables.splits.to_dict("records")}
+    metrics: dict[str, float] = {"num_examples": len(tables.scores)}
+    metrics |= {
+        f"{split}_grad_norm_median": row["grad_norm_median"] for split, row in splits.items() if split != "train"
+    }
+    if not tables.has_training_rows:
+        return metrics
+    train, first = tables.train, epoch_column("grad_norm", min(analysis.noise_scales))
+    typical, detection = typical_noise_scale(analysis), tables.label_error_scores
+    of_training = {
+        "noise_scale_typical": math.nan if typical is None else typical,
+        "coherence_within_classes": analysis.classes.within,
+        "coherence_across_classes": analysis.classes.across,
+        "forgetting_events_mean": float(np.mean(train["forgetting_events"])),
+        "never_correct": float(np.mean(train["first_correct_epoch"] == 0)),
+        "first_grad_norm_rank_correlation_input_norm": rank_correlation(
+            train[first].to_numpy(), train["input_norm"].to_numpy()
+        ),
+    }
+    for _, row in detection[detection["score"] == "mean_probability"].iterrows():
+        of_training |= {f"label_errors_{name}": float(row[name]) for name in _DETECTION[2:]}
+    finite = {name: value for name, value in of_training.items() if np.isfinite(value)}
+    return metrics | {str(name): value for name, value in splits["train"].items()} | finite
+
+
+def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:
+    """Warn on stderr, in one line, of a score whose error is larger than the model's precision explains."""
+    large = {name: value for name, value in errors.items() if not value <= LIMITS[precision]}  # also NaN
+    if large:
+        name = max(large, key=lambda key: large[key])
+        print(
+            f"gradients: warning: {name.removeprefix(ERROR)} differs from its float64 value by {errors[name]:g}, "
+            f"relative; up to {LIMITS[precision]:g} is usual for {precision}",
+            file=sys.stderr,
+        )
+
+
+def _rows_of(table: pd.DataFrame, split: str) -> pd.DataFrame:
+    return table[table["split"] == split].reset_index(drop=True)

@@ -1,0 +1,144 @@
+"""Images move as an affine map says, linearly interpolated; deformed versions are a function of seed and example.
+
+The map is read off two images that hold each pixel's row and column: they come out with the position that each pixel
+was taken from.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.ndimage
+from factories import random_split
+
+from gradtrail.core import augmentation
+from gradtrail.core.augmentation import augment, versions_of
+from gradtrail.core.data import AugmentationConfig, Split
+
+SHAPE = (15, 12)
+CENTRE = np.array([7.0, 5.5])
+NUM_IMAGES = 200
+KEYS = jax.random.split(jax.random.key(0), NUM_IMAGES)
+IMAGE = np.random.default_rng(0).uniform(size=SHAPE).astype(np.float32)
+changed = jax.jit(augment, static_argnums=1)
+
+
+def config(**overrides: Any) -> AugmentationConfig:
+    return AugmentationConfig(**{"shift": 0.0, "rotation": 0.0, "scale": 0.0, "shear": 0.0, "cutout": 0} | overrides)
+
+
+ALL = config(shift=2.0, rotation=30.0, scale=0.3, shear=20.0)
+
+
+def augmented(image: np.ndarray, settings: AugmentationConfig, keys: jax.Array = KEYS) -> np.ndarray:
+    """Return one image changed by each of the keys."""
+    images = np.broadcast_to(image.astype(np.float32), (NUM_IMAGES, *SHAPE))
+    return np.asarray(changed(images, settings, key=keys))
+
+
+@functools.cache
+def maps(settings: AugmentationConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Return the matrix and the offset of each key: where a pixel is taken from, relative to the centre."""
+    grid = np.stack(np.meshgrid(*map(np.arange, SHAPE), indexing="ij"))
+    rows, columns, inside = (augmented(image, settings) for image in (*grid, np.ones(SHAPE)))
+    fits = []
+    for taken_from, is_whole in zip(np.stack([rows, columns], axis=1), inside > 1 - 1e-6, strict=True):
+        to = np.column_stack([grid[:, is_whole].T - CENTRE, np.ones(is_whole.sum())])
+        positions = taken_from[:, is_whole].T - CENTRE
+        fits.append(np.linalg.lstsq(to, positions)[0])
+        np.testing.assert_allclose(to @ fits[-1], positions, atol=1e-3, err_msg="no affine map")
+    return np.swapaxes(fits, 1, 2)[:, :, :2], np.array(fits)[:, 2]
+
+
+def test_all_changes_together_are_a_turn_a_change_of_size_a_shear_and_a_shift() -> None:
+    """A position is turned and scaled, then sheared along its row: row two of the matrix has a share of row one."""
+    matrices, offsets = maps(ALL)
+    first, second = matrices[:, 0], matrices[:, 1]
+    squared = np.sum(first**2, axis=1)
+    np.testing.assert_allclose(np.linalg.det(matrices), squared, rtol=1e-3)
+    drawn = {
+        "rotation": np.degrees(np.arctan2(-first[:, 1], first[:, 0])) / 30,
+        "scale": (1 / np.sqrt(squared) - 1) / 0.3,
+        "shear": np.degrees(np.arctan(np.sum(first * second, axis=1) / squared)) / 20,
+        "down": -offsets[:, 0] / 2,
+        "right": -offsets[:, 1] / 2,
+    }
+    for name, values in drawn.items():
+        assert np.all(np.abs(values) < 1.001), name
+        counts, _ = np.histogram(values, 4, (-1.001, 1.001))
+        assert np.all(np.abs(counts / NUM_IMAGES - 0.25) < 5 * np.sqrt(0.25 * 0.75 / NUM_IMAGES)), f"{name} is uneven"
+    correlations = np.corrcoef(list(drawn.values())) - np.eye(len(drawn))
+    assert np.all(np.abs(correlations) < 5 / np.sqrt(NUM_IMAGES)), "each is drawn by itself"
+
+
+def test_pixels_are_interpolated_as_by_scipy_with_zeros_beyond_the_edges() -> None:
+    result = augmented(IMAGE, ALL)
+    for index in range(20):
+        matrix, offset = (part[index] for part in maps(ALL))
+        beginning = CENTRE + offset - matrix @ CENTRE
+        expected = scipy.ndimage.affine_transform(IMAGE, matrix, beginning, order=1, mode="grid-constant")
+        np.testing.assert_allclose(result[index], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [ALL, config(cutout=5)], ids=["moves", "cutout"])
+def test_augmentation_is_a_function_of_the_key(settings: AugmentationConfig) -> None:
+    result = augmented(IMAGE, settings)
+    elsewhere = augmented(IMAGE, settings, jnp.roll(KEYS, 70).at[70:].set(KEYS[0]))
+    np.testing.assert_array_equal(elsewhere[:70], result[-70:])
+    assert len(np.unique(result[:20], axis=0)) > 10
+
+
+@pytest.mark.parametrize("side", [4, 5])
+def test_cutout_blanks_one_square(side: int) -> None:
+    image = IMAGE + 1
+    result = augmented(image, config(cutout=side))
+    is_blank = result == 0
+    np.testing.assert_array_equal(result[~is_blank], np.broadcast_to(image, result.shape)[~is_blank])
+    assert np.all(np.any(is_blank, axis=0)), "every pixel sometimes"
+    for blank in is_blank:
+        for lines, size in ((np.any(blank, axis=1), 15), (np.any(blank, axis=0), 12)):
+            first, last = np.flatnonzero(lines)[[0, -1]]
+            at_edge = first == 0 or last == size - 1
+            assert last - first + 1 == lines.sum()
+            assert side // 2 <= lines.sum() <= side if at_edge else lines.sum() == side
+        assert blank.sum() == np.any(blank, axis=1).sum() * np.any(blank, axis=0).sum()
+
+
+CONFIG = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=0)
+DIGITS = dataclasses.replace(random_split(6, shape=(8, 8)), example_id=np.array([2, 3, 5, 7, 11, 13], np.int32))
+
+
+def versions(split: Split = DIGITS, count: int = 3, seed: int = 0, config: AugmentationConfig = CONFIG) -> list[Split]:
+    return list(versions_of(split, count, config, seed=seed, num_ids=20))
+
+
+def test_versions_have_unique_ids_and_the_labels_of_their_source() -> None:
+    result = versions()
+    assert [part.example_id.tolist() for part in result] == [
+        (DIGITS.example_id + 20 * version).tolist() for version in range(3)
+    ]
+    np.testing.assert_array_equal(result[0].images, DIGITS.images)
+    for part in result:
+        for name in ("labels", "true_labels", "given_labels", "corrected_labels"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(DIGITS, name))
+    assert result[1].images.dtype == np.uint8
+    assert np.any(result[1].images != DIGITS.images)
+    assert np.any(result[1].images != result[2].images)
+
+
+def test_version_is_a_function_of_its_source_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = versions()
+    some = Split(**{field.name: getattr(DIGITS, field.name)[[1, 4]] for field in dataclasses.fields(Split)})
+    for version, part in enumerate(versions(some)):
+        np.testing.assert_array_equal(part.images, whole[version].images[[1, 4]])
+    assert np.any(versions(seed=1)[1].images != whole[1].images)
+    monkeypatch.setattr(augmentation, "_PART", 4)  # else they are of one part
+    cut = versions()
+    assert [len(part) for part in cut] == [4, 2] * 3
+    np.testing.assert_array_equal(
+        np.concatenate([part.images for part in cut]), np.concatenate([p.images for p in whole])
+    )

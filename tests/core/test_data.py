@@ -1,0 +1,129 @@
+"""Splits, subsets, label noise and canaries: complete, stratified, and a function of the seed."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from factories import preprocess_config, random_split
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradtrail.core.canaries import draw_membership, make_canaries
+from gradtrail.core.data import Split, prepare, stratified_split, stratified_subset, symmetric_noise
+
+RNG = np.random.default_rng(0)
+IMAGES, LABELS = RNG.integers(0, 256, (60, 4, 3), dtype=np.uint8), RNG.integers(0, 3, 60, dtype=np.uint8)
+TEST_IMAGES, TEST_LABELS = RNG.integers(0, 256, (20, 4, 3), dtype=np.uint8), RNG.integers(0, 3, 20, dtype=np.uint8)
+
+
+def splits_of(**overrides: float) -> dict[str, Split]:
+    return prepare(IMAGES, LABELS, TEST_IMAGES, TEST_LABELS, preprocess_config(**overrides), num_classes=3)
+
+
+@given(st.floats(0.05, 0.9), st.floats(0.05, 1), st.floats(0, 0.9), st.integers(0, 3))
+def test_every_example_keeps_its_image_and_true_label(
+    validation_fraction: float, subset_fraction: float, label_noise: float, seed: int
+) -> None:
+    splits = splits_of(
+        seed=seed,
+        validation_fraction=validation_fraction,
+        subset_fraction=subset_fraction,
+        label_noise=label_noise,
+    )
+    for name, split in splits.items():
+        images, labels = (TEST_IMAGES, TEST_LABELS) if name == "test" else (IMAGES, LABELS)
+        np.testing.assert_array_equal(split.images, images[split.example_id])
+        np.testing.assert_array_equal(split.true_labels, labels[split.example_id])
+        assert np.all(np.diff(split.example_id) > 0)
+        assert {array.dtype for array in (split.labels, split.true_labels, split.example_id)} == {np.dtype("int32")}
+        wrong = np.sum(split.labels != split.true_labels)
+        assert wrong == (round(label_noise * len(split)) if name == "train" else 0)
+    assert not set(splits["train"].example_id) & set(splits["validation"].example_id)
+
+
+def test_without_a_subset_all_examples_are_used() -> None:
+    splits = splits_of()
+    assert (len(splits["train"]), len(splits["validation"]), len(splits["test"])) == (45, 15, 20)
+    both = np.concatenate([splits["train"].example_id, splits["validation"].example_id])
+    np.testing.assert_array_equal(np.sort(both), np.arange(60))
+
+
+def test_the_test_split_does_not_depend_on_the_seed_and_the_others_do() -> None:
+    first, other = splits_of(seed=0), splits_of(seed=1)
+    np.testing.assert_array_equal(first["test"].example_id, other["test"].example_id)
+    assert not np.array_equal(first["validation"].example_id, other["validation"].example_id)
+
+
+LABEL_LISTS = st.lists(st.integers(0, 4), min_size=1, max_size=80).map(lambda labels: np.array(labels, np.uint8))
+FRACTIONS = st.floats(0, 1, exclude_max=True)
+
+
+@given(LABEL_LISTS, FRACTIONS, st.integers(0, 5))
+def test_a_split_is_disjoint_complete_and_stratified(labels: np.ndarray, fraction: float, seed: int) -> None:
+    remaining, held_out = stratified_split(labels, fraction, seed=seed)
+    np.testing.assert_array_equal(np.sort(np.concatenate([remaining, held_out])), np.arange(len(labels)))
+    assert np.all(np.diff(remaining) > 0)
+    assert np.all(np.diff(held_out) > 0)
+    assert len(held_out) == round(fraction * len(labels))
+    shares = np.bincount(labels[held_out], minlength=5) - fraction * np.bincount(labels, minlength=5)
+    assert np.all(np.abs(shares) < 1 + 1e-9)
+
+
+@given(LABEL_LISTS, st.integers(1, 100))
+def test_a_subset_has_its_size_and_is_stratified(labels: np.ndarray, size: int) -> None:
+    rows = stratified_subset(labels, size, seed=0)
+    assert len(rows) == min(size, len(labels))
+    assert np.all(np.diff(rows) > 0)
+    shares = np.bincount(labels[rows], minlength=5) - len(rows) / len(labels) * np.bincount(labels, minlength=5)
+    assert np.all(np.abs(shares) < 1 + 1e-9)
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=60).map(lambda labels: np.array(labels, np.int32)),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(0, 3),
+)
+def test_noise_changes_exactly_the_given_share(labels: np.ndarray, rate: float, seed: int) -> None:
+    before = labels.copy()
+    noisy = symmetric_noise(labels, rate, 4, seed=seed)
+    assert np.sum(noisy != labels) == round(rate * len(labels))
+    assert np.all((noisy >= 0) & (noisy < 4))
+    assert noisy.dtype == np.int32
+    np.testing.assert_array_equal(labels, before, err_msg="the true labels are left alone")
+
+
+def test_each_other_class_is_equally_likely() -> None:
+    labels = np.full(30_000, 2, np.int32)
+    counts = np.bincount(symmetric_noise(labels, 0.5, 4, seed=0), minlength=4)
+    assert counts[2] == 15_000
+    assert np.all(np.abs(counts[[0, 1, 3]] - 5_000) < 5 * np.sqrt(5_000))
+
+
+TRAIN = random_split(50, shape=(20, 10))
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_dots_are_in_dark_places_and_differ_between_canaries() -> None:
+    dark = dataclasses.replace(TRAIN, images=np.where(np.arange(20)[:, None] < 8, 0, TRAIN.images).astype(np.uint8))
+    canaries = make_canaries(dark, "dots", 40, 3, rng=rng())
+    assert canaries.images.shape == (40, 20, 10)
+    assert set(np.unique(canaries.images)) == {0, 255}
+    lit = canaries.images == 255
+    assert (lit.sum(axis=(1, 2)) == 10).all()
+    assert not lit[:, 8:].any()
+    assert len(np.unique(lit.reshape(40, -1), axis=0)) == 40
+    assert set(canaries.labels) == {0, 1, 2}
+
+
+def test_mislabelled_canaries_have_wrong_labels() -> None:
+    canaries = make_canaries(TRAIN, "mislabelled", 50, 3, rng=rng())
+    assert np.array_equal(canaries.images, TRAIN.images), "all of them, in the split's order"
+    assert (canaries.labels != TRAIN.labels).all()
+    assert set(canaries.labels) == {0, 1, 2}
+
+
+def test_coins_are_fair() -> None:
+    assert draw_membership(10_000, rng=rng()).mean() == pytest.approx(0.5, abs=4 * 0.005)

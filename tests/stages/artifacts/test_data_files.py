@@ -1,0 +1,305 @@
+"""IDX files and splits: what was written is read, everything else is refused in one line."""
+
+import dataclasses
+import io
+import re
+import struct
+import tempfile
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+from factories import dataset_info, preprocess_config, random_split
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from untrusted import refusal
+
+from gradtrail.core.augmentation import versions_of
+from gradtrail.core.data import Split
+from gradtrail.stages.artifacts import data_files
+from gradtrail.stages.artifacts.data_files import (
+    COLUMNS,
+    RAW_FILES,
+    describe_raw,
+    encode_idx,
+    measure_raw,
+    read_idx,
+    read_info,
+    read_samples,
+    read_split,
+    read_splits,
+    require_undeformed,
+    take_rows,
+    write_processed,
+    write_split,
+)
+from gradtrail.stages.artifacts.parquet import read_parquet
+from gradtrail.support.errors import UserError
+
+Array = npt.NDArray[np.uint8]
+SHAPES = st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6)))
+ARRAYS = hnp.arrays(np.uint8, SHAPES)
+
+
+def parse(data: bytes, ndim: int) -> Array:
+    """Return the array in a file with these bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "some-file").write_bytes(data)
+        return read_idx(Path(folder) / "some-file", ndim)
+
+
+def refused(data: bytes, ndim: int) -> str:
+    """Return the message with which `data` are refused."""
+    line = refusal(lambda: parse(data, ndim))
+    assert line is not None
+    assert "/some-file: " in line
+    return line
+
+
+@given(ARRAYS)
+def test_round_trip(array: Array) -> None:
+    decoded = parse(encode_idx(array), array.ndim)
+    assert decoded.dtype == np.uint8
+    np.testing.assert_array_equal(decoded, array)
+
+
+def test_known_bytes() -> None:
+    data = bytes.fromhex("00000803 00000002 00000001 00000003 010203 0405ff")
+    array = np.array([[[1, 2, 3]], [[4, 5, 255]]], dtype=np.uint8)
+    assert encode_idx(array) == data
+    np.testing.assert_array_equal(parse(data, 3), array)
+
+
+@given(ARRAYS, st.data())
+def test_any_truncation_is_refused(array: Array, draw: st.DataObject) -> None:
+    data = encode_idx(array)
+    refused(data[: draw.draw(st.integers(0, len(data) - 1))], array.ndim)
+
+
+@given(ARRAYS, st.binary(min_size=1, max_size=50))
+def test_any_trailing_bytes_are_refused(array: Array, surplus: bytes) -> None:
+    assert "needs exactly" in refused(encode_idx(array) + surplus, array.ndim)
+
+
+@given(ARRAYS, st.data())
+def test_any_changed_header_byte_is_refused(array: Array, draw: st.DataObject) -> None:
+    data = bytearray(encode_idx(array))
+    place = draw.draw(st.integers(0, 3 + 4 * array.ndim))
+    data[place] ^= draw.draw(st.integers(1, 255))
+    refused(bytes(data), array.ndim)
+
+
+@given(st.binary(max_size=40), st.sampled_from([1, 3]))
+def test_arbitrary_bytes_parse_or_are_refused_in_one_line(data: bytes, ndim: int) -> None:
+    arrays: list[Array] = []
+    if refusal(lambda: arrays.append(parse(data, ndim))) is None:
+        assert encode_idx(arrays[0]) == data
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("00000d03", "magic number is 0x00000d03; allowed is 0x00000803 (uint8, 3 dimensions)"),
+        ("00000801", "magic number is 0x00000801"),
+        ("000008ff", "magic number is 0x000008ff"),
+        ("01000803", "magic number is 0x01000803"),
+        ("1f8b0803", "magic number is 0x1f8b0803"),
+    ],
+)
+def test_wrong_magic_number_is_named(header: str, message: str) -> None:
+    assert message in refused(bytes.fromhex(header) + struct.pack(">3I", 1, 1, 1) + b"x", 3)
+
+
+def test_size_of_zero_is_refused() -> None:
+    assert "each must be at least 1" in refused(struct.pack(">HBB3I", 0, 8, 3, 0, 2**32 - 1, 2**32 - 1), 3)
+
+
+@pytest.mark.parametrize("sizes", [(2**31, 1, 1), (2**31, 2, 1), (2**31, 2**31, 4), (2**32 - 1,) * 3])
+def test_lying_header_takes_no_memory(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
+    """Among the products are 2**32 and 2**64: an overflow would make them 0, the number of bytes that are there."""
+    path = tmp_path / "lie"
+    path.write_bytes(struct.pack(">HBB3I", 0, 8, 3, *sizes))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="needs exactly"):
+            read_idx(path, 3)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1_000_000
+
+
+def test_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(UserError, match="cannot be read"):
+            read_idx(path, 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    arrays = (np.arange(5 * 16).reshape(5, 4, 4), np.arange(5), np.ones((3, 4, 4)), np.array([0, 1, 1]))
+    for name, array in zip(RAW_FILES, arrays, strict=True):
+        (tmp_path / name).write_bytes(encode_idx(array.astype(np.uint8)))
+    return tmp_path
+
+
+def test_description_follows_the_bytes(folder: Path) -> None:
+    info = describe_raw(folder, "mnist")
+    assert (info.image_shape, info.num_classes) == ((4, 4), 5)
+    assert info.examples == {"train": 5, "test": 3}
+    assert measure_raw(folder, info)["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    (folder / RAW_FILES[3]).write_bytes(encode_idx(np.array([1, 1, 1], np.uint8)))
+    assert describe_raw(folder, "mnist").digest != info.digest
+
+
+def test_images_without_labels_are_one_line(folder: Path) -> None:
+    (folder / RAW_FILES[1]).write_bytes(encode_idx(np.arange(4).astype(np.uint8)))
+    with pytest.raises(UserError, match=r"train-images-idx3-ubyte: 5 images, but 4 labels"):
+        describe_raw(folder, "mnist")
+
+
+# Splits.
+
+
+SPLIT = dataclasses.replace(random_split(9), true_labels=np.zeros(9, np.int32))
+SPLITS = {"train": SPLIT, "validation": random_split(4), "test": random_split(3)}
+INFO = dataset_info()
+
+
+def assert_equal(left: Split, right: Split) -> None:
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+        assert getattr(left, name).dtype == getattr(right, name).dtype
+
+
+def versions_in_parts() -> Iterator[Split]:
+    config = preprocess_config()
+    return versions_of(SPLIT, 3, config.deformation, seed=0, num_ids=20)
+
+
+def test_processed_folder_comes_back(tmp_path: Path) -> None:
+    info = write_processed(tmp_path / "processed", SPLITS, INFO)
+    assert info == read_info(tmp_path / "processed")
+    assert info == dataclasses.replace(INFO, examples={"train": 9, "validation": 4, "test": 3})
+    for name, split in read_splits(tmp_path / "processed", info).items():
+        assert_equal(split, SPLITS[name])
+        assert not split.images.flags.writeable
+
+
+def test_column_is_a_file_that_numpy_reads_and_writes_alike(tmp_path: Path) -> None:
+    write_split(tmp_path / "train", [take_rows(SPLIT, slice(0, 4)), take_rows(SPLIT, slice(4, None))], 9)
+    for name in COLUMNS:
+        path = tmp_path / "train" / f"{name}.npy"
+        np.testing.assert_array_equal(np.load(path), getattr(SPLIT, name))
+        np.save(tmp_path / "saved.npy", getattr(SPLIT, name))
+        assert path.read_bytes() == (tmp_path / "saved.npy").read_bytes()
+
+
+def test_versions_are_written_part_by_part(tmp_path: Path) -> None:
+    info = write_processed(tmp_path / "processed", SPLITS, INFO, train_versions=versions_in_parts(), versions=3)
+    assert (info.versions, info.examples["train"]) == (3, 27)
+    train = read_split(tmp_path / "processed/train", info)
+    for start, part in zip(range(0, 27, 9), versions_in_parts(), strict=True):
+        assert_equal(take_rows(train, slice(start, start + 9)), part)
+    with pytest.raises(UserError, match=r"^audit: the training split has 3 versions of each example"):
+        require_undeformed(info, "audit")
+
+
+def test_large_training_split_is_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = write_processed(tmp_path / "processed", SPLITS, INFO)
+    assert len(read_samples(tmp_path / "processed", info)["train"]) == 9
+    monkeypatch.setattr(data_files, "SAMPLE", 3)
+    sampled = read_samples(tmp_path / "processed", info)
+    assert_equal(sampled["train"], take_rows(SPLIT, np.array([0, 3, 6])))
+    assert_equal(sampled["test"], SPLITS["test"])
+
+
+def test_split_without_examples_is_refused(tmp_path: Path) -> None:
+    empty = SPLITS | {"validation": take_rows(SPLIT, slice(0, 0))}
+    with pytest.raises(UserError, match=r"leaves no validation example; found .*'validation': 0"):
+        write_processed(tmp_path / "processed", empty, INFO)
+
+
+def test_missing_cut_or_foreign_split_is_refused_in_one_line(tmp_path: Path) -> None:
+    info = write_processed(tmp_path / "processed", SPLITS, INFO)
+    folder, path = tmp_path / "processed/train", tmp_path / "processed/train/labels.npy"
+    content = path.read_bytes()
+    for data, message in (
+        (content[:-1], "damaged ("),
+        (b"", "damaged ("),
+        (b"\x93NUMPX" + content[6:], "damaged ("),
+        ((tmp_path / "processed/test/labels.npy").read_bytes(), "has shape (3,), not that of "),
+        (None, "no such file; `dvc repro`"),
+    ):
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+        line = refusal(lambda: read_split(folder, info))
+        assert line is not None
+        assert line.startswith(f"{path}: {message}")
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    info = write_processed(tmp_path / "processed", SPLITS, INFO)
+    np.save(tmp_path / "processed/train/labels.npy", np.array([None] * 9), allow_pickle=True)
+    assert "damaged" in str(refusal(lambda: read_split(tmp_path / "processed/train", info)))
+
+
+def test_missing_or_foreign_description_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"dataset\.json: no such file; `dvc repro`"):
+        read_info(tmp_path)
+    (tmp_path / "dataset.json").write_text('{"name": "digits"}')
+    with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path))}/dataset\.json[^\n]*$"):
+        read_info(tmp_path)
+
+
+def test_measures_of_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_files, "_PART", 4)
+    measured = data_files.measure_splits(SPLITS)
+    assert (measured["train_examples"], measured["test_examples"]) == (9, 3)
+    assert measured["noisy_labels"] == np.sum(SPLIT.labels != 0)
+    assert measured["pixel_mean"] == pytest.approx(np.mean(SPLIT.images / 255.0), rel=1e-12)
+    assert measured["pixel_std"] == pytest.approx(np.std(SPLIT.images / 255.0), rel=1e-12)
+
+
+# Tables.
+
+
+TABLE = pd.DataFrame({"number": [1, 2, 3], "word": ["a", "b", "c"], "share": [0.5, 0.25, 1.0]})
+
+
+def encoded() -> bytes:
+    stream = io.BytesIO()
+    TABLE.to_parquet(stream, index=False)
+    return stream.getvalue()
+
+
+def test_columns_are_read_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(encoded())
+    pd.testing.assert_frame_equal(read_parquet(tmp_path / "a.parquet", ["share", "word"]), TABLE[["share", "word"]])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (encoded(), "not a table of this project: No match"),
+        (encoded()[:-1], "not a table of this project: "),
+        (b"", "not a table of this project: "),
+        (None, "no such file"),
+    ],
+)
+def test_missing_or_truncated_table_or_a_missing_column_is_one_line(
+    content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.parquet"
+    if content is not None:
+        path.write_bytes(content)
+    line = refusal(lambda: read_parquet(path, ["number", "none"], made_by="it"))
+    assert line is not None
+    assert line.startswith(f"{path}: {message}")
+    assert "`it` makes it" in line

@@ -1,0 +1,35 @@
+"""Small classes are named; of many classes the first are drawn."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import random_split
+from matplotlib.figure import Figure
+
+from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.preprocess import figures
+
+
+def test_classes_of_one_training_example_or_none_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    figures.warn_of_small_classes(np.array([0, 0, 2, 3, 3]), 5, versions=1)
+    assert capsys.readouterr().err == (
+        "preprocess: classes with fewer than two training examples: 1 (0), 2 (1), 4 (0); `gradients` leaves them out "
+        "of coherence_within_classes, and classes.csv has no coherence of such a class with itself\n"
+    )
+
+
+def test_two_versions_of_an_example_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    figures.warn_of_small_classes(np.array([0, 1]), 2, versions=2)
+    figures.warn_of_small_classes(np.array([0, 0, 1, 1]), 2, versions=1)
+    assert not capsys.readouterr().err
+
+
+def test_of_many_classes_the_first_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: dict[str, Figure] = {}
+    monkeypatch.setattr(plotting, "save", lambda figure, path: saved.update({path.name: figure}))
+    train = random_split(60, num_classes=256)
+    figures.draw(tmp_path, train, "idx", 256)
+    rows, height = plotting.MAX_CLASSES, train.images.shape[1]
+    assert len(np.asarray(saved["samples.png"].axes[0].images[0].get_array())) == rows * height
+    assert saved["samples.png"].get_suptitle() == "Training examples by label, the first 20 of 256 (idx)"
