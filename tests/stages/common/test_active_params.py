@@ -3,9 +3,7 @@
 import pytest
 from factories import ROOT
 
-from gradtrail.stages.common.active_params import active_params
-from gradtrail.stages.common.overrides import flatten
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.params import active_params, flatten, read_yaml
 
 TRAIN = flatten({"train": read_yaml(ROOT / "params.yaml")["train"]})
 

@@ -1,4 +1,4 @@
-"""Load and validate a section of `params.yaml` as the dataclass that describes it.
+"""The params files of DVC, `params.yaml` and `pipeline/versions.yaml`: reading, validating and changing them.
 
 This module knows no config class: each stage passes its own. YAML is read as YAML 1.2, where `1e-3` is a number.
 """
@@ -10,6 +10,8 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -19,11 +21,21 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
+from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError, one_line, suggestion
 
 Section = TypeVar("Section")
+Value = TypeVar("Value")
 ExtraValues: TypeAlias = Literal["forbid", "ignore"]
 
+PARAMS, VERSIONS = Path("params.yaml"), Path("pipeline/versions.yaml")
+SEED, MEMBERS, VARY = "train.seed", "train.members", "train.vary"
+SHARED_BLOCKS = {"augmentation"}  # the blocks of `train` that every training reads
+_NO_BLOCK = "linear"  # the model of this name has no params: the block is the schedule's
+_VERSIONS_HEADER = (
+    "# Every package that can change an out, as locks/base.lock has it: a DVC param of each stage that imports it,\n"
+    "# so that an upgrade re-runs the stage. `gradtrail versions` writes what is installed.\n"
+)
 _MAX_LINE = 500  # characters of an error
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # types of pydantic's errors
 
@@ -39,7 +51,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
-    """Return the content of a YAML 1.2 file of this name, as `read_yaml` does."""
+    """Parse the content of a file that messages call `name`, as `read_yaml` does."""
     try:
         content = copy.deepcopy(_parse(data.decode("utf-8")))
     except UnicodeDecodeError as error:
@@ -51,20 +63,8 @@ def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
     return content
 
 
-def load_section(section: str, into: type[Section], path: Path = Path("params.yaml")) -> Section:
-    """Validate a section of the params file.
-
-    Args:
-        section: name of a top-level key.
-        into: a frozen dataclass whose fields are the section's keys. All are required; unknown keys are refused.
-        path: the params file.
-
-    Returns:
-        An instance of `into`.
-
-    Raises:
-        UserError: one line that names the key, what was found, and what is allowed.
-    """
+def load_section(section: str, into: type[Section], path: Path = PARAMS) -> Section:
+    """Validate a section, a top-level key, of the params file; see `validate`."""
     content = read_yaml(path)
     if section not in content:
         sections = one_line(", ".join(map(str, content)))[:_MAX_LINE]
@@ -73,16 +73,12 @@ def load_section(section: str, into: type[Section], path: Path = Path("params.ya
 
 
 def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues = "forbid") -> Section:
-    """Validate plain data (from YAML or JSON) against a dataclass.
+    """Return plain data (from YAML or JSON) as an instance of a dataclass.
 
     Args:
-        value: the data.
-        into: the dataclass.
+        into: dataclass whose fields are the keys; all are required.
         name: prefix of the key in errors.
         extra: treatment of keys that the dataclass lacks: an error, or ignored.
-
-    Returns:
-        An instance of `into`.
 
     Raises:
         UserError: one line that names the key, what was found, and what is allowed.
@@ -219,3 +215,86 @@ def _nearest_key(error: ErrorDetails, errors: list[ErrorDetails], value: Any) ->
         missing = {str(other["loc"][-1]) for other in same if other["type"] == "missing"}
         return suggestion(str(unknown), siblings - wrong | missing)
     return ""
+
+
+def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested params as one mapping with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in params.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def require_known(params: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> None:
+    """Raise UserError if a key of `changes` is not a param; `name` is the prefix of the key in the message."""
+    flat = flatten(params)
+    for key in changes:
+        if key not in flat:
+            raise UserError(f"{name}.{key} is not a key of {PARAMS}{suggestion(key, flat)}")
+
+
+def changed(params: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested params with changes to existing keys."""
+    result = copy.deepcopy(dict(params))
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        node = result
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return result
+
+
+def as_options(changes: Mapping[str, Any]) -> list[str]:
+    """Return changes as options of `dvc exp run`."""
+    return [part for key, value in changes.items() for part in ("-S", f"{key}={_as_override(value)}")]
+
+
+def _as_override(value: Any) -> str:
+    """Format a value for DVC's `-S`: strings as they are, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def active_params(params: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the flat params that have an effect, in their order.
+
+    Args:
+        params: dotted key → value, as in `params.yaml` or as text; all are returned if no model is chosen.
+    """
+    if "train.model" not in params:
+        return dict(params)
+    unused = {"train.vary"} if str(params.get("train.members", 1)) == "1" else set()
+    unused |= {"train.reduction"} if str(params.get("train.shards", 1)) == "1" else set()
+    chosen = {params.get("train.optimizer"), params.get("train.schedule"), *SHARED_BLOCKS}
+    chosen |= {params["train.model"]} - {_NO_BLOCK}
+    chosen |= {"loss_scaling"} if params.get("train.precision") == "float16" else set()
+    chosen |= {"privacy"} if str(params.get("train.privacy.enabled")).lower() == "true" else set()
+    if str(params.get("preprocess.deformations", 1)) == "1":
+        unused |= {key for key in params if key.startswith("preprocess.deformation.")}
+    in_blocks = (key for key in params if key.startswith("train.") and key.count(".") > 1)
+    unused |= {key for key in in_blocks if key.split(".")[1] not in chosen}
+    return {key: value for key, value in params.items() if key not in unused}
+
+
+def require_recorded_versions(packages: tuple[str, ...]) -> None:
+    """Raise UserError if an installed version differs from the one in `pipeline/versions.yaml`, which DVC records."""
+    recorded = read_yaml(VERSIONS)
+    for package in packages:
+        try:
+            installed = version(package)
+        except PackageNotFoundError:  # such as while another process installs it
+            installed = "none"
+        if installed != recorded.get(package):
+            raise UserError(
+                f"{VERSIONS}: it has {package} {recorded.get(package)}, but {installed} is installed: "
+                "install locks/base.lock, or record the installed versions with `gradtrail versions`"
+            )
+
+
+def write_installed_versions() -> dict[str, str]:
+    """Record the installed version of every package in `pipeline/versions.yaml`; return the versions."""
+    installed = {package: version(package) for package in read_yaml(VERSIONS)}
+    with atomic_file(VERSIONS) as temporary:
+        lines = [f'{package}: "{number}"\n' for package, number in installed.items()]
+        temporary.write_text(_VERSIONS_HEADER + "".join(lines))
+    return installed

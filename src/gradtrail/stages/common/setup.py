@@ -19,8 +19,7 @@ import jaxlib
 from filelock import FileLock
 
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.common.environment import processor_digest
-from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.common.environment import RuntimeConfig, processor_digest
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder
 
