@@ -177,11 +177,6 @@ def processor_digest() -> str:
     return hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
 
 
-def uses_jax() -> bool:
-    """Return whether this process has imported JAX."""
-    return "jax" in sys.modules
-
-
 def _jax() -> Any:
     """Return JAX, by name: stages that do not compute import this module too, and do not depend on JAX."""
     return importlib.import_module("jax")

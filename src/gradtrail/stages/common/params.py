@@ -3,7 +3,6 @@
 This module knows no config class: each stage passes its own. YAML is read as YAML 1.2, where `1e-3` is a number.
 """
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -13,7 +12,7 @@ import typing
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
@@ -26,7 +25,6 @@ from gradtrail.support.errors import UserError, one_line, suggestion
 
 Section = TypeVar("Section")
 Value = TypeVar("Value")
-ExtraValues: TypeAlias = Literal["forbid", "ignore"]
 
 PARAMS, VERSIONS = Path("params.yaml"), Path("pipeline/versions.yaml")
 SEED, MEMBERS, VARY = "train.seed", "train.members", "train.vary"
@@ -37,7 +35,7 @@ _VERSIONS_HEADER = (
     "# so that an upgrade re-runs the stage. `gradtrail versions` writes what is installed.\n"
 )
 _MAX_LINE = 500  # characters of an error
-_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # types of pydantic's errors
+_UNKNOWN = "unexpected_keyword_argument"  # type of pydantic's error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -72,20 +70,19 @@ def load_section(section: str, into: type[Section], path: Path = PARAMS) -> Sect
     return validate(content[section], into, f"{path}: {section}")
 
 
-def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues = "forbid") -> Section:
+def validate(value: Any, into: type[Section], name: str) -> Section:
     """Return plain data (from YAML or JSON) as an instance of a dataclass.
 
     Args:
-        into: dataclass whose fields are the keys; all are required.
+        into: dataclass whose fields are the keys; all are required, and others are refused.
         name: prefix of the key in errors.
-        extra: treatment of keys that the dataclass lacks: an error, or ignored.
 
     Raises:
         UserError: one line that names the key, what was found, and what is allowed.
     """
     try:
         # Via JSON, because strict mode then accepts a list as a tuple, but neither "10" nor true as a number.
-        adapter = _adapter(_written(into), extra)  # type: ignore[arg-type] # mypy: a type variable is not hashable
+        adapter = _adapter(into)  # type: ignore[arg-type] # mypy: a type variable is not hashable
         written = adapter.validate_json(json.dumps(value, default=str))
         result: Section = _with_kinds(into, written, name)
         return result
@@ -175,17 +172,17 @@ def _parse(text: str) -> Any:
 
 
 @functools.cache  # pydantic takes milliseconds to build one
-def _adapter(into: type, extra: ExtraValues) -> TypeAdapter[Any]:
-    return TypeAdapter(_strict(into, extra))
+def _adapter(into: type) -> TypeAdapter[Any]:
+    return TypeAdapter(_strict(_written(into)))
 
 
-def _strict(cls: type[Section], extra: ExtraValues) -> type[Section]:
+def _strict(cls: Any) -> Any:
     """Configure pydantic for `cls` and the dataclasses in it: exact types, finite numbers."""
     for field_type in getattr(cls, "__annotations__", {}).values():
         for part in (field_type, *getattr(field_type, "__args__", ())):
-            if isinstance(part, type) and hasattr(part, "__dataclass_fields__"):
-                _strict(part, extra)
-    return with_config(ConfigDict(extra=extra, strict=True, allow_inf_nan=False))(cls)
+            if _is_config(part):
+                _strict(part)
+    return with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))(cls)
 
 
 def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
@@ -193,14 +190,14 @@ def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
 
     A key that is mistyped is also missing.
     """
-    error = min(errors, key=lambda candidate: candidate["type"] not in _UNKNOWN)
+    error = min(errors, key=lambda candidate: candidate["type"] != _UNKNOWN)
     key = ".".join([name, *(one_line(part) for part in error["loc"])])
     match error["type"]:
         case "missing":
             return f"{key} is missing"
-        case kind if kind in _UNKNOWN:
+        case "unexpected_keyword_argument":
             return f"{key} is not a known key{_nearest_key(error, errors, value)}"
-        case "value_error":  # raised by a config's own __post_init__, whose message names the key
+        case "value_error":  # of a config's own checks, whose message names the key
             return f"{name}.{error['ctx']['error']}" if not error["loc"] else f"{key}.{error['ctx']['error']}"
     return f"{key}: {error['msg']}, got {error['input']!r}"
 
@@ -208,13 +205,10 @@ def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
 def _nearest_key(error: ErrorDetails, errors: list[ErrorDetails], value: Any) -> str:
     """Suggest a key for an unknown one, out of the known and the missing keys of the same section."""
     *parents, unknown = error["loc"]
-    with contextlib.suppress(LookupError, TypeError):
-        siblings = {str(key) for key in functools.reduce(lambda node, part: node[part], parents, value)}
-        same = [other for other in errors if [*other["loc"][:-1]] == parents]
-        wrong = {str(other["loc"][-1]) for other in same if other["type"] in _UNKNOWN}
-        missing = {str(other["loc"][-1]) for other in same if other["type"] == "missing"}
-        return suggestion(str(unknown), siblings - wrong | missing)
-    return ""
+    section = functools.reduce(lambda node, part: node[part], parents, value)
+    faults = {str(other["loc"][-1]): other["type"] for other in errors if [*other["loc"][:-1]] == parents}
+    known = {key for key in {*map(str, section), *faults} if faults.get(key) != _UNKNOWN}
+    return suggestion(str(unknown), known)
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

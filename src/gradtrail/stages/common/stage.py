@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.dvc_cache import restoring_outs
-from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, refuse_variables, set_up_jax, uses_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, refuse_variables, set_up_jax
 from gradtrail.stages.common.files import Stamps, changed_files, read_json, stamps_of, write_json, writing_outs
 from gradtrail.stages.common.params import PARAMS, VERSIONS, flatten, load_section, require_recorded_versions, validate
 from gradtrail.stages.common.pipeline_file import Entry, StageSpec, is_code, live_entry, read_pipelines
@@ -126,7 +126,7 @@ class Stage:
 
     name: str  # name of the stage, its script, its params section and its metrics file
     # Seconds since the epoch; for a stage that runs, the end of its script's imports
-    made_at: float = field(default_factory=time.time, compare=False, kw_only=True)
+    made_at: float = field(default_factory=time.time)
 
     @cached_property
     def folder(self) -> Path:
@@ -139,7 +139,6 @@ class Stage:
 
     @property
     def spec(self) -> StageSpec:
-        """The entry of this stage in `dvc.yaml`."""
         return self.pipeline[self.name]
 
     @cached_property
@@ -162,7 +161,7 @@ class Stage:
     @property
     def computes(self) -> bool:
         """Whether the stage computes with JAX; the report reads the section `environment`, but does not compute."""
-        return self._reads_environment and uses_jax()
+        return self._reads_environment and "jax" in sys.modules
 
     def set_up(self) -> None:
         """Refuse variables that may change results, and set up JAX; see `environment`."""
@@ -200,7 +199,6 @@ class Stage:
         write_json(new / "results" / "costs" / f"{self.name}.json", costs)
 
     def read_metrics(self) -> dict[str, Any]:
-        """Read the metrics file from the working folder."""
         metrics: dict[str, Any] = read_json(self.folder / "results" / "metrics" / f"{self.name}.json")
         return metrics
 
