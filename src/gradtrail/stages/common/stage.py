@@ -6,9 +6,7 @@ from DVC's cache.
 
 import contextlib
 import gc
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -84,22 +82,13 @@ def read_inputs(name: str, spec: StageSpec) -> Inputs:
         UserError: a dep or a param is missing; or code changed after this process started, which may have imported
             either version.
     """
-    stamps = _read_stamps(spec)
-    if newest := _changed_within(seconds_running() - _CLOCK_SECONDS, stamps):
-        raise UserError(f"{newest} changed while {name} was starting; run it again")
-    entry = live_entry(spec, Path(), is_partial=True)
-    if missing := [dep for dep in spec.deps if dep not in entry.deps]:
+    stamps, began = _read_stamps(spec), time.time() - seconds_running() + _CLOCK_SECONDS
+    for path, (changed, *_) in stamps.items():
+        if changed / 1e9 > began and is_code(path.as_posix()):
+            raise UserError(f"{path} changed while {name} was starting; run it again")
+    if missing := [dep for dep in spec.deps if not Path(dep).exists()]:
         raise UserError(f"{missing[0]}: no such file or folder, which {name} reads; `dvc repro {name}` makes it")
-    return Inputs(name=name, spec=spec, entry=entry, stamps=stamps)
-
-
-def _changed_within(seconds: float, stamps: Stamps) -> Path | None:
-    """Return a code file that changed in the last `seconds`, by the clock of the file system; None if none did."""
-    with tempfile.TemporaryFile(dir=Path()) as file:
-        now = os.fstat(file.fileno()).st_ctime
-    code = {path: stamp for path, stamp in stamps.items() if is_code(path.as_posix())}
-    newest = max(code, key=lambda path: code[path][0], default=None)
-    return newest if newest and now - code[newest][0] / 1e9 < seconds else None
+    return Inputs(name=name, spec=spec, entry=live_entry(spec, Path()), stamps=stamps)
 
 
 def _read_stamps(spec: StageSpec) -> Stamps:
