@@ -207,8 +207,8 @@ def _nearest_key(error: ErrorDetails, errors: list[ErrorDetails], value: Any) ->
     *parents, unknown = error["loc"]
     section = functools.reduce(lambda node, part: node[part], parents, value)
     faults = {str(other["loc"][-1]): other["type"] for other in errors if [*other["loc"][:-1]] == parents}
-    known = {key for key in {*map(str, section), *faults} if faults.get(key) != _UNKNOWN}
-    return suggestion(str(unknown), known)
+    valid_keys = {key for key in {*map(str, section), *faults} if faults.get(key) != _UNKNOWN}
+    return suggestion(str(unknown), valid_keys)
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
