@@ -21,6 +21,7 @@ from gradtrail.stages.common.params import (
     PARAMS,
     SEED,
     VARY,
+    active_params,
     as_options,
     changed,
     flatten,
@@ -133,7 +134,6 @@ def collect_results() -> list[Result]:
 
 def params_of_run(recipe: Recipe, params: Mapping[str, Any], pipeline: Mapping[str, StageSpec]) -> dict[str, str]:
     """Return the params of a training's run with this recipe: all that it and the stages before it read."""
-    from gradtrail.stages.common.params import active_params
     from gradtrail.tracking.mlflow.tags import param_text
 
     values, read = changed(params, recipe.set), dict[str, Any]()
@@ -144,7 +144,6 @@ def params_of_run(recipe: Recipe, params: Mapping[str, Any], pipeline: Mapping[s
 
 def _seed_results(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, str], Mapping[str, float]]]:
     """Yield params and metrics of a training, or of each of its members as if it were a training of one seed."""
-    from gradtrail.stages.common.params import active_params
     from gradtrail.tracking.mlflow.links import PARENT
 
     if MEMBERS not in train.data.params or train.data.params[MEMBERS] == "1":
