@@ -28,9 +28,8 @@ from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.schedules import Constant
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import accounting, data_files
-from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.privacy_audit import Audit, audit, draw_canaries, gaussian_bound
 
 EXAMPLES, CANARIES, BATCH_SIZE, EPOCHS = 5000, 1000, 500, 10

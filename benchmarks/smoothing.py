@@ -26,9 +26,8 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.experiments.sweep.stats import paired_difference
 from gradtrail.stages.artifacts import data_files
-from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.progress import progress_bar
 
 SMOOTHINGS = (0.1, 0.05, 0.0)

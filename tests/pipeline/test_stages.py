@@ -13,7 +13,7 @@ from PIL import Image
 from projects import STAGES, Project, besides_progress, finished_project
 
 from gradtrail.stages.artifacts.exported import read_export
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.tracking.mlflow.tracker import SYSTEM_METRICS

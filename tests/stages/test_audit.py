@@ -10,7 +10,7 @@ from factories import NUM_CLASSES, random_split
 from gradtrail.core.audit.labels import Findings, OutOfFold, find_errors
 from gradtrail.core.audit.networks import NOISE_KINDS
 from gradtrail.stages import audit
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 
 SPLITS = {"train": random_split(300), "validation": random_split(40), "test": random_split(60)}
 CORRECT = SPLITS["train"].labels

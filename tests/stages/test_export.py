@@ -25,7 +25,7 @@ from gradtrail.stages import export
 from gradtrail.stages.artifacts.calibration import Evaluated
 from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.export import read_network, write_export
 from gradtrail.support.errors import UserError

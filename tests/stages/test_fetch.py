@@ -23,8 +23,8 @@ from untrusted import damaged, fuzz
 
 from gradtrail.stages import fetch
 from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, encode_idx
+from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.datasets import DATASETS, Contents
 from gradtrail.stages.fetch import FetchConfig, KnownFile, SourceError, acquire, require_url
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError

@@ -28,7 +28,7 @@ from urllib3.exceptions import HTTPError
 
 from gradtrail.core.config import config
 from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx
-from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.datasets import DATASETS, Dataset
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable
 from gradtrail.support.progress import progress_bar

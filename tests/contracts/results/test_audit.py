@@ -12,7 +12,7 @@ from projects import ROOT, Project, finished_project
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from gradtrail.core.evaluate import bins_of_equal_width, fill_bins
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.tracking.mlflow.tags import outputs
 
 QUICK = {
