@@ -47,7 +47,7 @@ def main(stage: Stage) -> None:
                 )
             processed = new / "data" / "processed"
             info = data_files.write_processed(processed, splits, info, train_versions=versions, versions=num_versions)
-            metrics = data_files.measure_splits(data_files.read_splits(processed, info))
+            metrics = data_files.measure_splits(data_files.read_splits(processed))
             figures.draw(new / "results" / "preprocess", train, info.label, info.num_classes)
             stage.write_metrics(new, {**info.as_metrics(), **metrics})
 

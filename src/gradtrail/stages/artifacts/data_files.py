@@ -50,7 +50,8 @@ class DatasetInfo:
     @property
     def versions(self) -> int:
         """The number of versions of each training example, see `preprocess.deformations`."""
-        return self.examples.get("train", 1) // max(1, self.examples.get(_UNDEFORMED, self.examples.get("train", 1)))
+        train = self.examples.get("train", 1)
+        return train // self.examples.get(_UNDEFORMED, train)
 
     @property
     def label(self) -> str:
@@ -99,49 +100,30 @@ def write_split(folder: Path, parts: Iterable[Split], size: int) -> None:
                 file.write(values.data)
 
 
-def read_split(folder: Path, info: DatasetInfo) -> Split:
-    """Open a split, such as `data/processed/train`, as read-only memory maps.
-
-    Raises:
-        UserError: a file is missing or cut, or the split has another size or shape than `info` describes.
-    """
-    columns: dict[str, np.ndarray] = {}
-    for path in (folder / f"{name}.npy" for name in COLUMNS):
-        try:
-            columns[path.stem] = np.asarray(np.load(path, mmap_mode="r"))
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-        except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"{path}: damaged ({error}); `dvc checkout` restores it") from None
-    size = info.examples.get(folder.name)
-    for name, column in columns.items():
-        if column.shape != ((size, *info.image_shape) if name == "images" else (size,)):
-            raise UserError(f"{folder / name}.npy: has shape {column.shape}, not that of {info.label}; run `dvc repro`")
-    return Split(**columns)
+def read_split(folder: Path) -> Split:
+    """Open a split, such as `data/processed/train`, as read-only memory maps; raise UserError if a file is missing."""
+    try:
+        return Split(**{name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in COLUMNS})
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: no such file; `dvc repro` makes it") from None
 
 
-def read_splits(folder: Path, info: DatasetInfo) -> dict[str, Split]:
+def read_splits(folder: Path) -> dict[str, Split]:
     """Open all splits of a processed folder."""
-    return {name: read_split(folder / name, info) for name in SPLITS}
+    return {name: read_split(folder / name) for name in SPLITS}
 
 
-def read_samples(folder: Path, info: DatasetInfo) -> dict[str, Split]:
+def read_samples(folder: Path) -> dict[str, Split]:
     """Open all splits of a processed folder; of a large training split only the rows of `sample_rows`."""
-    splits = read_splits(folder, info)
+    splits = read_splits(folder)
     rows = sample_rows(len(splits["train"]))
-    is_whole = len(rows) == len(splits["train"])
-    return splits if is_whole else {**splits, "train": take_rows(splits["train"], rows)}
+    return {**splits, "train": splits["train"][rows]} if len(rows) < len(splits["train"]) else splits
 
 
 def sample_rows(num_examples: int) -> Int[np.ndarray, " sample"]:
     """Return ascending positions of all examples, or of `SAMPLE` evenly spaced ones if there are more."""
     count = min(num_examples, SAMPLE)
     return np.arange(count, dtype=np.int64) * num_examples // max(1, count)
-
-
-def take_rows(split: Split, rows: np.ndarray | slice) -> Split:
-    """Return the examples of a split at these positions."""
-    return Split(**{name: getattr(split, name)[rows] for name in COLUMNS})
 
 
 def write_processed(
