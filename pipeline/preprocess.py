@@ -50,7 +50,7 @@ def main(stage: Stage) -> None:
             processed = new / "data" / "processed"
             info = data_files.write_processed(processed, splits, info, train_versions=versions, versions=num_versions)
             metrics = data_files.measure_splits(data_files.read_splits(processed))
-            figures.draw(new / "results" / "preprocess", train, info.label, info.num_classes)
+            figures.draw_samples(new / "results/preprocess/samples.png", train, info.label, info.num_classes)
             stage.write_metrics(new, {**info.as_metrics(), **metrics})
 
         run.outs()

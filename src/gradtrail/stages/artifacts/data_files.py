@@ -134,18 +134,10 @@ def write_processed(
     train_versions: Iterable[Split] | None = None,
     versions: int = 1,
 ) -> DatasetInfo:
-    """Write all splits and the description to a new folder.
+    """Write all splits to a new folder, with the description `info` and the numbers of examples, which is returned.
 
-    Args:
-        splits: splits by name; of the training split the undeformed examples.
-        info: description of the raw data.
-        train_versions: parts of the training split if each of its examples has several `versions`.
-
-    Returns:
-        The description with the numbers of examples.
-
-    Raises:
-        UserError: a split has no example.
+    If each training example has several `versions`, `train_versions` has the parts of the training split, and `splits`
+    its undeformed examples. Raises UserError if a split has no example.
     """
     sizes = {name: len(split) for name, split in splits.items()}
     if empty := [name for name, size in sizes.items() if not size]:
@@ -153,12 +145,12 @@ def write_processed(
             f"params.yaml: preprocess.validation_fraction leaves no {empty[0]} example; found {sizes}, every split "
             "needs at least one"
         )
-    undeformed = {_UNDEFORMED: sizes["train"]} if versions > 1 else {}
-    sizes["train"] *= versions
+    if versions > 1:
+        sizes |= {"train": versions * sizes["train"], _UNDEFORMED: sizes["train"]}
     for name, split in splits.items():
         parts = train_versions if name == "train" and train_versions is not None else [split]
         write_split(folder / name, parts, sizes[name])
-    written = dataclasses.replace(info, examples=sizes | undeformed)
+    written = dataclasses.replace(info, examples=sizes)
     write_info(folder, written)
     return written
 
@@ -170,16 +162,12 @@ def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
         counts += np.bincount(train.images[start : start + _PART].ravel(), minlength=256)
     values = np.arange(256) / 255
     mean = float(np.average(values, weights=counts))
-    return {
-        **{f"{name}_examples": len(split) for name, split in splits.items()},
-        "noisy_labels": int(np.sum(train.labels != train.true_labels)),
-        **{
-            f"{name}_corrected_labels": int(np.sum(split.corrected_labels != split.given_labels))
-            for name, split in splits.items()
-        },
-        "pixel_mean": mean,
-        "pixel_std": float(np.average((values - mean) ** 2, weights=counts)) ** 0.5,
-    }
+    metrics: dict[str, float] = {"noisy_labels": int(np.sum(train.labels != train.true_labels)), "pixel_mean": mean}
+    metrics["pixel_std"] = float(np.average((values - mean) ** 2, weights=counts)) ** 0.5
+    for name, split in splits.items():
+        metrics[f"{name}_examples"] = len(split)
+        metrics[f"{name}_corrected_labels"] = int(np.sum(split.corrected_labels != split.given_labels))
+    return metrics
 
 
 # Raw files, in the format in which MNIST was published: a big-endian header, then the bytes of one uint8 array
