@@ -165,12 +165,8 @@ def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
 def download(file: KnownFile, mirrors: Sequence[str], to: Path, *, timeout_seconds: float) -> str:
     """Download a file to a folder from the first mirror that delivers the right bytes; return the mirror.
 
-    Args:
-        mirrors: base URLs that serve the file as `<mirror>/<name>.gz`, in order. Proxies of the environment are used.
-        timeout_seconds: limit for the download from one mirror; one that sends nothing for 10 s is given up.
-
-    Raises:
-        NoSourceError: no mirror delivered the file; each reason was reported.
+    The timeout is the limit for one mirror; proxies of the environment are used. Raises NoSourceError if no mirror
+    delivers the file; each reason was reported.
     """
     for mirror in mirrors:
         url = f"{mirror.rstrip('/')}/{file.name}.gz"

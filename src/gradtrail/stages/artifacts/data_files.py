@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -190,17 +189,19 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); an IDX file is needed") from None
-    if len(data) < (header_bytes := 4 + 4 * ndim):
-        raise UserError(f"{path}: only {len(data)} bytes; the header alone has {header_bytes}")
-    if struct.unpack_from(">HBB", data) != (0, _IDX_UINT8, ndim):
-        allowed = f"0x{_IDX_UINT8 << 8 | ndim:08x} (uint8, {ndim} dimensions)"
-        raise UserError(f"{path}: magic number is 0x{data[:4].hex()}; allowed is {allowed}")
-    shape: tuple[Any, ...] = struct.unpack_from(f">{ndim}I", data, 4)
+    header = struct.Struct(f">I{ndim}I")
+    if len(data) < header.size:
+        raise UserError(f"{path}: only {len(data)} bytes; the header alone has {header.size}")
+    magic, *shape = header.unpack_from(data)
+    if magic != (expected := _IDX_UINT8 << 8 | ndim):
+        raise UserError(
+            f"{path}: magic number is 0x{magic:08x}; allowed is 0x{expected:08x} (uint8, {ndim} dimensions)"
+        )
     if not all(shape):
         raise UserError(f"{path}: header declares sizes {shape}; each must be at least 1")
-    if len(data) != (declared := header_bytes + math.prod(shape)):
+    if len(data) != (declared := header.size + math.prod(shape)):
         raise UserError(f"{path}: {len(data)} bytes; a header with sizes {shape} needs exactly {declared}")
-    return np.frombuffer(data, np.uint8, offset=header_bytes).reshape(shape)
+    return np.frombuffer(data, np.uint8, offset=header.size).reshape(shape)
 
 
 def read_raw(folder: Path) -> RawArrays:
