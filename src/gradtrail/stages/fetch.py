@@ -272,8 +272,8 @@ def _reason(error: BaseException) -> str:
     """Return the message of a fault as one line; of the network's faults, that of the innermost."""
     while not isinstance(error, SourceError) and (cause := error.__cause__ or error.__context__):
         error = cause
-    named = str(error) if isinstance(error, SourceError | TimeoutError) else f"{type(error).__name__}: {error}"
-    return printable(one_line(getattr(error, "strerror", None) or named)[:200])
+    message = str(error) if isinstance(error, SourceError | TimeoutError) else f"{type(error).__name__}: {error}"
+    return printable(one_line(getattr(error, "strerror", None) or message)[:200])
 
 
 def _report(line: str) -> None:
