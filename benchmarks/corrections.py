@@ -64,7 +64,7 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     """Return the rows of `recovered` for each kind of noise."""
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
     info = data_files.read_info(Path("data/processed"))
-    splits = read_splits(Path("data/processed"), info)
+    splits = read_splits(Path("data/processed"))
     train = splits["train"]
     config = dataclasses.replace(load_section("audit", AuditConfig), quick=quick)
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))

@@ -58,7 +58,7 @@ def private_config(epsilon: float) -> TrainConfig:
 def first_examples(folder: Path) -> tuple[Split, int]:
     """Return the first training examples, and the number of classes."""
     info = data_files.read_info(folder)
-    train = data_files.read_split(folder / "train", info)
+    train = data_files.read_split(folder / "train")
     columns = {name: column[:EXAMPLES] for name, column in vars(train).items()}
     return Split(**columns), info.num_classes
 

@@ -54,7 +54,7 @@ def run(seeds: int, noisy_seeds: int) -> dict[str, dict[str, list[float]]]:
     """Return smoothing → column → value of each seed."""
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
     info = data_files.read_info(Path("data/processed"))
-    train, validation = (data_files.read_split(Path(f"data/processed/{name}"), info) for name in data_files.SPLITS[:2])
+    train, validation = (data_files.read_split(Path(f"data/processed/{name}")) for name in data_files.SPLITS[:2])
     noisy = plant(train.labels, draw_uniform(train.labels, info.num_classes, seed=0), NOISE, seed=1)
     found = {}
     with progress_bar("smoothing", len(SMOOTHINGS) * (seeds + noisy_seeds), unit="steps") as bar:

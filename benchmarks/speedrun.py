@@ -74,7 +74,7 @@ def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
     config = dataclasses.replace(validate(params["train"], TrainConfig, f"{recipe}: train"), privacy=NOT_PRIVATE)
     config = dataclasses.replace(config, precision=precision or config.precision)
     info = read_info(DATA)
-    train, test = (read_split(DATA / f"{name}", info) for name in ("train", "test"))
+    train, test = (read_split(DATA / f"{name}") for name in ("train", "test"))
     model = Model(config.model_config(train.images.shape[1:], info.num_classes))
     program = loop.make_program(config, model, len(train), jax.local_devices())
     started = time.perf_counter()

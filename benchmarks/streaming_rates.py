@@ -49,8 +49,8 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
     info = data_files.read_info(Path("data/processed"))
-    split = data_files.read_split(Path("data/processed/train"), info)
-    some = data_files.take_rows(split, np.arange(min(IN_MEMORY, len(split))))
+    split = data_files.read_split(Path("data/processed/train"))
+    some = split[np.arange(min(IN_MEMORY, len(split)))]
     config = dataclasses.replace(load_section("train", TrainConfig), epochs=1000, privacy=NOT_PRIVATE)
     model = Model(config.model_config(info.image_shape, info.num_classes))
     compiler, mesh = Compiler(time.perf_counter), make_mesh(jax.local_devices()[:1])
@@ -82,7 +82,7 @@ def main() -> None:
 
     def score_from_maps() -> int:
         start = int(np.random.default_rng().integers(0, max(1, len(split) - SCORED)))
-        part = data_files.take_rows(split, slice(start, start + SCORED))
+        part = split[start : start + SCORED]
         score_every_example(passes, params, part, Path(scratch.name) / "scores.parquet")
         return len(part)
 

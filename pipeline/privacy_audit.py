@@ -26,7 +26,7 @@ def main(stage: Stage) -> None:
     privacy_audit.require_private(train_config)
     info = data_files.read_info(Path("data/processed"))
     require_undeformed(info, "privacy_audit")
-    train = read_split(Path("data/processed/train"), info)
+    train = read_split(Path("data/processed/train"))
     canaries = privacy_audit.draw_canaries(config, train, info.num_classes)
     noise = accounting.account(train_config, len(train)).noise_multiplier
     set_cpu_devices(train_config.shards)

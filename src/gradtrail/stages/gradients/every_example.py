@@ -15,7 +15,6 @@ from gradtrail.core.batching import overlapped
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.nn.models import HostParams, Params
-from gradtrail.stages.artifacts.data_files import take_rows
 from gradtrail.support.progress import progress_bar
 
 NAME = "every_train_example.parquet"
@@ -52,7 +51,7 @@ def score_every_example(
     written: Future[None] | None = None
     with ThreadPoolExecutor(2) as pool:  # while a part is scored, the next one is read and the previous one is written
         starts = range(0, len(train), size)
-        reads = (pool.submit(take_rows, train, slice(start, start + size)) for start in starts)
+        reads = (pool.submit(train.__getitem__, slice(start, start + size)) for start in starts)
         for read in overlapped(reads):
             part = read.result()
             columns = {"example_id": part.example_id, "label": part.labels, "true_label": part.true_labels}

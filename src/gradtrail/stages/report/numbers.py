@@ -131,7 +131,7 @@ def read_sources(folder: Path) -> Sources:
         costs=read_all("costs"),
         predictions=read_parquet(folder / "results/evaluate/predictions.parquet", _PREDICTIONS),
         scores=read_parquet(folder / "results/gradients/scores.parquet", _SCORES),
-        splits=read_samples(folder / "data/processed", info),
+        splits=read_samples(folder / "data/processed"),
         stages=stages,
         digests={path: digest(folder / path) for path in paths},
         guarantee=read_guarantee(folder / "results/train"),

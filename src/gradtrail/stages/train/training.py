@@ -116,7 +116,7 @@ class Training:
                 "(preprocess.deformations), and each would count separately; "
                 "train.privacy.augmentation_multiplicity counts augmentations as one"
             )
-        train = data_files.read_split(folder / "train", info)
+        train = data_files.read_split(folder / "train")
         require_same(
             {
                 "train of params.yaml": repr(config),
@@ -129,7 +129,7 @@ class Training:
             runtime=runtime,
             info=info,
             train=train,
-            validation=data_files.read_split(folder / "validation", info),
+            validation=data_files.read_split(folder / "validation"),
             devices=devices(config.shards),
             steps_per_call=agreed(lambda: runtime.steps_per_call),
             spending=accounting.account(config, len(train)) if is_private else None,
