@@ -76,15 +76,13 @@ class Findings:
 
 
 def find_errors(splits: Mapping[str, OutOfFold], chosen: str, *, seed: int, label_set: int = 0) -> dict[str, Findings]:
-    """Return the findings on the labels of each split.
+    """Return the findings on the labels of each split; `train` is the first.
 
     The temperature, and the ratio of densities behind `probability_wrong`, are those of the training split; of another
     split only the share of wrong labels is estimated.
 
     Args:
-        splits: out-of-fold logits by split; `train` is the first.
         chosen: name of the score that `probability_wrong` follows from.
-        seed: seed of the wrong labels that are drawn for comparison.
         label_set: number of the set of labels, 0 for the given ones; each set has its own random numbers.
     """
     temperature = fit_temperature(splits["train"])
@@ -116,14 +114,13 @@ def find_errors(splits: Mapping[str, OutOfFold], chosen: str, *, seed: int, labe
     return findings
 
 
-def probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "networks examples classes"]:
-    """Return the softmax of the logits over a temperature, float64."""
-    return np.exp(evaluate.log_softmax((logits / temperature).astype(np.float64)))
-
-
 def mean_probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "examples classes"]:
     """Return the mean of the networks' probabilities, float64."""
-    return probabilities(logits, temperature).mean(axis=0)
+    return _probabilities(logits, temperature).mean(axis=0)
+
+
+def _probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "networks examples classes"]:
+    return np.exp(evaluate.log_softmax((logits / temperature).astype(np.float64)))
 
 
 def fit_temperature(split: OutOfFold) -> float:
@@ -133,11 +130,7 @@ def fit_temperature(split: OutOfFold) -> float:
 
 
 def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str, Scores]:
-    """Return the scores of labels, float64; each is larger for a more suspicious label.
-
-    Args:
-        logits: logits by networks that were not trained on the examples.
-        labels: label of each example to score; not necessarily the given one.
+    """Return the scores of labels by networks that were not trained on the examples, float64.
 
     Returns:
         `margin`, the largest mean probability of another class minus that of the label, -1 to 1 (Northcutt et al.,
@@ -150,7 +143,7 @@ def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str
     """
     rows = np.arange(len(labels))
     is_label = np.arange(logits.shape[-1]) == labels[:, None]
-    by_network = probabilities(logits, temperature)
+    by_network = _probabilities(logits, temperature)
     mean = by_network.mean(axis=0)
     other_logits = np.where(is_label, -np.inf, logits).max(axis=-1)
     certain = np.clip(mean, _SMALLEST, 1 - _SMALLEST)
@@ -169,18 +162,12 @@ def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str
 
 def draw_uniform(labels: Labels, num_classes: int, *, seed: Seed) -> Labels:
     """Draw a wrong label for each example, each other class being equally likely; int32."""
-    return ((labels + np.random.default_rng(seed).integers(1, num_classes, size=len(labels))) % num_classes).astype(
-        np.int32
-    )
+    steps = np.random.default_rng(seed).integers(1, num_classes, size=len(labels))
+    return ((labels + steps) % num_classes).astype(np.int32)
 
 
 def draw_confused(probabilities: Float[np.ndarray, "examples classes"], labels: Labels, *, seed: Seed) -> Labels:
-    """Draw a wrong label for each example as a network would confuse it: class j with probability p_j / (1 - p_label).
-
-    Args:
-        probabilities: class probabilities by networks that were not trained on the example.
-        labels: the classes that are not drawn, int32.
-    """
+    """Draw a wrong label for each example as networks confuse it: class j with probability p_j / (1 - p_label)."""
     weights = np.maximum(probabilities.astype(np.float64), 1e-12)
     weights[np.arange(len(labels)), labels] = 0
     total = np.cumsum(weights, axis=1)
@@ -227,11 +214,7 @@ def density_ratio(positions: Scores) -> Float[np.ndarray, " bins"]:
 def probability_wrong(positions: Scores, ratio: Float[np.ndarray, " bins"], share: float) -> Scores:
     """Return the probability that each label is wrong, float64.
 
-    Args:
-        positions: positions of the labels' scores among those of wrong labels.
-        ratio: ratio of the densities of this or of a larger split, see `density_ratio`.
-        share: share of wrong labels, which is the mean of the probabilities unless their bound (n + 1) / (n + 2) for
-            `n` wrong labels prevents it.
+    Their mean is the share of wrong labels, unless their bound (n + 1) / (n + 2) for `n` wrong labels prevents it.
     """
     number = share * len(positions)
     largest = (number + 1) / (number + 2)
