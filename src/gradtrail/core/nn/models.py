@@ -54,9 +54,8 @@ class ModelConfig:
 class Model:
     """The pure functions of a network.
 
-    Args:
-        remat: True if the backward pass recomputes the activations of convolutional blocks instead of storing them:
-            less memory, more FLOPs. Dense layers always store theirs, which are small.
+    With `remat`, the backward pass recomputes the activations of convolutional blocks instead of storing them: less
+    memory, more FLOPs. Dense layers always store theirs, which are small.
     """
 
     def __init__(self, config: ModelConfig, *, remat: bool = False):
@@ -80,11 +79,10 @@ class Model:
         """Return the logits, float32.
 
         Args:
-            params: a pytree like that of `init`.
             images: uint8 pixels, or float32 in 0..1.
             key: one key per example for dropout; None for no dropout, as in evaluation.
-            tap: (name of a layer, layer, inputs) → outputs; called instead of every layer with parameters.
-                Switches rematerialization off.
+            tap: (name of a layer, layer, inputs) → outputs; called instead of every layer with parameters. Switches
+                rematerialization off.
         """
         pixels = normalize(images) if images.dtype == jnp.uint8 else images
         inputs = features_of(pixels, self.config.features)
@@ -98,7 +96,7 @@ class Model:
         """Return the number of examples per tile whose im2col patches fit in the CPU cache.
 
         This is the largest divisor of `num_rows` whose patches, as float32, take no more than 8 MiB; the whole batch if
-        only tiles below a quarter of that divide it, or if nothing is convolved. It depends on shapes alone.
+        only tiles below a quarter of that divide it, or if nothing is convolved.
         """
         network = self.config.network
         patches = network.largest_patches(self.config.image_shape) if isinstance(network, CNN) else 1
@@ -120,9 +118,8 @@ class Model:
 
     def from_layers(self, parts: Mapping[str, Params]) -> Params:
         """Join the parts of `split_by_layer` to a pytree like the parameters."""
-        return self.from_paths(
-            {f"{layer}/{name}": leaf for layer, part in parts.items() for name, leaf in part.items()}
-        )
+        leaves = {f"{layer}/{name}": leaf for layer, part in parts.items() for name, leaf in part.items()}
+        return self.from_paths(leaves)
 
     def from_paths(self, leaves: Mapping[str, Any]) -> PyTree:
         """Return the parameters from their leaves by path, see `by_path`; other leaves are ignored."""
@@ -130,7 +127,6 @@ class Model:
         return jax.tree.unflatten(jax.tree.structure(template), [leaves[path] for path in by_path(template)])
 
     def abstract_params(self) -> AbstractParams:
-        """Return the parameters' shapes and dtypes, as `jax.ShapeDtypeStruct`."""
         return jax.eval_shape(lambda: self.init(key=jax.random.key(0)))
 
     def _make_network(self, rngs: nnx.Rngs) -> nnx.Module:
