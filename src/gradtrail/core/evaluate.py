@@ -13,11 +13,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core.config import Bounds, Count, GallerySize, config
-from gradtrail.core.intervals import Interval, pivotal_intervals, share_interval
+from gradtrail.core.intervals import Interval, bisect, pivotal_intervals, share_interval
 from gradtrail.core.nn.models import WeightsKind
 
 LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature: beyond them a split is separated perfectly, or is noise
-_HALVINGS = 40
 _DRAWS = 1000  # resamples of an interval
 
 Labels = Int[np.ndarray, " examples"]
@@ -66,10 +65,7 @@ def fit_temperature(logits: Float[np.ndarray, "*networks examples classes"], lab
     def slope(beta: float) -> float:
         return float(np.mean(np.sum(np.exp(log_softmax(beta * logits)) * logits, axis=-1)) - label_logit)
 
-    low, high = 1 / HIGHEST, 1 / LOWEST
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    low, high = bisect(lambda beta: slope(beta) < 0, 1 / HIGHEST, 1 / LOWEST, halvings=40)
     return 2 / (low + high)
 
 

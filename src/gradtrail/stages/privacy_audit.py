@@ -26,6 +26,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data import Split
+from gradtrail.core.intervals import bisect
 from gradtrail.core.privacy_audit import (
     AuditedTraining,
     AuditTrace,
@@ -43,7 +44,6 @@ from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.stages.artifacts import plotting
 
-LARGEST_EPSILON = 100.0
 _HALVINGS = 40
 _SIGMAS = 6.0  # limits of a check, in standard errors
 _CHI2_CHANCE = 1e-8  # of a false alarm of the check of batch sizes, at either limit
@@ -178,7 +178,7 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 def epsilon_bound(guesses: Guesses, *, delta: float, significance: float) -> float:
     """Return the epsilon such that the guesses refute (ε, δ)-privacy for any smaller ε, by `p_value`; 0 for none."""
-    return _largest(lambda epsilon: p_value(guesses, epsilon, delta) < significance)
+    return bisect(lambda epsilon: p_value(guesses, epsilon, delta) < significance, 0.0, 100.0, halvings=_HALVINGS)[0]
 
 
 def refutes(guesses: Guesses, mu: float, significance: float) -> bool:
@@ -217,28 +217,14 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     return float(ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon at which the Gaussian mechanism is (epsilon, delta)-private."""
-    return _largest(lambda epsilon: gaussian_delta(mu, epsilon) > delta)
-
-
 def gaussian_bound(guesses: Guesses, *, delta: float, significance: float) -> float:
     """Return the epsilon, at delta, of the least private Gaussian mechanism that the guesses refute; 0 for none.
 
     A training of many noisy steps is close to one Gaussian mechanism (Dong et al., arXiv 1905.02383, section 5), so
     this is the bound for it. It is none for mechanisms in general.
     """
-    mu = _largest(lambda mu: refutes(guesses, mu, significance), at_most=20.0)
-    return gaussian_epsilon(mu, delta)
-
-
-def _largest(holds: Callable[[float], bool], *, at_most: float = LARGEST_EPSILON) -> float:
-    """Return the largest number up to a limit at which a condition still holds, by halving; 0 if it never does."""
-    low, high = 0.0, at_most
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    mu, _ = bisect(lambda mu: refutes(guesses, mu, significance), 0.0, 20.0, halvings=_HALVINGS)
+    return bisect(lambda epsilon: gaussian_delta(mu, epsilon) > delta, 0.0, 100.0, halvings=_HALVINGS)[0]
 
 
 def check_noise(trace: AuditTrace) -> list[Check]:

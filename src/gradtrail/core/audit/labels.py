@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core import evaluate
-from gradtrail.core.intervals import Interval, share_interval
+from gradtrail.core.intervals import Interval, bisect, share_interval
 
 Logits = Float[np.ndarray, "networks examples classes"]
 Labels = Int[np.ndarray, " examples"]
@@ -36,8 +36,6 @@ _SMALLEST = 1e-9  # probability below which logits are meaningless
 _FITTED = 10_000  # most examples to fit a temperature on
 # Bins of the share of drawn labels with a lower score: fine where correct labels begin, 2 % each above
 _EDGES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.04, 1.0, 49)])
-_HALVINGS = 100  # bisections for the scale of the probabilities
-_LARGEST_SCALE = 1e12
 
 
 class Stream(IntEnum):
@@ -220,12 +218,10 @@ def probability_wrong(positions: Scores, ratio: Float[np.ndarray, " bins"], shar
     largest = (number + 1) / (number + 2)
     bins = _bins(positions)
     counts = np.bincount(bins, minlength=len(ratio))
-    low, high = 0.0, _LARGEST_SCALE
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        expected = np.sum(counts * np.minimum(middle * ratio, largest))
-        low, high = (middle, high) if expected < number else (low, middle)
-    return np.minimum(low * ratio, largest)[bins]
+    scale, _ = bisect(
+        lambda scale: bool(np.sum(counts * np.minimum(scale * ratio, largest)) < number), 0.0, 1e12, halvings=100
+    )
+    return np.minimum(scale * ratio, largest)[bins]
 
 
 def _bins(positions: Scores) -> Int[np.ndarray, " examples"]:
