@@ -202,8 +202,12 @@ def clipped_grad_sum(
     norms = jnp.sqrt(squared) * (1.0 + (len(by_layer) + 16) * ROUNDING) / clipping.copies
     weights = jnp.where(mask, jnp.minimum(1.0, clipping.norm / norms) / clipping.copies, 0.0)
     with full_precision:
-        parts = {name: layer.weighted_grad(by_layer[name][1], weights) for name, layer in model.layers().items()}
-    return model.from_layers(parts), norms, logits
+        grads = {
+            f"{name}/{path}": grad
+            for name, layer in model.layers().items()
+            for path, grad in layer.weighted_grad(by_layer[name][1], weights).items()
+        }
+    return model.from_paths(grads), norms, logits
 
 
 def bounded_forward(forward: Forward) -> Forward:

@@ -116,11 +116,6 @@ class Model:
             parts[layer][name] = leaf
         return parts
 
-    def from_layers(self, parts: Mapping[str, Params]) -> Params:
-        """Join the parts of `split_by_layer` to a pytree like the parameters."""
-        leaves = {f"{layer}/{name}": leaf for layer, part in parts.items() for name, leaf in part.items()}
-        return self.from_paths(leaves)
-
     def from_paths(self, leaves: Mapping[str, Any]) -> PyTree:
         """Return the parameters from their leaves by path, see `by_path`; other leaves are ignored."""
         template = self.abstract_params()
