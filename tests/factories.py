@@ -18,6 +18,7 @@ from gradtrail.core.audit.networks import AuditConfig
 from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
 from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
+from gradtrail.core.nn.mixer import Mixer
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
 from gradtrail.core.privacy_audit import PrivacyAuditConfig
@@ -56,6 +57,7 @@ def new_compiler(clock: Callable[[], float] | None = None) -> Compiler:
 SMALL_CNN = CNN(
     channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(5,), activation="relu", dropout=0.0
 )
+SMALL_MIXER = Mixer(patch_size=1, width=4, blocks=1, hidden=(3, 5), activation="relu", dropout=0.0)
 
 
 # The configs that `train_config` uses for a kind that is given by its name
@@ -63,6 +65,7 @@ NETWORKS: dict[str, Network] = {
     "linear": Linear(),
     "mlp": MLP(hidden=(5,), activation="relu", dropout=0.0),
     "cnn": SMALL_CNN,
+    "mixer": SMALL_MIXER,
 }
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": SGD(learning_rate=0.1, momentum=0.9, nesterov=True),

@@ -11,6 +11,7 @@ from factories import (
     OPTIMIZERS,
     SCHEDULES,
     SMALL_CNN,
+    SMALL_MIXER,
     gradients_config,
     model_config,
     preprocess_config,
@@ -71,6 +72,10 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
             "groups": (0,),
             "dropout": (1.0,),
         },
+    ),
+    (
+        SMALL_MIXER,
+        {"patch_size": (0,), "width": (0,), "blocks": (0, 65), "hidden": ((0, 5), (3, -1)), "dropout": (1.0,)},
     ),
     (preprocess_config(), {"validation_fraction": (0.0, 1.0), "subset_fraction": (0.0,), "label_noise": (1.0,)}),
     (EVALUATE, {"batch_size": (0,), "calibration_bins": (0,), "num_mistakes": (0,)}),

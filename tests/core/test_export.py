@@ -33,6 +33,7 @@ NETWORKS = {
     "cnn": network(),
     "group norm": network(norm="group", convolutions=2),
     "layer norm": network(norm="layer", kernel_size=1),
+    "mixer": model_config("mixer"),
     "cnn, bfloat16": dataclasses.replace(network(hidden=()), precision="bfloat16"),
 }
 

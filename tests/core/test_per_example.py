@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import scipy.special
 from definitions import per_example_norm
-from factories import NUM_CLASSES, SMALL_CNN, cases, initial_params, model_config, new_compiler, random_split
+from factories import (
+    NUM_CLASSES,
+    SMALL_CNN,
+    SMALL_MIXER,
+    cases,
+    initial_params,
+    model_config,
+    new_compiler,
+    random_split,
+)
 from flax import nnx
 
 from gradtrail.core import batching, per_example
@@ -71,12 +80,14 @@ NETWORKS = {
     "cnn with layer norm": {
         "network": dataclasses.replace(SMALL_CNN, channels=(6,), kernel_size=5, norm="layer", dropout=0.4),
     },
+    "mixer": {"network": dataclasses.replace(SMALL_MIXER, blocks=2, activation="tanh", dropout=0.4)},
 }
 FAST = [
     ("mlp", "float32"),
     ("linear on features", "float32"),
     ("cnn with group norm", "bfloat16"),
     ("cnn with layer norm", "float32"),
+    ("mixer", "bfloat16"),
 ]
 
 
@@ -220,7 +231,8 @@ def grads_of_each(model: Model, params: Params, copies: int) -> Params:
 @pytest.mark.parametrize(
     ("network", "copies"),
     cases(
-        itertools.product(NETWORKS, (1, 3)), fast=[("mlp", 3), ("cnn with group norm", 1), ("linear on features", 3)]
+        itertools.product(NETWORKS, (1, 3)),
+        fast=[("mlp", 3), ("cnn with group norm", 1), ("linear on features", 3), ("mixer", 3)],
     ),
 )
 def test_clipped_sum_equals_the_definition(network: str, copies: int) -> None:
@@ -244,7 +256,7 @@ def test_clipped_sum_equals_the_definition(network: str, copies: int) -> None:
 @pytest.mark.parametrize(
     ("network", "precision"),
     cases(
-        itertools.product(("mlp", "cnn with group norm"), ("float32", "bfloat16")),
+        itertools.product(("mlp", "cnn with group norm", "mixer"), ("float32", "bfloat16")),
         fast=[("mlp", "bfloat16"), ("cnn with group norm", "float32")],
     ),
 )
@@ -268,7 +280,7 @@ def test_no_example_counts_for_more_than_the_clip_norm(network: str, precision: 
 @pytest.mark.parametrize(
     ("network", "copies"),
     cases(
-        itertools.product(("mlp", "mlp with tanh", "cnn with group norm", "cnn with layer norm"), (1, 3)),
+        itertools.product(("mlp", "mlp with tanh", "cnn with group norm", "cnn with layer norm", "mixer"), (1, 3)),
         fast=[("mlp", 3), ("cnn with group norm", 1)],
     ),
 )

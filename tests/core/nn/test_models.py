@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, SMALL_CNN, model_config, new_compiler, random_split
+from factories import NUM_CLASSES, SHAPE, SMALL_CNN, SMALL_MIXER, model_config, new_compiler, random_split
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.features import FeaturesKind, features_of, features_shape, straightened
+from gradtrail.core.nn.mixer import Mixer
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, ModelConfig, num_parameters
 from gradtrail.core.xla.compiler import CompiledFunction
@@ -28,6 +29,11 @@ def perceptron(*hidden: int, dropout: float = 0.0, **overrides: Any) -> ModelCon
 def network(image_shape: tuple[int, int] = (9, 6), **overrides: Any) -> ModelConfig:
     cnn = {"channels": (4, 6), "convolutions": 2, "hidden": (5,)} | overrides
     return model_config(image_shape=image_shape, network=dataclasses.replace(SMALL_CNN, **cnn))
+
+
+def mixer(image_shape: tuple[int, int] = (9, 6), **overrides: Any) -> ModelConfig:
+    changes = {"patch_size": 3, "blocks": 2} | overrides
+    return model_config(image_shape=image_shape, network=dataclasses.replace(SMALL_MIXER, **changes))
 
 
 def drawn(config: ModelConfig) -> dict:
@@ -83,6 +89,8 @@ def activation_of(config: ModelConfig) -> str:
 
 def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray:
     """The whole network in NumPy."""
+    if isinstance(config.network, Mixer):
+        return mixed(config.network, params, seen(config, images))
     if not isinstance(config.network, CNN):
         inputs = oriented(images) if config.features == "oriented_gradients" else seen(config, images)
         return classified(params["layers"], inputs.reshape(len(images), -1), activation_of(config))
@@ -97,6 +105,29 @@ def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray
             activations = pooled(activations)
     features = np.moveaxis(activations, -1, 1).reshape(len(images), -1)
     return classified(params["layers"], features, activation_of(config))
+
+
+def mixed(network: Mixer, params: dict, images: np.ndarray) -> np.ndarray:
+    """The mixer as in its paper: X + W₂ σ(W₁ norm(X)) on the columns of X (tokens × channels), then on its rows."""
+
+    def mlp(inputs: np.ndarray, block: dict, name: str) -> np.ndarray:
+        first, second = (block[f"{name}_{side}"] for side in ("in", "out"))
+        hidden = ACTIVATIONS[network.activation](inputs @ first["kernel"][0, 0] + first["bias"])
+        return hidden @ second["kernel"][0, 0] + second["bias"]
+
+    def norm(tokens: np.ndarray, layer: dict) -> np.ndarray:
+        deviation = np.sqrt(tokens.var(axis=-1, keepdims=True) + 1e-5)
+        return (tokens - tokens.mean(axis=-1, keepdims=True)) / deviation * layer["scale"] + layer["bias"]
+
+    windows = np.lib.stride_tricks.sliding_window_view(images, (network.patch_size,) * 2, axis=(1, 2))
+    patches = windows[:, :: network.patch_size, :: network.patch_size].reshape(len(images), -1, network.patch_size**2)
+    tokens = patches @ params["embedding"]["kernel"][0, 0] + params["embedding"]["bias"]
+    for index in sorted(params["blocks"]):
+        block = params["blocks"][index]
+        by_channel = np.swapaxes(norm(tokens, block["token_norm"]), 1, 2)
+        tokens = tokens + np.swapaxes(mlp(by_channel, block, "token"), 1, 2)
+        tokens = tokens + mlp(norm(tokens, block["channel_norm"]), block, "channel")
+    return classified(params["layers"], norm(tokens, params["norm"]).mean(axis=1))
 
 
 def oriented(images: np.ndarray) -> np.ndarray:
@@ -143,14 +174,16 @@ def compiled_init() -> tuple[Model, Callable[[jax.Array], dict]]:
         with_tanh(perceptron(6, features=FEATURES)),
         perceptron(6, features="straightened_pixels"),
         dataclasses.replace(network(), features="straightened_pixels"),
+        mixer(dropout=0.5),
+        with_tanh(mixer(patch_size=1, blocks=1)),
     ],
     ids=[
         *("linear", "mlp", "cnn", "group", "layer", "mlp tanh", "cnn tanh", "linear features", "mlp tanh features"),
-        *("mlp straightened", "cnn straightened"),
+        *("mlp straightened", "cnn straightened", "mixer", "mixer tanh"),
     ],
 )
 def test_logits_equal_numpy(config: ModelConfig) -> None:
-    params, images = drawn(config), WIDE if config.network.kind == "cnn" else IMAGES
+    params, images = drawn(config), WIDE if config.image_shape == (9, 6) else IMAGES
     logits = jax.jit(Model(config).apply)(params, images)
     assert logits.shape == (len(images), NUM_CLASSES)
     assert logits.dtype == jnp.float32
@@ -189,8 +222,9 @@ def test_blocks_are_named_by_number_too_with_their_norms() -> None:
         (model_config("linear", features=FEATURES), 10 * (WIDTH + 1), "linear on oriented gradients"),
         (perceptron(5, features=FEATURES), 5 * (WIDTH + 1) + 60, "mlp-5 on oriented gradients"),
         (perceptron(5, features="straightened_pixels"), 5 * 785 + 60, "mlp-5 on straightened pixels"),
+        (mixer(patch_size=7, width=96, blocks=2, hidden=(64, 192)), 85_290, "mixer-64-192"),
     ],
-    ids=["mlp", "linear", "cnn", "tanh", "features", "features and hidden units", "straightened"],
+    ids=["mlp", "linear", "cnn", "tanh", "features", "features and hidden units", "straightened", "mixer"],
 )
 def test_number_of_parameters_and_name(config: ModelConfig, count: int, name: str) -> None:
     model = Model(dataclasses.replace(config, image_shape=(28, 28), num_classes=10))
@@ -214,8 +248,12 @@ def test_initial_weights_are_he_normal_and_biases_zero() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [perceptron(50, dropout=0.5), network(SHAPE, channels=(8,), convolutions=1, hidden=(50,), dropout=0.5)],
-    ids=["mlp", "cnn"],
+    [
+        perceptron(50, dropout=0.5),
+        network(SHAPE, channels=(8,), convolutions=1, hidden=(50,), dropout=0.5),
+        mixer(SHAPE, patch_size=1, width=50, dropout=0.5),
+    ],
+    ids=["mlp", "cnn", "mixer"],
 )
 def test_dropout_needs_a_key_and_depends_on_the_example_alone(config: ModelConfig) -> None:
     model, params, images = Model(config), drawn(config), jnp.asarray(IMAGES)
@@ -271,6 +309,34 @@ def test_more_stacks_than_the_image_can_be_halved_are_refused(image_shape: tuple
     halved = f"^cnn.channels: {stacks} stacks, .* leave nothing of {image_shape[0]} × {image_shape[1]} pixels"
     with pytest.raises(ConfigError, match=halved):
         Model(network(image_shape, channels=(4,) * stacks))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (mixer(patch_size=2), "^mixer.patch_size must divide both sides of images of 9 × 6 pixels, got 2"),
+        (model_config("mixer", features=FEATURES), "^features must be none or straightened_pixels with a mixer"),
+    ],
+    ids=["patches", "features"],
+)
+def test_a_mixer_without_whole_patches_of_pixels_is_refused(config: ModelConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Model(config)
+
+
+def test_a_mixer_of_one_pixel_patches_ignores_their_order_apart_from_token_mixing() -> None:
+    """Permuting the pixels and the weights of token mixing alike leaves the logits unchanged."""
+    config = mixer(SHAPE, patch_size=1)
+    params, order = drawn(config), np.random.default_rng(1).permutation(SHAPE[0] * SHAPE[1])
+    permuted = jax.tree.map(np.copy, params)
+    for block in permuted["blocks"].values():
+        block["token_in"]["kernel"] = block["token_in"]["kernel"][:, :, order]
+        block["token_out"] = jax.tree.map(lambda leaf: leaf[..., order], block["token_out"])
+    run = jax.jit(Model(config).apply)
+    expected = run(params, IMAGES)
+    images = IMAGES.reshape(len(IMAGES), -1)[:, order].reshape(IMAGES.shape)
+    np.testing.assert_allclose(run(permuted, images), expected, rtol=1e-4, atol=1e-4)
+    assert np.abs(run(params, images) - expected).max() > 1e-2
 
 
 @pytest.mark.parametrize(

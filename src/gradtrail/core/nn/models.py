@@ -19,6 +19,7 @@ from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.features import FeaturesKind, features_of, features_shape, require_pixels
 from gradtrail.core.nn.layers import Layer, identity_tap
+from gradtrail.core.nn.mixer import Mixer
 from gradtrail.core.nn.mlp import MLP, Linear
 
 Params: TypeAlias = PyTree[Float[Array, "..."]]
@@ -28,7 +29,7 @@ WeightsKind = Literal["final", "best"]
 _PATCHES_BYTES = 8 * 2**20  # patches of a tile's largest convolution; half and twice as much take as long or longer
 
 
-Network: TypeAlias = Linear | MLP | CNN
+Network: TypeAlias = Linear | MLP | CNN | Mixer
 
 
 @config
