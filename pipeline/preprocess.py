@@ -26,10 +26,7 @@ def main(stage: Stage) -> None:
     with tracked(stage) as run:
         splits = prepare(*raw, config, num_classes=info.num_classes)
         if config.corrections:
-            rows = corrections.read_corrections(corrections.PATH)
-            if config.corrections == "test":
-                rows = [row for row in rows if row.split == "test"]
-            splits = corrections.apply_corrections(splits, rows, sizes, info.num_classes, corrections.PATH)
+            splits = corrections.apply_corrections(splits, config.corrections, sizes, info.num_classes)
         train, num_versions = splits["train"], config.deformations
         figures.warn_of_small_classes(train.labels, info.num_classes, versions=num_versions)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -140,18 +141,23 @@ def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_cla
 
 
 def apply_corrections(
-    splits: Mapping[str, Split], rows: Sequence[Correction], sizes: Mapping[str, int], num_classes: int, path: Path
+    splits: Mapping[str, Split],
+    which: Literal[True, "test"],
+    sizes: Mapping[str, int],
+    num_classes: int,
+    path: Path = PATH,
 ) -> dict[str, Split]:
     """Return the splits with corrected labels; the test split keeps the given ones as its labels.
 
     Args:
         splits: splits after label noise.
+        which: True for all corrections of the file, "test" for those of the test split alone.
         sizes: number of examples in the original files `train` and `test`.
-        path: path of the file, for messages.
 
     Raises:
         UserError: a correction names an unknown example or class, or its old label is not the given one.
     """
+    rows = [row for row in read_corrections(path) if which is True or row.split == "test"]
     for row in rows:
         if row.example_id >= (size := sizes["test" if row.split == "test" else "train"]):
             raise UserError(f"{path}: {row}: no such example, ids are 0 to {size - 1:,}")
