@@ -32,9 +32,8 @@ from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.artifacts.data_files import read_splits
 from gradtrail.stages.audit import choose_score, detection_table
-from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.progress import progress_bar
 
 SHARES = {"audit": (0.5, 0.9, 1.0, 1.05, 1.15, 1.3), "single score": (1.0, 1.15, 1.3), "random": (1.0, 1.3)}
@@ -65,7 +64,7 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     """Return the rows of `recovered` for each kind of noise."""
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
     info = data_files.read_info(Path("data/processed"))
-    splits = read_splits(Path("data/processed"), info)
+    splits = read_splits(Path("data/processed"))
     train = splits["train"]
     config = dataclasses.replace(load_section("audit", AuditConfig), quick=quick)
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))

@@ -43,7 +43,7 @@ PHASES = {  # parts of a code's path → its phase; the innermost call with one 
     "data": ("stages/artifacts/data_files",),
     "compiling": ("core/xla/compiler",),
     "figures": ("/figures.py", "/time_figures.py", "/matplotlib/"),
-    "writing": ("stages/common/files", "stages/common/digests", "stages/artifacts/weights", "/pyarrow/"),
+    "writing": ("stages/common/files", "stages/artifacts/weights", "/pyarrow/"),
     "tracking": ("gradtrail/tracking/",),
 }
 COLUMNS = (STARTING, *PHASES, COMPUTING, DVC)

@@ -22,16 +22,15 @@ from benchmarks.record import record
 from gradtrail.core.data import Split
 from gradtrail.core.nn.mlp import Linear
 from gradtrail.core.nn.models import Model
-from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, guess
+from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, draw_canaries, guess
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.schedules import Constant
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import accounting, data_files
-from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.privacy_audit import Audit, audit, draw_canaries, gaussian_bound
+from gradtrail.stages.privacy_audit import Audit, audit, gaussian_bound
 
 EXAMPLES, CANARIES, BATCH_SIZE, EPOCHS = 5000, 1000, 500, 10
 DELTA = 1e-5
@@ -59,7 +58,7 @@ def private_config(epsilon: float) -> TrainConfig:
 def first_examples(folder: Path) -> tuple[Split, int]:
     """Return the first training examples, and the number of classes."""
     info = data_files.read_info(folder)
-    train = data_files.read_split(folder / "train", info)
+    train = data_files.read_split(folder / "train")
     columns = {name: column[:EXAMPLES] for name, column in vars(train).items()}
     return Split(**columns), info.num_classes
 

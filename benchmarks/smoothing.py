@@ -26,9 +26,8 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.experiments.sweep.stats import paired_difference
 from gradtrail.stages.artifacts import data_files
-from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.progress import progress_bar
 
 SMOOTHINGS = (0.1, 0.05, 0.0)
@@ -55,7 +54,7 @@ def run(seeds: int, noisy_seeds: int) -> dict[str, dict[str, list[float]]]:
     """Return smoothing → column → value of each seed."""
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
     info = data_files.read_info(Path("data/processed"))
-    train, validation = (data_files.read_split(Path(f"data/processed/{name}"), info) for name in data_files.SPLITS[:2])
+    train, validation = (data_files.read_split(Path(f"data/processed/{name}")) for name in data_files.SPLITS[:2])
     noisy = plant(train.labels, draw_uniform(train.labels, info.num_classes, seed=0), NOISE, seed=1)
     found = {}
     with progress_bar("smoothing", len(SMOOTHINGS) * (seeds + noisy_seeds), unit="steps") as bar:

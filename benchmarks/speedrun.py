@@ -28,10 +28,8 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.experiments.sweep.recipes import read_recipes
 from gradtrail.stages.artifacts.data_files import read_info, read_split
-from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
-from gradtrail.stages.common.overrides import PARAMS, changed
-from gradtrail.stages.common.params import load_section, read_yaml, validate
-from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
+from gradtrail.stages.common.params import PARAMS, changed, load_section, read_yaml, validate
 from gradtrail.support.progress import progress_bar
 
 DATA = Path("data/processed")
@@ -76,7 +74,7 @@ def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
     config = dataclasses.replace(validate(params["train"], TrainConfig, f"{recipe}: train"), privacy=NOT_PRIVATE)
     config = dataclasses.replace(config, precision=precision or config.precision)
     info = read_info(DATA)
-    train, test = (read_split(DATA / f"{name}", info) for name in ("train", "test"))
+    train, test = (read_split(DATA / f"{name}") for name in ("train", "test"))
     model = Model(config.model_config(train.images.shape[1:], info.num_classes))
     program = loop.make_program(config, model, len(train), jax.local_devices())
     started = time.perf_counter()

@@ -157,7 +157,7 @@ def copied(project: Project, versions: int) -> None:
     """Put copies of the digits in the place of the training split."""
     folder = project.folder / "data/processed"
     info = read_info(folder)
-    splits = read_splits(folder, info)
+    splits = read_splits(folder)
     shutil.rmtree(folder)  # the maps keep the files
     digits = splits["train"]
     parts = (dataclasses.replace(digits, example_id=digits.example_id + 60_000 * copy) for copy in range(versions))

@@ -27,9 +27,8 @@ from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import data_files
-from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.gradients.every_example import score_every_example
 
 IN_MEMORY = 55_000
@@ -49,8 +48,8 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
     info = data_files.read_info(Path("data/processed"))
-    split = data_files.read_split(Path("data/processed/train"), info)
-    some = data_files.take_rows(split, np.arange(min(IN_MEMORY, len(split))))
+    split = data_files.read_split(Path("data/processed/train"))
+    some = split[np.arange(min(IN_MEMORY, len(split)))]
     config = dataclasses.replace(load_section("train", TrainConfig), epochs=1000, privacy=NOT_PRIVATE)
     model = Model(config.model_config(info.image_shape, info.num_classes))
     compiler = Compiler(time.perf_counter)
@@ -82,7 +81,7 @@ def main() -> None:
 
     def score_from_maps() -> int:
         start = int(np.random.default_rng().integers(0, max(1, len(split) - SCORED)))
-        part = data_files.take_rows(split, slice(start, start + SCORED))
+        part = split[start : start + SCORED]
         score_every_example(passes, params, part, Path(scratch.name) / "scores.parquet")
         return len(part)
 

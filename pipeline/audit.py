@@ -24,7 +24,7 @@ def main(stage: Stage) -> None:
     config = stage.params(AuditConfig)
     info = data_files.read_info(Path("data/processed"))
     require_undeformed(info, "audit")
-    splits = read_splits(Path("data/processed"), info)
+    splits = read_splits(Path("data/processed"))
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))
 
     with tracked(stage) as run, compiling(run) as compiler:

@@ -22,8 +22,8 @@ from gradtrail.tracking.mlflow.run import tracked
 def main(stage: Stage) -> None:
     config = stage.params(EvaluateConfig)
     info = data_files.read_info(Path("data/processed"))
-    validation = data_files.read_split(Path("data/processed/validation"), info)
-    test = data_files.read_split(Path("data/processed/test"), info)
+    validation = data_files.read_split(Path("data/processed/validation"))
+    test = data_files.read_split(Path("data/processed/test"))
     paths = weights_paths(Path("models"), config.weights)
     first = next(iter(paths.values()))
     model, _, about = weights.read_weights(first)

@@ -20,7 +20,7 @@ from gradtrail.tracking.mlflow.run import tracked
 def main(stage: Stage) -> None:
     config = stage.params(ExportConfig)
     info = data_files.read_info(Path("data/processed"))
-    test = data_files.read_split(Path("data/processed/test"), info)
+    test = data_files.read_split(Path("data/processed/test"))
     evaluated = read_evaluated(Path("results/evaluate"), Path("models"))
     predictions = export.read_evaluation(Path("results/evaluate"), test, info.num_classes)
     network = export.read_network(evaluated, info)

@@ -24,8 +24,8 @@ def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
     info = data_files.read_info(Path("data/processed"))
     guarantee = read_guarantee(Path("results/train"))
-    splits = inputs.scored_splits(data_files.read_samples(Path("data/processed"), info), guarantee)
-    train = data_files.read_split(Path("data/processed/train"), info)
+    splits = inputs.scored_splits(data_files.read_samples(Path("data/processed")), guarantee)
+    train = data_files.read_split(Path("data/processed/train"))
     members = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
     first = next(members)
 

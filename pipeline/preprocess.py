@@ -26,8 +26,7 @@ def main(stage: Stage) -> None:
     with tracked(stage) as run:
         splits = prepare(*raw, config, num_classes=info.num_classes)
         if config.corrections:
-            rows = corrections.read_applied(corrections.PATH, config.corrections)
-            splits = corrections.apply_corrections(splits, rows, sizes, info.num_classes, corrections.PATH)
+            splits = corrections.apply_corrections(splits, config.corrections, sizes, info.num_classes)
         train, num_versions = splits["train"], config.deformations
         figures.warn_of_small_classes(train.labels, info.num_classes, versions=num_versions)
 
@@ -47,8 +46,8 @@ def main(stage: Stage) -> None:
                 )
             processed = new / "data" / "processed"
             info = data_files.write_processed(processed, splits, info, train_versions=versions, versions=num_versions)
-            metrics = data_files.measure_splits(data_files.read_splits(processed, info))
-            figures.draw(new / "results" / "preprocess", train, info.label, info.num_classes)
+            metrics = data_files.measure_splits(data_files.read_splits(processed))
+            figures.draw_samples(new / "results/preprocess/samples.png", train, info.label, info.num_classes)
             stage.write_metrics(new, {**info.as_metrics(), **metrics})
 
         run.outs()

@@ -7,7 +7,7 @@ start_tracker(__name__)
 from pathlib import Path
 
 from gradtrail.core.nn.models import Model
-from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig
+from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, draw_canaries
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import privacy_audit
@@ -26,14 +26,14 @@ def main(stage: Stage) -> None:
     privacy_audit.require_private(train_config)
     info = data_files.read_info(Path("data/processed"))
     require_undeformed(info, "privacy_audit")
-    train = read_split(Path("data/processed/train"), info)
-    canaries = privacy_audit.draw_canaries(config, train, info.num_classes)
+    train = read_split(Path("data/processed/train"))
+    canaries = draw_canaries(config, train, info.num_classes)
     noise = accounting.account(train_config, len(train)).noise_multiplier
     set_cpu_devices(train_config.shards)
 
     with tracked(stage) as run, compiling(run) as compiler:
         model = Model(train_config.model_config(info.image_shape, info.num_classes), remat=train_config.remat)
-        training = AuditedTraining(train_config, model, len(train), len(canaries), noise, compiler=compiler)
+        training = AuditedTraining(train_config, model, len(train), config.num_canaries, noise, compiler=compiler)
         fixed = training.epoch.cost.argument_bytes
         require_memory("train.batch_size", train_config.batch_size, training.functions, fixed_bytes=fixed)
         steps = accounting.Steps(rate=training.rate, noise_multiplier=noise, number=training.num_steps)

@@ -43,9 +43,4 @@ def follow(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(
-        main,
-        "train",
-        shows=("epochs", "cross_entropy", "validation_loss", "validation_accuracy"),
-        follow=follow,
-    )
+    run_stage(main, "train", shows=("epochs", "cross_entropy", "validation_loss", "validation_accuracy"), follow=follow)

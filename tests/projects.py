@@ -22,7 +22,7 @@ import psutil
 from ruamel.yaml import YAML
 from warm_python import made_once, warm_python
 
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.tracking.mlflow.tags import outputs
 

@@ -354,7 +354,7 @@ def upgrade(packages: tuple[str, ...], seconds: float) -> None:
 @gradtrail.command(epilog="Example: gradtrail versions")
 def versions() -> None:
     """Record the installed package versions in pipeline/versions.yaml."""
-    from gradtrail.stages.common.versions import write_installed_versions
+    from gradtrail.stages.common.params import write_installed_versions
 
     for package, version in write_installed_versions().items():
         print(f"{package} {version}")

@@ -50,11 +50,6 @@ PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, ma
 CONFIDENCES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30)
 
 
-def reliability(confidence: np.ndarray, is_correct: np.ndarray, num_bins: int) -> evaluate.Bins:
-    bins = evaluate.bins_of_equal_width(confidence, num_bins)
-    return evaluate.fill_bins(bins, confidence, is_correct, num_bins)
-
-
 def columns(rows: list[tuple]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
 
@@ -73,7 +68,7 @@ def test_confusion_and_metrics_of_classes_equal_scikit_learn(pairs: list[tuple[i
 @given(CONFIDENCES, st.integers(1, 20))
 def test_reliability_equals_a_loop(rows: list[tuple[float, bool]], num_bins: int) -> None:
     confidence, is_correct = columns(rows)
-    bins = reliability(confidence, is_correct, num_bins)
+    bins = evaluate.fill_bins(confidence, is_correct, num_bins)
     members: list[list[int]] = [[] for _ in range(num_bins)]
     for index, value in enumerate(confidence):
         members[min(int(value * num_bins), num_bins - 1)].append(index)
@@ -91,7 +86,7 @@ def test_reliability_equals_a_loop(rows: list[tuple[float, bool]], num_bins: int
 
 
 def test_certainty_falls_into_the_last_bin_and_an_edge_into_the_upper_one() -> None:
-    bins = reliability(np.array([1.0, 0.5, 0.0]), np.array([True, False, True]), 2)
+    bins = evaluate.fill_bins(np.array([1.0, 0.5, 0.0]), np.array([True, False, True]), 2)
     np.testing.assert_array_equal(bins.count, [1, 2])
     assert bins.expected_calibration_error == pytest.approx((1 * 1 + 2 * abs(0.5 - 0.75)) / 3)
 

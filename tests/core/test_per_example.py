@@ -96,30 +96,27 @@ FAST = [
     cases(itertools.product(NETWORKS, ("float32", "bfloat16", "float16")), fast=FAST),
 )
 def test_norms_and_inner_products_are_those_of_the_gradients(network: str, precision: str) -> None:
-    """Norms layer by layer, products with directions and with each other; by the definition, with dropout keys."""
+    """Norms layer by layer, products with directions and with each other; by the definition."""
     model = Model(model_config(precision=precision, **NETWORKS[network]))
-    params, keys = params_of(model), jax.random.split(jax.random.key(1), 13)
+    params = params_of(model)
     rng = np.random.default_rng(2)
     directions = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(2, *leaf.shape)), jnp.float32), params)
 
-    def loss(params: dict, image: jax.Array, label: jax.Array, key: jax.Array | None) -> jax.Array:
-        logits = model.apply(params, image[None], key=None if key is None else key[None])
-        return losses.cross_entropy(logits, label[None], label_smoothing=0.2)[0]
+    def loss(params: dict, image: jax.Array, label: jax.Array) -> jax.Array:
+        return losses.cross_entropy(model.apply(params, image[None]), label[None], label_smoothing=0.2)[0]
 
     @jax.jit
     def measure(params: dict, directions: dict) -> tuple:
         arguments = (model, params, IMAGES, LABELS)
         other_values = per_example.signals(model, params, IMAGES[:4], LABELS[:4], label_smoothing=0.2)
         result = (
-            per_example.squared_grad_norms(*arguments, label_smoothing=0.2, key=keys),
-            per_example.grad_dots(*arguments, directions, label_smoothing=0.2, key=keys),
+            per_example.squared_grad_norms(*arguments, label_smoothing=0.2),
+            per_example.grad_dots(*arguments, directions, label_smoothing=0.2),
             per_example.grad_products(*arguments, other_values, label_smoothing=0.2),
         )
-        item = jax.vmap(jax.grad(loss), (None, 0, 0, 0))(params, IMAGES, LABELS, keys)
-        without_dropout = jax.vmap(jax.grad(loss), (None, 0, 0, None))(params, IMAGES, LABELS, None)
-        return result, item, without_dropout
+        return result, jax.vmap(jax.grad(loss), (None, 0, 0))(params, IMAGES, LABELS)
 
-    ((squares, logits), dots, products), item, without_dropout = measure(params, directions)
+    ((squares, logits), dots, products), item = measure(params, directions)
     assert logits.shape == (13, NUM_CLASSES)
     tolerance = 1e-5 if precision == "float32" else 1e-3
     by_layer = model.split_by_layer(item)
@@ -130,7 +127,7 @@ def test_norms_and_inner_products_are_those_of_the_gradients(network: str, preci
     np.testing.assert_allclose(total, per_example_norm(item), rtol=tolerance)
     scale = float(np.max(total) * np.max(np.linalg.norm(flat(directions, 2), axis=1)))
     np.testing.assert_allclose(dots, flat(item, 13) @ flat(directions, 2).T, rtol=0, atol=tolerance * scale)
-    expected = flat(without_dropout, 13) @ flat(without_dropout, 13)[:4].T
+    expected = flat(item, 13) @ flat(item, 13)[:4].T
     np.testing.assert_allclose(products, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
@@ -152,7 +149,6 @@ class Scale(Layer):
 def test_layer_without_overrides_uses_the_definition() -> None:
     """Scale acts through a sine, so that its gradient is x cos(x s) δ."""
     layer = Scale(4)
-    assert not layer.has_fast_grads
     inputs, cotangent, other_values = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
     grads, other = (item * np.cos(item * np.arange(1.0, 5.0)) * cotangent for item in (inputs, other_values))
     result = jax.jit(lambda *arrays: layer_metrics(layer, *arrays))(inputs, cotangent, other_values, cotangent)
@@ -247,13 +243,14 @@ def test_clipped_sum_equals_the_definition(network: str, copies: int) -> None:
     limit = float(np.median(norms))  # some are clipped, some are not
     images, labels, keys = inputs(copies)
     clipping = Clipping(norm=limit, copies=copies, label_smoothing=0.1)
-    result = jit(lambda p: clipped_grad_sum(model, p, images, labels, jnp.asarray(MASK), clipping, key=keys))(params)
-    np.testing.assert_allclose(result.norms, norms, rtol=5e-4)  # upper bounds
-    factors = np.where(MASK, np.minimum(1.0, limit / np.asarray(result.norms)), 0.0)
+    mask = jnp.asarray(MASK)
+    grads, bounds, _ = jit(lambda p: clipped_grad_sum(model, p, images, labels, mask, clipping, key=keys))(params)
+    np.testing.assert_allclose(bounds, norms, rtol=5e-4)  # upper bounds
+    factors = np.where(MASK, np.minimum(1.0, limit / np.asarray(bounds)), 0.0)
     expected = jax.tree.map(lambda leaf: np.tensordot(factors, np.asarray(leaf, np.float64), 1), item)
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6 * largest)
-    jax.tree.map(close, result.grads, expected)
+    jax.tree.map(close, grads, expected)
 
 
 @pytest.mark.parametrize(
@@ -272,8 +269,8 @@ def test_no_example_counts_for_more_than_the_clip_norm(network: str, precision: 
 
     @jit
     def norm_of_one(only: jax.Array) -> jax.Array:
-        result = clipped_grad_sum(model, params, images, labels, jnp.arange(NUM_EXAMPLES) == only, clipping)
-        return jnp.stack([jnp.sum(leaf**2) for leaf in jax.tree.leaves(result.grads)])
+        grads, _, _ = clipped_grad_sum(model, params, images, labels, jnp.arange(NUM_EXAMPLES) == only, clipping)
+        return jnp.stack([jnp.sum(leaf**2) for leaf in jax.tree.leaves(grads)])
 
     norms = [np.sqrt(np.sum(np.asarray(norm_of_one(index), np.float64))) for index in range(NUM_EXAMPLES)]
     assert max(norms) <= 1e-3
@@ -297,7 +294,7 @@ def test_example_that_overflows_adds_at_most_the_clip_norm_and_spares_the_others
 
     @jit
     def grad_sum(mask: jax.Array) -> Params:
-        return clipped_grad_sum(model, params, images, labels, mask, clipping, key=keys).grads
+        return clipped_grad_sum(model, params, images, labels, mask, clipping, key=keys)[0]
 
     number = np.arange(NUM_EXAMPLES)
     every, first, other_values = (grad_sum(mask) for mask in (number >= 0, number == 0, number > 0))

@@ -11,17 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from definitions import per_example_grads, per_example_norm
-from factories import NETWORKS, NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
+from factories import NETWORKS, NUM_CLASSES, SHAPE, new_compiler, privacy_audit_config, random_split, train_config
 
 from gradtrail.core.batching import PADDING
-from gradtrail.core.canaries import Canaries
+from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import signals
 from gradtrail.core.privacy_audit import (
     AuditedTraining,
     AuditTrace,
+    Canaries,
     _products,
     batch_scores,
+    draw_canaries,
     drop_absent,
     fixed_order_scores,
     guess,
@@ -52,9 +54,36 @@ MODEL = Model(CONFIG.model_config(SHAPE, NUM_CLASSES))
 SEEDS = MemberSeeds(initialization=1, order=2, augmentation=3, dropout=4, noise=5)
 
 
+def test_dots_are_in_dark_places_and_differ_between_canaries() -> None:
+    pixels = np.where(np.arange(20)[:, None] < 8, 0, np.random.default_rng(0).integers(1, 256, (50, 20, 10)))
+    train = dataclasses.replace(random_split(50), images=pixels.astype(np.uint8))
+    canaries = draw_canaries(privacy_audit_config(num_canaries=40), train, 3)
+    assert canaries.images.shape == (40, 20, 10)
+    assert set(np.unique(canaries.images)) == {0, 255}
+    lit = canaries.images == 255
+    assert (lit.sum(axis=(1, 2)) == 10).all()
+    assert not lit[:, 8:].any()
+    assert len(np.unique(lit.reshape(40, -1), axis=0)) == 40
+    assert set(canaries.labels) == {0, 1, 2}
+
+
+def test_mislabelled_canaries_have_wrong_labels() -> None:
+    config = privacy_audit_config(canaries="mislabelled", num_canaries=24)
+    canaries = draw_canaries(config, TRAIN, NUM_CLASSES)
+    assert np.array_equal(canaries.images, TRAIN.images), "all of them, in the split's order"
+    assert (canaries.labels != TRAIN.labels).all()
+    assert set(canaries.labels) <= set(range(NUM_CLASSES))
+
+
+def test_too_many_canaries_are_refused_by_the_name_of_the_key() -> None:
+    config = privacy_audit_config(canaries="mislabelled", num_canaries=31)
+    with pytest.raises(ConfigError, match=r"^privacy_audit\.num_canaries must be at most .* 30, got 31$"):
+        draw_canaries(config, random_split(30), NUM_CLASSES)
+
+
 @functools.cache
 def compiled() -> AuditedTraining:
-    return AuditedTraining(CONFIG, MODEL, len(TRAIN), len(CANARIES), NOISE, compiler=new_compiler())
+    return AuditedTraining(CONFIG, MODEL, len(TRAIN), len(COINS), NOISE, compiler=new_compiler())
 
 
 @functools.cache

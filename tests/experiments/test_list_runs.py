@@ -9,8 +9,7 @@ from rich.console import Console
 
 from gradtrail.experiments import list_runs
 from gradtrail.experiments.list_runs import fitting_table, print_runs, sorted_runs
-from gradtrail.stages.common.active_params import SHARED_BLOCKS
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.params import SHARED_BLOCKS, read_yaml
 from gradtrail.support.errors import UserError
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from projects import STAGES, Project, besides_progress, finished_project
 
 from gradtrail.stages.artifacts.exported import read_export
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.tracking.mlflow.tracker import SYSTEM_METRICS
@@ -49,7 +49,7 @@ def test_figures_of_a_quick_training(project: Project) -> None:
 
 @pytest.mark.slow
 def test_images_of_the_test_split_get_the_labels_that_evaluation_gave_them(project: Project, tmp_path: Path) -> None:
-    images = np.load(project.folder / "data/processed/test")["images"][:5]
+    images = np.load(project.folder / "data/processed/test/images.npy")[:5]
     for number, image in enumerate(images):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     names = [str(tmp_path / f"{number}.png") for number in range(5)]
@@ -85,7 +85,7 @@ def test_the_export_answers_as_the_evaluation_did(project: Project) -> None:
         assert metrics[name] == pytest.approx(evaluate[name])
     output = pd.read_parquet(project.folder / "results/evaluate/predictions.parquet").filter(regex="^probability_")
     own_result = read_export(project.folder / "models/export").predict(
-        np.load(project.folder / "data/processed/test")["images"]
+        np.load(project.folder / "data/processed/test/images.npy")
     )
     np.testing.assert_allclose(own_result, output, atol=0.02)  # float16
     assert metrics["largest_difference"] <= 0.02
@@ -174,7 +174,7 @@ def test_each_stage_has_one_run_in_mlflow(project: Project) -> None:
     assert {run["status"] for run in runs.values()} == {"FINISHED"}
     train = runs["train"]
     assert train["name"].startswith("mlp-32 · float16 · digits · ")
-    assert {"label noise 10 %", "shard mib 1", "3 epochs", "keep 0,2,99"} <= set(train["name"].split(" · "))
+    assert {"label noise 10 %", "3 epochs", "keep 0,2,99"} <= set(train["name"].split(" · "))
     assert all(len(run["metrics"]) <= 40 - len(SYSTEM_METRICS) for run in runs.values()), "with room for the system's"
     assert train["metrics"]["eval/accuracy"] == pytest.approx(project.metrics_of("evaluate")["accuracy"])
     assert train["metrics"]["gradients/grad_norm_median"] > 0

@@ -163,7 +163,7 @@ def test_registered_name_comes_from_the_params(tmp_path: Path):
     path.write_text("export:\n  name: letters\n  batch_sizes: [1]\n")
     assert registered_name(path) == "letters"
     for text, message in (
-        ("train: {}\n", "section 'export' is missing"),
+        ("train: {}\n", "export.name is missing"),
         ("export:\n  name: a/b\n", "must not be empty"),
     ):
         path.write_text(text)

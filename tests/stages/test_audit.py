@@ -10,7 +10,7 @@ from factories import NUM_CLASSES, random_split
 from gradtrail.core.audit.labels import Findings, OutOfFold, find_errors
 from gradtrail.core.audit.networks import NOISE_KINDS
 from gradtrail.stages import audit
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 
 SPLITS = {"train": random_split(300), "validation": random_split(40), "test": random_split(60)}
 CORRECT = SPLITS["train"].labels
@@ -39,7 +39,8 @@ def findings() -> dict[str, Findings]:
 
 def test_every_label_has_a_row_and_the_contract_its_columns(findings: dict[str, Findings]) -> None:
     table = audit.suspect_table(SPLITS, findings, "odds")
-    assert list(table.columns[:7]) == audit.SUSPECT
+    columns = ["split", "example_id", "label", "score", "proposed_label", "proposed_probability", "probability_wrong"]
+    assert list(table.columns[:7]) == columns
     assert table["probability_wrong"].between(0, 1).all()
     for name, split in SPLITS.items():
         part = table[table["split"] == name]

@@ -23,9 +23,9 @@ from untrusted import damaged, fuzz
 
 from gradtrail.stages import fetch
 from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, encode_idx
+from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.datasets import DATASETS, Contents
+from gradtrail.stages.datasets import DATASETS
 from gradtrail.stages.fetch import FetchConfig, KnownFile, SourceError, acquire, require_url
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError
 
@@ -44,13 +44,7 @@ def as_files(arrays: RawArrays) -> dict[str, bytes]:
 
 
 SMALL = as_files(random_arrays())
-CONTENTS = Contents(
-    image_shape=(28, 28),
-    num_train=20,
-    num_test=10,
-    num_classes=10,
-    sha256=tuple(hashlib.sha256(data).hexdigest() for data in SMALL.values()),  # type: ignore[arg-type]
-)
+DIGESTS = tuple(hashlib.sha256(data).hexdigest() for data in SMALL.values())
 LAST = RAW_FILES[3]
 
 
@@ -131,7 +125,8 @@ def acquisition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     for name in ("mnist", "fashion_mnist"):
-        monkeypatch.setitem(DATASETS, name, dataclasses.replace(DATASETS[name], contents=CONTENTS))
+        entry = dataclasses.replace(DATASETS[name], num_train=20, num_test=10, sha256=DIGESTS)  # type: ignore[arg-type]
+        monkeypatch.setitem(DATASETS, name, entry)
     return Acquisition(tmp_path, capsys)
 
 
@@ -278,7 +273,7 @@ def test_every_data_set_is_documented_and_can_be_cited(name: str) -> None:
     entry, page = DATASETS[name], (ROOT / "docs" / "data.md").read_text()
     assert f"`{name}`" in page
     assert entry.folder_variable in page
-    assert entry.contents is None or entry.citation in page
+    assert entry.citation in page
     assert f" {name} " in (ROOT / "params.yaml").read_text().split("dataset:")[0]
 
 
@@ -560,7 +555,7 @@ def test_gzip_declared_as_content_encoding_is_not_decoded_twice(server: MirrorSe
 @given(data=damaged(PACKED[:2000]))
 def test_damaged_gzip_file_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(SourceError):
-        FILE.write(FILE.unpack(data), tmp_path)
+        FILE.write(data, tmp_path, gzipped=True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,7 +21,7 @@ import requests
 import gradtrail
 from gradtrail.cluster.events import SOME_FAILED, Event, events_in, other_lines
 from gradtrail.cluster.request import Request
-from gradtrail.stages.common.versions import PATH as VERSIONS
+from gradtrail.stages.common.params import VERSIONS
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.shell import reason
 

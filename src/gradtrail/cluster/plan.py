@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradtrail.cluster.request import Experiment
-from gradtrail.stages.common.overrides import changed
+from gradtrail.stages.common.params import changed
 from gradtrail.stages.common.pipeline_file import sha256_of, stages_before
 from gradtrail.tracking.lineage.planned import PlannedStages
 

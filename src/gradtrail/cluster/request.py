@@ -8,9 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gradtrail.stages.common.overrides import as_options
-from gradtrail.stages.common.params import read_yaml, validate
-from gradtrail.stages.common.versions import PATH as VERSIONS
+from gradtrail.stages.common.params import VERSIONS, as_options, read_yaml, validate
 from gradtrail.support.errors import UserError
 
 _MORE_PACKAGES = ("dvc", "mlflow")  # packages besides those of pipeline/versions.yaml that must be the same everywhere

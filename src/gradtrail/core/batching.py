@@ -31,16 +31,10 @@ def shuffled_batches(
 ) -> Int[Array, "steps batch"]:
     """Draw the order of the examples in one epoch, as a function of the arguments alone.
 
-    Blocks of consecutive examples are shuffled, the blocks' examples are cut into windows, and each window is shuffled.
-    A split of at most one window is in uniformly random order.
+    Blocks of consecutive examples are shuffled, the blocks' examples are cut into windows, and each window, a multiple
+    of a block, is shuffled. A split of at most one window is in uniformly random order.
 
-    Args:
-        num_examples: size of the data set; like the other sizes, static under `jit`.
-        window: number of examples that are shuffled together, a multiple of `block`.
-        block: number of consecutive examples that stay together except at the end of a window.
-
-    Returns:
-        int32 indices into the data set, each once; the last batch is filled up with `PADDING`, -1.
+    The result has int32 indices into the data set, each once; the last batch is filled up with `PADDING`, -1.
     """
     steps = num_batches(num_examples, batch_size)
 
@@ -80,17 +74,13 @@ def shuffled_window(
 
 
 class Order:
-    """The order of one epoch on the host, drawn window by window; a window is cached until a later step is requested.
-
-    Args:
-        draw: index of a window → `shuffled_window`.
-    """
+    """The order of one epoch on the host; a window is drawn once and cached until a later step is requested."""
 
     def __init__(
         self,
         num_examples: int,
         batch_size: int,
-        draw: Callable[[np.int32], Int[Array, " window"]],
+        draw: Callable[[np.int32], Int[Array, " window"]],  # index of a window → `shuffled_window`
         window: int = WINDOW,
     ):
         self.batch_size = batch_size
@@ -117,17 +107,7 @@ class Order:
         return rows.reshape(stop - start, self.batch_size)
 
 
-def gather(
-    arrays: tuple[Shaped[Array, "examples ..."], ...], indices: Int[Array, " batch"]
-) -> tuple[tuple[Shaped[Array, "batch ..."], ...], Bool[Array, " batch"]]:
-    """Return the rows of each array at `indices`, and a mask that is false for padding, which holds example 0."""
-    mask = indices != PADDING
-    rows = jnp.where(mask, indices, 0)
-    return tuple(array[rows] for array in arrays), mask
-
-
 def masked_sum(values: Float[Array, " batch"], mask: Bool[Array, " batch"]) -> Float[Array, ""]:
-    """Return the sum over the rows where `mask` is true."""
     return jnp.sum(jnp.where(mask, values, 0.0))
 
 

@@ -13,11 +13,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core.config import Bounds, Count, GallerySize, config
-from gradtrail.core.intervals import Interval, pivotal_intervals, share_interval
+from gradtrail.core.intervals import Interval, bisect, pivotal_intervals, share_interval
 from gradtrail.core.nn.models import WeightsKind
 
 LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature: beyond them a split is separated perfectly, or is noise
-_HALVINGS = 40
 _DRAWS = 1000  # resamples of an interval
 
 Labels = Int[np.ndarray, " examples"]
@@ -47,9 +46,6 @@ def log_mean_softmax(logits: Any) -> Any:
 
     Probabilities are not formed, since they could underflow: with a temperature above 1 the smallest ones matter.
     Source: B. Lakshminarayanan, A. Pritzel, C. Blundell, arXiv 1612.01474, section 2.4.
-
-    Args:
-        logits: array (networks, examples, classes) of NumPy or JAX.
     """
     xp, logs = logits.__array_namespace__(), log_softmax(logits)
     largest = xp.max(logs, axis=0, keepdims=True)
@@ -69,10 +65,7 @@ def fit_temperature(logits: Float[np.ndarray, "*networks examples classes"], lab
     def slope(beta: float) -> float:
         return float(np.mean(np.sum(np.exp(log_softmax(beta * logits)) * logits, axis=-1)) - label_logit)
 
-    low, high = 1 / HIGHEST, 1 / LOWEST
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    low, high = bisect(lambda beta: slope(beta) < 0, 1 / HIGHEST, 1 / LOWEST, halvings=40)
     return 2 / (low + high)
 
 
@@ -87,7 +80,7 @@ class Bins:
     @property
     def expected_calibration_error(self) -> float:
         """Mean of |accuracy - confidence| weighted by count (Guo et al., arXiv 1706.04599, equation 3)."""
-        return _calibration_error(np.nan_to_num(self.count * (self.confidence - self.accuracy)), int(self.count.sum()))
+        return float(np.abs(np.nan_to_num(self.count * (self.confidence - self.accuracy))).sum() / self.count.sum())
 
 
 def bins_of_equal_width(confidence: Float[np.ndarray, " examples"], num_bins: int) -> Int[np.ndarray, " examples"]:
@@ -102,10 +95,9 @@ def bins_of_equal_mass(confidence: Float[np.ndarray, " examples"], num_bins: int
     return rank * min(num_bins, len(confidence)) // len(confidence)
 
 
-def fill_bins(
-    bins: Int[np.ndarray, " examples"], confidence: np.ndarray, is_correct: np.ndarray, num_bins: int
-) -> Bins:
-    """Return the mean confidence and the accuracy of each bin."""
+def fill_bins(confidence: np.ndarray, is_correct: np.ndarray, num_bins: int) -> Bins:
+    """Return the mean confidence and the accuracy in bins of equal width."""
+    bins = bins_of_equal_width(confidence, num_bins)
     count = np.bincount(bins, minlength=num_bins)
 
     def mean(values: np.ndarray) -> np.ndarray:
@@ -118,9 +110,8 @@ def fill_bins(
 def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bins: int) -> dict[str, Interval]:
     """Return scores of probabilities with their pivotal intervals over resampled examples.
 
-    Returns:
-        `loss`, the mean cross-entropy in nats; `brier`, the mean ‖p - onehot(label)‖² (G. Brier, Monthly Weather Review
-        78, 1950); `expected_calibration_error` in bins of equal width, and `expected_calibration_error_equal_mass`.
+    They are `loss`, the mean cross-entropy in nats; `brier`, the mean ‖p - onehot(label)‖² (G. Brier, Monthly Weather
+    Review 78, 1950); `expected_calibration_error` in bins of equal width, and `expected_calibration_error_equal_mass`.
     """
     size, confidence = len(labels), probabilities.max(axis=1).astype(np.float64)
     gap = confidence - (probabilities.argmax(axis=1) == labels)
@@ -132,7 +123,7 @@ def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bi
     def scores(count: np.ndarray) -> list[float]:
         """Return the scores of a resample, in which each example occurs `count` times."""
         gaps = [np.bincount(number, weights=gap * count, minlength=num_bins) for number in bins]
-        return [*np.sum(means * count, axis=1) / size, *(_calibration_error(part, size) for part in gaps)]
+        return [*np.sum(means * count, axis=1) / size, *(float(np.abs(part).sum() / size) for part in gaps)]
 
     rng = np.random.default_rng(0)
     values = np.array(scores(np.ones(size)))
@@ -140,11 +131,6 @@ def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bi
     names = ("loss", "brier", "expected_calibration_error", "expected_calibration_error_equal_mass")
     highest = np.array([np.inf, 2, 1, 1])
     return dict(zip(names, pivotal_intervals(values, np.array(resampled), highest), strict=True))
-
-
-def _calibration_error(gaps: Float[np.ndarray, " bins"], num_examples: int) -> float:
-    """Return the error from the sum of confidences minus the number of correct predictions of each bin."""
-    return float(np.abs(gaps).sum() / num_examples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +180,6 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """Return flat metrics: accuracy with Wilson's 95 % interval, loss in nats, calibration, class averages."""
-        num_examples = len(self.labels)
         return {
             **share_metrics("accuracy", self.predicted == self.labels),
             "loss": self.scores["loss"].value,
@@ -203,7 +188,7 @@ class Evaluation:
             "expected_calibration_error": self.scores["expected_calibration_error"].value,
             "expected_calibration_error_uncalibrated": self.scores_uncalibrated["expected_calibration_error"].value,
             "temperature": self.temperature,
-            "num_examples": num_examples,
+            "num_examples": len(self.labels),
             "num_mistakes": len(self.mistakes),
             **{f"{name}_macro": float(np.mean(values)) for name, values in self.per_class.items()},
         }
@@ -220,12 +205,9 @@ def evaluate_logits(logits: Logits, labels: Labels, *, temperature: float, calib
     predicted = np.argmax(logits, axis=1)  # of logits: rounding may make two calibrated probabilities equal
 
     def calibrated(divisor: float) -> tuple[Probabilities, Float[np.ndarray, " examples"], Bins]:
-        """Return probabilities, losses and reliability at a temperature."""
         logs = log_softmax(logits.astype(np.float64) / divisor)
         probabilities = np.exp(logs).astype(np.float32)
-        confidence = np.max(probabilities, axis=1)
-        bins = bins_of_equal_width(confidence, calibration_bins)
-        reliability = fill_bins(bins, confidence, predicted == labels, calibration_bins)
+        reliability = fill_bins(np.max(probabilities, axis=1), predicted == labels, calibration_bins)
         return probabilities, -logs[np.arange(len(labels)), labels], reliability
 
     probabilities, loss, reliability = calibrated(temperature)

@@ -1,11 +1,11 @@
-"""The significance level of all tests, and 95 % intervals: of shares, means, medians and scores.
+"""The significance level of all tests, 95 % intervals of shares, means, medians and scores, and bisection.
 
 Out of scope: tests of differences (`support/significance`), which need SciPy and take the level from here.
 """
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,14 @@ class Interval:
     value: float
     low: float
     high: float
+
+
+def bisect(holds: Callable[[float], bool], low: float, high: float, *, halvings: int) -> tuple[float, float]:
+    """Return bounds of the largest number in an interval for which a condition holds; below that it always holds."""
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
 
 
 def share_interval(hits: int, total: int) -> Interval:
@@ -56,11 +64,8 @@ def _students_t(dof: int) -> float:
             term *= (power + 1) / (power + 2) * math.cos(angle) ** 2
         return 2 / math.pi * (angle + total) if is_odd else total
 
-    low, high = 0.0, math.pi / 2
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if probability(middle) < 1 - SIGNIFICANCE else (low, middle)
-    return math.sqrt(dof) * math.tan(low)
+    angle, _ = bisect(lambda angle: probability(angle) < 1 - SIGNIFICANCE, 0.0, math.pi / 2, halvings=_HALVINGS)
+    return math.sqrt(dof) * math.tan(angle)
 
 
 def median_interval(values: Sequence[float]) -> Interval:

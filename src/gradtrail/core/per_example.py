@@ -22,7 +22,6 @@ from gradtrail.core.nn.models import Model, Params
 
 Images: TypeAlias = UInt8[Array, "batch height width"]
 Labels: TypeAlias = Int[Array, " batch"]
-Keys: TypeAlias = Key[Array, " batch"]
 Measure: TypeAlias = Callable[[Layer, PyTree, Array, Array], PyTree]
 Forward: TypeAlias = Callable[[Callable[[str, Layer, Array], Array]], tuple[Array, Array]]
 Signals: TypeAlias = dict[str, tuple[Array, Array]]
@@ -36,15 +35,11 @@ def layer_metrics(
 ) -> tuple[dict[str, PyTree], Float[Array, "batch classes"]]:
     """Evaluate `measure` on each layer's inputs and the cotangents of its outputs, in one backward pass.
 
-    No gradient with respect to parameters is formed.
+    No gradient with respect to parameters is formed. Results of `measure`, and `extra`, are by the layer's name.
 
     Args:
         forward: tap → (sum of the losses of a batch, logits), see `forward_of`.
         measure: (layer, its entry of `extra`, inputs, cotangent) → pytree of float32 arrays.
-        extra: name of a layer → pytree of arrays for `measure`.
-
-    Returns:
-        Name of a layer → result of `measure`; the logits.
     """
     extra = extra or dict.fromkeys(model.layers(), ())
     probes: dict[str, PyTree] = {}
@@ -106,39 +101,26 @@ def forward_of(
 
 
 def squared_grad_norms(
-    model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float, key: Keys | None = None
+    model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float
 ) -> tuple[dict[str, Float[Array, " batch"]], Float[Array, "batch classes"]]:
-    """Return the squared L2 norm of each example's gradient for each layer, float32, and the logits.
-
-    Args:
-        params: parameters at which the gradients are taken.
-        key: one key per example for dropout; None for no dropout.
-    """
-    forward = forward_of(model, params, images, labels, label_smoothing, key)
+    """Return the squared L2 norm of each example's gradient for each layer, float32, and the logits."""
+    forward = forward_of(model, params, images, labels, label_smoothing)
     return layer_metrics(model, forward, lambda layer, _, *signals: layer.squared_grad_norms(*signals))
 
 
 def grad_dots(
-    model: Model,
-    params: Params,
-    images: Images,
-    labels: Labels,
-    directions: Params,
-    *,
-    label_smoothing: float,
-    key: Keys | None = None,
+    model: Model, params: Params, images: Images, labels: Labels, directions: Params, *, label_smoothing: float
 ) -> Float[Array, "batch directions"]:
     """Return the inner product of each example's gradient with each direction, such as the mean gradient, float32.
 
-    Arguments are those of `squared_grad_norms`; `directions` is like `params` with a leading axis of directions.
+    `directions` is like `params` with a leading axis of directions.
     """
-    forward = forward_of(model, params, images, labels, label_smoothing, key)
-    by_layer, _ = layer_metrics(
-        model,
-        forward,
-        lambda layer, directions, *signals: layer.grad_dots(*signals, directions),
-        model.split_by_layer(directions),
-    )
+
+    def measure(layer: Layer, directions: PyTree, inputs: Array, cotangent: Array) -> Array:
+        return layer.grad_dots(inputs, cotangent, directions)
+
+    forward = forward_of(model, params, images, labels, label_smoothing)
+    by_layer, _ = layer_metrics(model, forward, measure, model.split_by_layer(directions))
     return sum(by_layer.values(), start=jnp.float32(0))
 
 
@@ -173,27 +155,15 @@ def summed_grad(
 
 def unknown_layers(model: Model) -> list[str]:
     """Return the names of the layers whose gradients are computed by the slow definition."""
-    return [name for name, layer in model.layers().items() if not layer.has_fast_grads]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class ClippedSum:
-    """A sum of clipped gradients, with the logits of its forward pass."""
-
-    grads: Params  # like the parameters, float32
-    norms: Float[Array, " examples"]  # upper bound of the L2 norm of each example's gradient before clipping, float32
-    logits: Float[Array, "rows classes"]  # logits of each row
+    return [name for name, layer in model.layers().items() if type(layer).grads is Layer.grads]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """How gradients are clipped."""
-
     norm: float  # L2 norm to which larger gradients are scaled down
     # rows of each example, such as augmentations of it, whose mean gradient is clipped (De et al., arXiv 2204.13650)
     copies: int
-    label_smoothing: float  # label smoothing of the loss
+    label_smoothing: float
 
 
 def clipped_grad_sum(
@@ -205,11 +175,11 @@ def clipped_grad_sum(
     clipping: Clipping,
     *,
     key: Key[Array, " rows"] | None = None,
-) -> ClippedSum:
-    """Return Σᵢ gᵢ min(1, C / nᵢ) over the examples where `mask` is true, with nᵢ an upper bound of ‖gᵢ‖.
+) -> tuple[Params, Float[Array, " examples"], Float[Array, "rows classes"]]:
+    """Return Σᵢ gᵢ min(1, C / nᵢ) over the examples where `mask` is true, all nᵢ, and the logits.
 
-    gᵢ is the gradient of the mean loss of the rows of example i in `bounded_forward`. Each term is finite and no term
-    has a norm above C: nᵢ includes all rounding.
+    gᵢ is the gradient of the mean loss of the rows of example i in `bounded_forward`, and nᵢ an upper bound of its L2
+    norm. Each term is finite and no term has a norm above C: nᵢ includes all rounding.
 
     From a layer's inputs and cotangents follow the norm of each example's gradient, so its clip factor, and then the
     sum of the gradients times their factors: as the product of the inputs with the scaled cotangents, or of gradients
@@ -232,8 +202,12 @@ def clipped_grad_sum(
     norms = jnp.sqrt(squared) * (1.0 + (len(by_layer) + 16) * ROUNDING) / clipping.copies
     weights = jnp.where(mask, jnp.minimum(1.0, clipping.norm / norms) / clipping.copies, 0.0)
     with full_precision:
-        parts = {name: layer.weighted_grad(by_layer[name][1], weights) for name, layer in model.layers().items()}
-    return ClippedSum(grads=model.from_layers(parts), norms=norms, logits=logits)
+        grads = {
+            f"{name}/{path}": grad
+            for name, layer in model.layers().items()
+            for path, grad in layer.weighted_grad(by_layer[name][1], weights).items()
+        }
+    return model.from_paths(grads), norms, logits
 
 
 def bounded_forward(forward: Forward) -> Forward:

@@ -9,17 +9,16 @@ them. One compilation therefore serves all coins. Out of scope: bounds on epsilo
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
 
 from gradtrail.core import batching
-from gradtrail.core.canaries import Canaries, CanaryKind, with_canaries
-from gradtrail.core.config import Bounds, PositiveFraction, Seed, config
+from gradtrail.core.config import Bounds, ConfigError, PositiveFraction, Seed, config
 from gradtrail.core.data import Split
 from gradtrail.core.nn.layers import Layer
 from gradtrail.core.nn.models import Model, Params
@@ -35,6 +34,7 @@ from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 NOISY_STEPS = 8  # steps whose noise is recorded
 _TILE = 256  # canaries that are processed together
 _LARGEST_EXPONENT = 60.0
+_DARK, _DOTS = 2 / 5, 1 / 20  # shares of all pixels
 
 StepScores = Float[np.ndarray, "steps canaries"]
 Scores = Float[np.ndarray, " canaries"]
@@ -47,13 +47,45 @@ class PrivacyAuditConfig:
 
     seed: Seed  # seed of canaries, coins and trainings
     trainings: Annotated[int, Bounds(at_least=1, at_most=1000)]  # number of trainings, with different coins
-    canaries: CanaryKind  # kind of canaries; see `make_canaries`
-    # number of canaries; about half of them are in each training set
-    num_canaries: Annotated[int, Bounds(at_least=20, at_most=100_000)]
-    # share of the canaries whose coins are guessed, the most extreme scores; fixed in advance
-    guess_share: PositiveFraction
-    # confidence level of the lower bound of epsilon
-    confidence: Annotated[float, Bounds(at_least=0.5, below=1)]
+    canaries: Literal["dots", "mislabelled"]  # kind of canaries; see `draw_canaries`
+    num_canaries: Annotated[int, Bounds(at_least=20, at_most=100_000)]  # about half are in each training set
+    guess_share: PositiveFraction  # share of the canaries whose coins are guessed; fixed in advance
+    confidence: Annotated[float, Bounds(at_least=0.5, below=1)]  # confidence level of the lower bound of epsilon
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canaries:
+    """Examples that a fair coin puts into a training set or not; an audit guesses the coins."""
+
+    images: UInt8[np.ndarray, "canaries height width"]
+    labels: Int[np.ndarray, " canaries"]  # int32
+
+
+def draw_canaries(config: PrivacyAuditConfig, train: Split, num_classes: int) -> Canaries:
+    """Draw canaries, none of which is an example of `train`; raise ConfigError, one line, if it has too few examples.
+
+    `dots` have one pixel in twenty white, at random where the training images are darkest, and a random label: large
+    gradients, almost orthogonal to each other and to those of real images. `mislabelled` are training images with a
+    random wrong label.
+    """
+    rng, count = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(0,))), config.num_canaries
+    if config.canaries == "mislabelled":
+        if count > len(train):
+            raise ConfigError(
+                f"privacy_audit.num_canaries must be at most the number of training examples, {len(train):,}, "
+                f"got {count:,}"
+            )
+        rows = np.sort(rng.choice(len(train), count, replace=False))
+        labels = (train.labels[rows] + rng.integers(1, num_classes, count)) % num_classes
+        return Canaries(images=train.images[rows], labels=labels.astype(np.int32))
+    brightness = np.mean(np.square(train.images, dtype=np.float32), axis=0).ravel()
+    pixels = len(brightness)
+    dark = np.argsort(brightness, kind="stable")[: max(2, round(_DARK * pixels))]
+    places = rng.permuted(np.broadcast_to(dark, (count, len(dark))), axis=1)[:, : max(1, round(_DOTS * pixels))]
+    images = np.zeros((count, pixels), np.uint8)
+    np.put_along_axis(images, places, np.uint8(255), axis=1)
+    labels = rng.integers(0, num_classes, count, dtype=np.int32)
+    return Canaries(images=images.reshape(count, *train.images.shape[1:]), labels=labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +110,7 @@ class AuditTrace:
 
 
 class AuditedTraining:
-    """A private training with canaries, compiled once for all coins.
-
-    Args:
-        num_examples: size of the training split.
-        noise_multiplier: standard deviation of the noise, in units of the clip norm.
-
-    Raises:
-        ConfigError: a training cannot be made with these examples; one line that names the key.
-    """
+    """A private training with canaries, compiled once for all coins."""
 
     def __init__(
         self,
@@ -142,11 +166,7 @@ class AuditedTraining:
         self.order = program.order  # draws on the host
         self.epoch = compiled("watched_epoch", epoch, state, program.examples, batches, images, labels)
         self.noise = compiled("noise", noise, state, program.examples, few)
-
-    @property
-    def functions(self) -> list[CompiledFunction]:
-        """All compiled functions."""
-        return [self.init, self.epoch, self.noise]
+        self.functions = [self.init, self.epoch, self.noise]
 
     def run(
         self,
@@ -161,18 +181,16 @@ class AuditedTraining:
 
         Args:
             advance: called with the number of steps after each epoch.
-
-        Raises:
-            ConfigError: a batch exceeds the capacity; one line.
-            FloatingPointError: the training diverged; one line.
         """
         everywhere = replicated(self.mesh)
-        examples = loop.on_device(*with_canaries(train, canaries), self.mesh)
-        placed_canaries = jax.device_put((canaries.images, canaries.labels), everywhere)
+        images, labels = canaries.images, canaries.labels
+        examples = loop.on_device(
+            np.concatenate([train.images, images]), np.concatenate([train.labels, labels]), self.mesh
+        )
+        placed_canaries = jax.device_put((images, labels), everywhere)
         present = np.concatenate([np.ones(len(train), bool), coins])
         state = self.init(keys)
-        batches, observed = [], []
-        accuracy, noise = 0.0, np.zeros((0, 0), np.float32)
+        batches, observed, noise = [], [], np.zeros((0, 0), np.float32)
         for epoch in range(self.epochs):
             drawn = self.order(state.keys, np.int32(epoch))
             batches.append(drop_absent(np.asarray(drawn), present))
@@ -184,7 +202,6 @@ class AuditedTraining:
             order = jax.device_put(batches[-1], everywhere)
             state, record = self.epoch(state, examples, order, *placed_canaries)
             observed.append(jax.device_get(record.observed))
-            accuracy = float(np.mean(np.asarray(record.accuracy)))
             if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.params))):
                 raise FloatingPointError(
                     f"a weight became infinite or NaN in epoch {epoch + 1} of an audited training; lower the learning "
@@ -199,7 +216,7 @@ class AuditedTraining:
             rate=self.rate,
             present=present,
             noise=noise,
-            accuracy=accuracy,
+            accuracy=float(np.mean(np.asarray(record.accuracy))),
         )
 
 
@@ -273,19 +290,15 @@ def fixed_order_scores(ratios: StepScores, steps_per_epoch: int) -> Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """The outcome of guessing the coins of canaries."""
+    """The outcome of guessing the coins of the canaries of all trainings together."""
 
-    canaries: int  # m, number of canaries of all trainings together
+    canaries: int  # m, number of canaries
     guesses: int  # r, number of guesses; for the other canaries the guesser abstained
     correct: int  # v, number of correct guesses
 
 
 def guess(scores: Scores, coins: Coins, share: float) -> Guesses:
-    """Guess the coins of a share of the canaries, those with the most extreme scores.
-
-    Half of them, those with the largest scores, are taken to have been in the training set; the other half, with the
-    smallest, not.
-    """
+    """Guess the coins of a share of the canaries: true for the largest scores, false for as many of the smallest."""
     count = round(share * len(scores))
     order = np.argsort(-scores, kind="stable")
     inside, outside = order[: (count + 1) // 2], order[len(order) - count // 2 :]

@@ -6,8 +6,7 @@ from mlflow.entities import Run
 from rich.console import Console
 from rich.table import Table
 
-from gradtrail.stages.common.active_params import active_params
-from gradtrail.stages.common.overrides import MEMBERS, SEED
+from gradtrail.stages.common.params import MEMBERS, SEED, active_params
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table

@@ -17,12 +17,10 @@ from rich.panel import Panel
 
 import gradtrail
 from gradtrail.experiments.sections import require_known_sections, section_configs
-from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.environment import EnvironmentConfig, refuse_variables, require_jax
-from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, refuse_variables, require_jax
+from gradtrail.stages.common.files import atomic_file, digest
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.pipeline_file import FILES, sha256_of
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.datasets import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, with_store
 from gradtrail.support.git import git

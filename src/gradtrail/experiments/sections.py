@@ -8,11 +8,9 @@ import ast
 import importlib
 from pathlib import Path
 
-from gradtrail.stages.common.environment import EnvironmentConfig
-from gradtrail.stages.common.overrides import PARAMS
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig
+from gradtrail.stages.common.params import PARAMS, read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipelines
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError, suggestion
 
 _SHARED = {"environment": EnvironmentConfig, "runtime": RuntimeConfig}  # loaded by every stage, not by its script

@@ -132,10 +132,10 @@ def find_alias(client: "MlflowClient", name: str, alias: str) -> "ModelVersion |
 
 def registered_name(params: Path = Path("params.yaml")) -> str:
     """Return `export.name` of `params.yaml`: the name of the model in the registry."""
-    content = read_yaml(params)
-    if "export" not in content:
-        raise UserError(f"{params}: section 'export' is missing; its key `name` names the model in MLflow's registry")
-    return validate(content["export"], _ExportName, f"{params}: export", extra="ignore").name
+    section = read_yaml(params).get("export")
+    if not isinstance(section, dict) or "name" not in section:
+        raise UserError(f"{params}: export.name is missing; it names the model in MLflow's registry")
+    return validate({"name": section["name"]}, _ExportName, f"{params}: export").name
 
 
 def verify_export(folder: Path) -> Manifest:

@@ -5,24 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from gradtrail.core.audit.labels import CANDIDATES, Findings, OutOfFold, find_errors, fit_temperature, label_scores
 from gradtrail.core.data import Split
-from gradtrail.core.evaluate import Bins, bins_of_equal_width, fill_bins
+from gradtrail.core.evaluate import Bins, fill_bins
 from gradtrail.stages.artifacts import plotting
 
-SUSPECT = ["split", "example_id", "label", "score", "proposed_label", "proposed_probability", "probability_wrong"]
 _BINS = 15  # of the calibration error
 _LIKELY = 0.5  # probability from which a label counts as probably wrong
 
 
 def detection_table(planted: Mapping[str, OutOfFold], correct: np.ndarray) -> pd.DataFrame:
-    """Return the quality of each score as a detector of planted labels, which differ from the correct ones.
-
-    Returns:
-        A row for each kind of noise and score: `noise`, `score`, `auroc`, `average_precision`.
-    """
+    """Return the quality of each score as a detector of planted labels, which differ from the correct ones."""
     from sklearn.metrics import average_precision_score, roc_auc_score  # here: it takes a second to import
 
     rows = []
@@ -51,16 +45,12 @@ def calibrate(planted: Mapping[str, OutOfFold], correct: np.ndarray, chosen: str
     curves = {}
     for label_set, (kind, copy) in enumerate(planted.items(), start=1):
         findings = find_errors({"train": copy}, chosen, seed=seed, label_set=label_set)["train"]
-        bins = bins_of_equal_width(findings.probability_wrong, _BINS)
-        curves[kind] = fill_bins(bins, findings.probability_wrong, copy.labels != correct, _BINS)
+        curves[kind] = fill_bins(findings.probability_wrong, copy.labels != correct, _BINS)
     return curves
 
 
 def suspect_table(splits: Mapping[str, Split], findings: Mapping[str, Findings], chosen: str) -> pd.DataFrame:
-    """Return a row for each example of each split, within a split the most suspicious first.
-
-    Columns: those of `SUSPECT`, then all scores by name.
-    """
+    """Return a row for each example of each split, within a split the most suspicious first."""
     parts = []
     for name, split in splits.items():
         finding = findings[name]
@@ -137,11 +127,8 @@ def write_figures(
         captions = [f"{label} → {proposed}\n{wrong:.0%}" for label, proposed, wrong in columns]
         heading = f"Suspected label errors: given → proposed, chance that the given one is wrong · {name} · {title}"
         plotting.save(plotting.gallery(split.images[rows], captions, heading), folder / f"suspects_{name}.png")
-    plotting.save(draw_calibration(calibration, title), folder / "calibration.png")
 
-
-def draw_calibration(calibration: Mapping[str, Bins], title: str) -> Figure:
-    """Draw the share of planted labels against the probability of being wrong, for each kind of noise."""
+    # the share of planted labels against the probability of being wrong, for each kind of noise
     figure, axes = plotting.new_figure(f"Planted labels found wrong · {title}", size=(6, 4.8))
     axes[0, 0].plot([0, 1], [0, 1], color=plotting.GREY, linewidth=1, label="as probable as stated")
     for (kind, curve), colour in zip(calibration.items(), plotting.CYCLE, strict=False):
@@ -153,4 +140,4 @@ def draw_calibration(calibration: Mapping[str, Bins], title: str) -> Figure:
         axes[0, 0].scatter(*places, s=sizes, color=colour, label=label)
     axes[0, 0].set(xlabel="probability that the label is wrong", ylabel="share that was planted", xlim=(-0.02, 1.02))
     axes[0, 0].legend(loc="upper left")
-    return figure
+    plotting.save(figure, folder / "calibration.png")

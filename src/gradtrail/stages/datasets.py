@@ -9,17 +9,6 @@ from gradtrail.stages.artifacts.data_files import RawArrays
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
-    """The content of the four IDX files: training images, training labels, test images, test labels."""
-
-    image_shape: tuple[int, int]  # height and width in pixels
-    num_classes: int  # labels are 0 to num_classes - 1
-    num_train: int
-    num_test: int
-    sha256: tuple[str, str, str, str]  # SHA-256 of each file's uncompressed bytes, hexadecimal, in the order above
-
-
-@dataclass(frozen=True, kw_only=True)
 class Framing:
     """The scaling of a data set's images: bright ink on black, with its proportions kept."""
 
@@ -35,8 +24,13 @@ class Dataset:
     """
 
     title: str  # name in messages and in the report
-    citation: str
-    contents: Contents | None  # expected content of every source; None if any four IDX files will do
+    citation: str = ""
+    # SHA-256 of the uncompressed bytes of each file: training images and labels, test images and labels; hexadecimal.
+    # None if any four IDX files will do
+    sha256: tuple[str, str, str, str] | None = None
+    num_train: int = 0
+    num_test: int = 0
+    image_shape: tuple[int, int] = (28, 28)  # height and width in pixels
     framing: Framing | None = None  # framing of the images; None if it is unknown
     load: Callable[[], RawArrays] | None = None  # function that returns the four arrays from an installed package
     folder_variable: str = ""  # environment variable that may name a folder with the files, each plain or as `.gz`
@@ -56,7 +50,9 @@ def load_digits() -> RawArrays:
 
     bunch = datasets.load_digits()
     images, labels = _enlarge(bunch.images.astype(np.int64)), bunch.target.astype(np.uint8)
-    is_test = _every_seventh(labels)
+    is_test = np.zeros(labels.shape, np.bool_)
+    for label in np.unique(labels):
+        is_test[np.flatnonzero(labels == label)[6::7]] = True
     return images[~is_test], labels[~is_test], images[is_test], labels[is_test]
 
 
@@ -71,29 +67,17 @@ def _enlarge(images: np.ndarray) -> np.ndarray:
     return np.pad(scaled.astype(np.uint8), ((0, 0), (4, 4), (4, 4)))
 
 
-def _every_seventh(labels: np.ndarray) -> np.ndarray:
-    """Mark the 7th, 14th, ... example of each class."""
-    is_test = np.zeros(labels.shape, dtype=np.bool_)
-    for label in np.unique(labels):
-        is_test[np.flatnonzero(labels == label)[6::7]] = True
-    return is_test
-
-
 DATASETS = {
     "mnist": Dataset(
         title="MNIST",
         citation='Y. LeCun, C. Cortes, C. J. C. Burges: "The MNIST database of handwritten digits", 1998',
-        contents=Contents(
-            image_shape=(28, 28),
-            num_classes=10,
-            num_train=60_000,
-            num_test=10_000,
-            sha256=(
-                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-            ),
+        num_train=60_000,
+        num_test=10_000,
+        sha256=(
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
         framing=Framing(share=20 / 28, by_mass=True),
         folder_variable="MNIST_DIR",
@@ -107,17 +91,13 @@ DATASETS = {
     "digits": Dataset(
         title="scikit-learn's digits",
         citation='E. Alpaydin, C. Kaynak: "Optical recognition of handwritten digits", UCI repository, 1998',
-        contents=Contents(
-            image_shape=(28, 28),
-            num_classes=10,
-            num_train=1_545,
-            num_test=252,
-            sha256=(
-                "920fe11b75cb551d40fc31258777d059eaee843f2ad7a3f59a3ea79b7d6c1c33",
-                "11d2b149fffda13625e0bc29d53cdafb2efa08a55440b0fa1b12cc41c769eb64",
-                "fb5102a9e7f67adc2216355874b1579c7f406d6c6bf03a890d540e7f059179e6",
-                "4bf083685eb49dcad887ac0ff9d0d8a2072fab86c5dd9acaa45b0e326bcec3e3",
-            ),
+        num_train=1_545,
+        num_test=252,
+        sha256=(
+            "920fe11b75cb551d40fc31258777d059eaee843f2ad7a3f59a3ea79b7d6c1c33",
+            "11d2b149fffda13625e0bc29d53cdafb2efa08a55440b0fa1b12cc41c769eb64",
+            "fb5102a9e7f67adc2216355874b1579c7f406d6c6bf03a890d540e7f059179e6",
+            "4bf083685eb49dcad887ac0ff9d0d8a2072fab86c5dd9acaa45b0e326bcec3e3",
         ),
         framing=Framing(share=20 / 28, by_mass=False),
         load=load_digits,
@@ -126,20 +106,16 @@ DATASETS = {
         title="Fashion-MNIST",
         citation='H. Xiao, K. Rasul, R. Vollgraf: "Fashion-MNIST: a novel image dataset for benchmarking machine '
         'learning algorithms", arXiv:1708.07747, 2017',
-        contents=Contents(
-            image_shape=(28, 28),
-            num_classes=10,
-            num_train=60_000,
-            num_test=10_000,
-            # Of what the published `.gz` files hold, whose MD5 the publishers give (README of zalandoresearch/
-            # fashion-mnist: 8d4fb7e6..., 25c81989..., bef4ecab..., bb300cfd...) and TensorFlow Datasets the SHA-256
-            # (url_checksums/fashion_mnist.txt: 3aede38d..., a04f1713..., 346e55b9..., 67da17c7...).
-            sha256=(
-                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-            ),
+        num_train=60_000,
+        num_test=10_000,
+        # Of what the published `.gz` files hold, whose MD5 the publishers give (README of zalandoresearch/
+        # fashion-mnist: 8d4fb7e6..., 25c81989..., bef4ecab..., bb300cfd...) and TensorFlow Datasets the SHA-256
+        # (url_checksums/fashion_mnist.txt: 3aede38d..., a04f1713..., 346e55b9..., 67da17c7...).
+        sha256=(
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         ),
         framing=Framing(share=1.0, by_mass=False),
         folder_variable="FASHION_MNIST_DIR",
@@ -152,12 +128,7 @@ DATASETS = {
             *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         ),
     ),
-    "idx": Dataset(
-        title="IDX files",
-        citation="",
-        contents=None,
-        folder_variable="IDX_DIR",
-    ),
+    "idx": Dataset(title="IDX files", folder_variable="IDX_DIR"),
 }
 
 

@@ -48,7 +48,7 @@ class Network:
 
 
 def read_network(evaluated: Evaluated, dataset: DatasetInfo) -> Network:
-    """Read the networks that were evaluated; raise UserError if a file belongs to another model or data set."""
+    """Read the networks that were evaluated; raise UserError if a file belongs to another data set."""
     seeds, models, params, infos = zip(*read_members(evaluated.weights, dataset), strict=True)
     return Network(
         model=models[0],

@@ -4,7 +4,6 @@ A mirror is untrusted: a bounded number of bytes is received and unpacked, and a
 that of the catalog.
 """
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -17,10 +16,10 @@ import tempfile
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 import numpy as np
 import requests
@@ -28,7 +27,7 @@ from urllib3.exceptions import HTTPError
 
 from gradtrail.core.config import config
 from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx
-from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.datasets import DATASETS, Dataset
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable
 from gradtrail.support.progress import progress_bar
@@ -40,6 +39,7 @@ _CHUNK_BYTES = 64 * 1024
 _SPARE_BYTES = 1024 * 1024  # gzip may make a file longer, and its header has room for a name and a comment
 _REDIRECTS = 5
 _MAX_OWN_BYTES = 2**32  # limit for a file in the user's folder
+_MIRROR = re.compile(r"https?://([\w.-]+|\[[\w:.]+\])(:\d+)?(/[^\s?#]*)?", re.ASCII)  # no user name, no query
 
 
 class SourceError(Exception):
@@ -62,11 +62,16 @@ class KnownFile:
     """A file whose content is known beforehand."""
 
     name: str  # without `.gz`
-    max_bytes: int  # uncompressed length, if it is known; no more is written
+    max_bytes: int  # uncompressed length, if it is known; no more is unpacked or written
     sha256: str | None  # hexadecimal, of the uncompressed bytes; None if any bytes will do
 
-    def write(self, data: bytes, folder: Path) -> None:
-        """Write the file to a folder; raise SourceError unless these are its bytes."""
+    def write(self, data: bytes, folder: Path, *, gzipped: bool) -> None:
+        """Write the file to a folder, uncompressed; raise SourceError unless these are its bytes."""
+        if gzipped:
+            try:
+                data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(self.max_bytes + 1)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise SourceError(f"no valid gzip file ({one_line(error)[:100]})") from error
         if len(data) > self.max_bytes:
             raise SourceError(f"more than {self.max_bytes} bytes")
         if self.sha256 and self.sha256 != (actual := hashlib.sha256(data).hexdigest()):
@@ -76,24 +81,17 @@ class KnownFile:
             )
         (folder / self.name).write_bytes(data)
 
-    def unpack(self, packed: bytes) -> bytes:
-        """Return gzipped data, but no more than a byte too many; raise SourceError if they are damaged or cut."""
-        try:
-            return gzip.GzipFile(fileobj=io.BytesIO(packed)).read(self.max_bytes + 1)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise SourceError(f"no valid gzip file ({one_line(error)[:100]})") from error
 
-
-def known_files(entry: Dataset) -> tuple[KnownFile, ...]:
+def known_files(entry: Dataset) -> list[KnownFile]:
     """Return the four files of a data set, with their sizes and digests if they are known."""
-    if (contents := entry.contents) is None:
-        return tuple(KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES)
-    pixels = math.prod(contents.image_shape)
-    sizes = [size for count in (contents.num_train, contents.num_test) for size in (16 + count * pixels, 8 + count)]
-    return tuple(
+    if entry.sha256 is None:
+        return [KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES]
+    pixels = math.prod(entry.image_shape)
+    sizes = [size for count in (entry.num_train, entry.num_test) for size in (16 + count * pixels, 8 + count)]
+    return [
         KnownFile(name=name, max_bytes=size, sha256=sha256)
-        for name, size, sha256 in zip(RAW_FILES, sizes, contents.sha256, strict=True)
-    )
+        for name, size, sha256 in zip(RAW_FILES, sizes, entry.sha256, strict=True)
+    ]
 
 
 def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo:
@@ -107,6 +105,7 @@ def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo
     if entry.load:
         _write_arrays(entry, entry.load(), to)
         return describe_raw(to, fetch.dataset)
+
     sources = _sources(entry, to, runtime)
     for source in sources.values():
         try:
@@ -114,14 +113,15 @@ def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo
             info = describe_raw(to, fetch.dataset)
         except NoSourceError:
             continue  # the reason was reported
-        except UserError as fault:
-            if entry.contents is None:
+        except UserError as error:
+            if entry.sha256 is None:  # no other source
                 folder = os.environ[entry.folder_variable]
-                raise UserError(str(fault).replace(str(to), f"{entry.folder_variable}: {folder}")) from fault
-            _report(str(fault))
+                raise UserError(str(error).replace(str(to), f"{entry.folder_variable}: {folder}")) from error
+            _report(str(error))
         else:
             _report(f"{entry.title} from {origin}" + (f"; cite {entry.citation}" if entry.citation else ""))
             return info
+
     flag = os.environ.get(NO_SOURCE_FLAG)
     if flag and entry.stand_in:  # DVC does not pass a stage's exit status on to `gradtrail repro`
         Path(flag).touch()
@@ -136,11 +136,13 @@ def _sources(entry: Dataset, to: Path, runtime: RuntimeConfig) -> dict[str, Call
     sources: dict[str, Callable[[], str]] = {}
     if folder := os.environ.get(entry.folder_variable):
         sources[entry.folder_variable] = lambda: _from_folder(entry, Path(folder), to)
-    bases = entry.mirrors if runtime.mirrors is None else runtime.mirrors
-    if entry.mirrors and bases:
-        for base in bases:
-            require_url(base)
-        sources["mirrors"] = lambda: _from_mirrors(entry, bases, to, runtime.download_timeout_seconds)
+    mirrors = runtime.mirrors if entry.mirrors and runtime.mirrors is not None else entry.mirrors
+    for mirror in mirrors:
+        require_url(mirror)
+    if mirrors:
+        seconds = runtime.download_timeout_seconds
+        origins = (download(file, mirrors, to, timeout_seconds=seconds) for file in known_files(entry))
+        sources["mirrors"] = lambda: ", ".join(dict.fromkeys(origins))
     if entry.openml and runtime.openml:
         sources["OpenML"] = lambda: _from_openml(entry, to)
     return sources
@@ -151,56 +153,38 @@ def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
     for file in known_files(entry):
         plain, gzipped = folder / file.name, folder / f"{file.name}.gz"
         path = plain if plain.is_file() else gzipped
+        if not path.is_file():
+            raise UserError(f"{entry.folder_variable}: {folder}: there is neither {plain.name} nor {gzipped.name}")
         try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            reason = f"{folder}: there is neither {plain.name} nor {gzipped.name}"
-            raise UserError(f"{entry.folder_variable}: {reason}") from None
-        except OSError as error:
-            raise UserError(f"{entry.folder_variable}: {path}: {error.strerror}") from error
-        try:
-            file.write(file.unpack(data) if path == gzipped else data, to)
+            file.write(path.read_bytes(), to, gzipped=path == gzipped)
         except SourceError as error:
             raise UserError(f"{entry.folder_variable}: {path}: {error}") from error
     return str(folder)
 
 
-def _from_mirrors(entry: Dataset, bases: Sequence[str], to: Path, timeout_seconds: float) -> str:
-    """Download each file from the first mirror that has it; raise NoSourceError, whose reasons were reported."""
-    origins = [download(file, bases, to, timeout_seconds=timeout_seconds) for file in known_files(entry)]
-    return ", ".join(dict.fromkeys(origins))
+def download(file: KnownFile, mirrors: Sequence[str], to: Path, *, timeout_seconds: float) -> str:
+    """Download a file to a folder from the first mirror that delivers the right bytes; return the mirror.
 
-
-def download(file: KnownFile, bases: Sequence[str], to: Path, *, timeout_seconds: float) -> str:
-    """Download a file to a folder from the first mirror that delivers the right bytes; return its base URL.
-
-    Args:
-        bases: base URLs that serve the file as `<base>/<name>.gz`, in order. Proxies of the environment are used.
-        timeout_seconds: limit for the download from one mirror; one that sends nothing for 10 s is given up.
-
-    Raises:
-        NoSourceError: no mirror delivered the file; each reason was reported.
+    The timeout is the limit for one mirror; proxies of the environment are used. Raises NoSourceError if no mirror
+    delivers the file; each reason was reported.
     """
-    for base in bases:
-        url = f"{base.rstrip('/')}/{file.name}.gz"
+    for mirror in mirrors:
+        url = f"{mirror.rstrip('/')}/{file.name}.gz"
         try:
-            file.write(file.unpack(_receive(url, file, time.monotonic() + timeout_seconds)), to)
-        except SourceError as error:
-            _report(f"{url}: {error}")
+            file.write(_receive(url, file, time.monotonic() + timeout_seconds), to, gzipped=True)
+        except (SourceError, requests.RequestException, HTTPError, ValueError) as error:  # the last: invalid address
+            _report(f"{url}: {_reason(error)}")
         else:
-            return base
+            return mirror
     raise NoSourceError(f"mirrors: none delivered {file.name}.gz")
 
 
-def require_url(base: str) -> None:
-    """Raise `UserError` unless `base` is an http or https URL of a folder, without a user name."""
-    try:
-        split = urlsplit(base)
-        valid = split.scheme in ("http", "https") and split.hostname and split.port != 0 and split.username is None
-    except ValueError:  # an invalid port or address
-        valid = False
-    if not valid or re.search(r"[^!-~]|[?#]", base):
-        raise UserError(f"mirror {base!r}: only http:// and https:// URLs of a folder are allowed, without a user name")
+def require_url(mirror: str) -> None:
+    """Raise UserError unless a mirror is an http or https URL of a folder, without a user name."""
+    if not _MIRROR.fullmatch(mirror):
+        raise UserError(
+            f"mirror {mirror!r}: only http:// and https:// URLs of a folder are allowed, without a user name"
+        )
 
 
 def _receive(url: str, file: KnownFile, deadline: float) -> bytes:
@@ -208,7 +192,6 @@ def _receive(url: str, file: KnownFile, deadline: float) -> bytes:
     max_bytes, body = file.max_bytes + _SPARE_BYTES, bytearray()
     with (
         _open(url) as response,
-        _network_errors(),
         progress_bar(file.name, response.raw.length_remaining or max_bytes, unit="bytes") as bar,
     ):
         # At most what one receive brings, so that slow bytes cannot exceed the deadline. A server may declare `.gz` as
@@ -233,7 +216,7 @@ class _Session(requests.Session):
 def _open(url: str) -> requests.Response:
     """Request a URL; return a response with status 200, whose body is not read yet."""
     headers = {"User-Agent": "gradtrail", "Accept-Encoding": "identity"}
-    with _Session() as session, _network_errors():
+    with _Session() as session:
         for _ in range(1 + _REDIRECTS):
             response = session.get(url, headers=headers, stream=True, timeout=(_CONNECT_SECONDS, STALL_SECONDS))
             if not response.is_redirect:
@@ -246,42 +229,18 @@ def _open(url: str) -> requests.Response:
     return response
 
 
-@contextlib.contextmanager
-def _network_errors() -> Iterator[None]:
-    """Turn what Requests and urllib3 raise into a SourceError, whose message is that of the innermost error."""
-    try:
-        yield
-    except (requests.RequestException, HTTPError, ValueError) as error:  # the last: of an invalid address
-        inner: BaseException = error
-        while cause := inner.__cause__ or inner.__context__:
-            inner = cause
-        message = str(inner) if isinstance(inner, TimeoutError) else f"{type(inner).__name__}: {inner}"
-        message = (isinstance(inner, OSError) and inner.strerror) or message
-        raise SourceError(printable(one_line(message)[:200])) from error
-
-
 def _from_openml(entry: Dataset, to: Path) -> str:
     """Fetch the data set from OpenML through scikit-learn; raise NoSourceError, whose reason was reported."""
+    default_timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(STALL_SECONDS)  # scikit-learn sets none
     try:
         _open(OPENML_URL).close()  # scikit-learn would wait long for each address, and try again
-        _write_arrays(entry, _fetch_openml(entry), to)
-    except SourceError as fault:
-        _report(f"OpenML: {one_line(fault)[:200]}")
-        raise NoSourceError("OpenML does not deliver it") from fault
-    return f"OpenML {entry.openml}, version 1"
+        from sklearn.datasets import fetch_openml  # late: the import takes half a second
 
-
-def _fetch_openml(entry: Dataset) -> RawArrays:
-    """Return the arrays of OpenML, whose values are not verified; raise SourceError if scikit-learn cannot read it."""
-    from sklearn.datasets import fetch_openml  # late: the import takes half a second
-
-    with contextlib.ExitStack() as stack:
-        # The cache holds what OpenML sent, as it came (ARFF and JSON, gzipped; no pickle); it is read twice.
-        cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtrail-"))
-        stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
-        socket.setdefaulttimeout(STALL_SECONDS)  # scikit-learn sets none
-        stack.enter_context(warnings.catch_warnings(action="ignore"))  # its retries: our report has the outcome
-        try:
+        with (
+            tempfile.TemporaryDirectory(prefix="gradtrail-") as cache,  # ARFF and JSON, gzipped; it is read twice
+            warnings.catch_warnings(action="ignore"),  # its retries: our report has the outcome
+        ):
             bunch = fetch_openml(
                 entry.openml,
                 version=1,
@@ -293,21 +252,28 @@ def _fetch_openml(entry: Dataset) -> RawArrays:
                 # Left to itself, scikit-learn 1.9 fails on the numbers that pandas 3.1 makes of the label's categories.
                 read_csv_kwargs={"dtype": np.uint8},
             )
-        except Exception as fault:  # its parsers may raise any exception
-            raise SourceError(f"{type(fault).__name__}: {one_line(fault)}") from fault
-    assert entry.contents is not None  # noqa: S101 - for the type checker
-    num_train, shape = entry.contents.num_train, entry.contents.image_shape
-    images, labels = np.asarray(bunch.data), np.asarray(bunch.target)
-    expected = (num_train + entry.contents.num_test, math.prod(shape))
-    if images.shape != expected or {images.dtype, labels.dtype} != {np.dtype(np.uint8)}:
-        raise SourceError(f"values of shape {images.shape} and {images.dtype}, labels of {labels.dtype}")
-    images = images.reshape(-1, *shape)
-    return images[:num_train], labels[:num_train], images[num_train:], labels[num_train:]
+        images, labels = np.asarray(bunch.data).reshape(-1, *entry.image_shape), np.asarray(bunch.target)
+        count = entry.num_train
+        _write_arrays(entry, (images[:count], labels[:count], images[count:], labels[count:]), to)
+    except Exception as error:  # the parsers of scikit-learn may raise any exception
+        _report(f"OpenML: {_reason(error)}")
+        raise NoSourceError("OpenML does not deliver it") from error
+    finally:
+        socket.setdefaulttimeout(default_timeout)
+    return f"OpenML {entry.openml}, version 1"
 
 
 def _write_arrays(entry: Dataset, arrays: RawArrays, to: Path) -> None:
     for file, array in zip(known_files(entry), arrays, strict=True):
-        file.write(encode_idx(array), to)
+        file.write(encode_idx(array), to, gzipped=False)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the message of a fault as one line; of the network's faults, that of the innermost."""
+    while not isinstance(error, SourceError) and (cause := error.__cause__ or error.__context__):
+        error = cause
+    message = str(error) if isinstance(error, SourceError | TimeoutError) else f"{type(error).__name__}: {error}"
+    return printable(one_line(getattr(error, "strerror", None) or message)[:200])
 
 
 def _report(line: str) -> None:

@@ -20,17 +20,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from scipy import stats
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from gradtrail.core.batching import PADDING
-from gradtrail.core.canaries import Canaries, draw_membership, make_canaries
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data import Split
+from gradtrail.core.intervals import bisect
 from gradtrail.core.privacy_audit import (
     AuditedTraining,
     AuditTrace,
+    Canaries,
     Coins,
     Guesses,
     PrivacyAuditConfig,
@@ -44,7 +44,6 @@ from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.stages.artifacts import plotting
 
-LARGEST_EPSILON = 100.0
 _HALVINGS = 40
 _SIGMAS = 6.0  # limits of a check, in standard errors
 _CHI2_CHANCE = 1e-8  # of a false alarm of the check of batch sizes, at either limit
@@ -65,13 +64,13 @@ class Check:
     high: float  # largest value that passes
 
     @property
-    def passes(self) -> bool:
-        """Whether the value is within its limits; NaN is not."""
-        return self.low <= self.value <= self.high
-
     def excess(self) -> float:
-        """Return how far the value is beyond the nearest limit, negative within the limits."""
+        """How far the value is beyond the nearest limit, negative within the limits."""
         return max(self.low - self.value, self.value - self.high)
+
+    @property
+    def passes(self) -> bool:
+        return self.low <= self.value <= self.high  # false for NaN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,15 +102,6 @@ def require_private(config: TrainConfig) -> None:
         raise ConfigError("train.privacy.enabled must be true for a privacy audit, got false")
 
 
-def draw_canaries(config: PrivacyAuditConfig, train: Split, num_classes: int) -> Canaries:
-    """Draw the canaries of all trainings; raise ConfigError, one line, if there are too few examples."""
-    rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(0,)))
-    try:
-        return make_canaries(train, config.canaries, config.num_canaries, num_classes, rng=rng)
-    except ValueError as error:
-        raise ConfigError(f"privacy_audit.{error}") from None
-
-
 def audit(
     config: PrivacyAuditConfig,
     training: AuditedTraining,
@@ -129,11 +119,10 @@ def audit(
         epsilon: claimed by each of the trainings, at `delta`.
         advance: called with the number of steps after each epoch.
     """
-    all_coins, all_scores, all_fixed, all_checks = [], [], [], []
-    accuracies = []
+    all_coins, all_scores, all_fixed, all_checks, accuracies = [], [], [], [], []
     for number in range(config.trainings):
         coin_seed, training_seed = np.random.SeedSequence(config.seed, spawn_key=(1, number)).spawn(2)
-        coins = draw_membership(len(canaries), rng=np.random.default_rng(coin_seed))
+        coins = np.random.default_rng(coin_seed).integers(0, 2, config.num_canaries) == 1
         seeds = map(int, training_seed.generate_state(len(_PURPOSES)))
         keys = keys_of(MemberSeeds(**dict(zip(_PURPOSES, seeds, strict=True))))
         trace = training.run(train, canaries, coins, keys=keys, advance=advance)
@@ -147,8 +136,7 @@ def audit(
     coins, scores = np.concatenate(all_coins), np.concatenate(all_scores)
     guesses = guess(scores, coins, config.guess_share)
     level = {"delta": delta, "significance": 1 - config.confidence}
-    shares = sorted({*_SHARES, config.guess_share}, reverse=True)
-    outcomes = [guess(scores, coins, share) for share in shares]
+    outcomes = [guess(scores, coins, share) for share in sorted({*_SHARES, config.guess_share}, reverse=True)]
     by_fixed_order = guess(np.concatenate(all_fixed), coins, config.guess_share)
     fixed_order_bound = gaussian_bound(by_fixed_order, delta=delta, significance=_FIXED_ORDER_CHANCE)
     return Audit(
@@ -162,7 +150,7 @@ def audit(
         lower_bound_any=epsilon_bound(guesses, **level),
         by_share=[(outcome, gaussian_bound(outcome, **level)) for outcome in outcomes if outcome.guesses],
         checks=[
-            *(max(same_check, key=Check.excess) for same_check in zip(*all_checks, strict=True)),
+            *(max(checks, key=lambda check: check.excess) for checks in zip(*all_checks, strict=True)),
             Check(name="fixed_order", value=fixed_order_bound, low=0.0, high=epsilon),
         ],
         accuracy=float(np.mean(accuracies)),
@@ -189,11 +177,8 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_bound(guesses: Guesses, *, delta: float, significance: float) -> float:
-    """Return the largest epsilon that the guesses refute, by `p_value`; 0 if they refute none.
-
-    With confidence 1 - `significance` the mechanism is not (ε, δ)-private for any smaller ε.
-    """
-    return _largest(lambda epsilon: p_value(guesses, epsilon, delta) < significance)
+    """Return the epsilon such that the guesses refute (ε, δ)-privacy for any smaller ε, by `p_value`; 0 for none."""
+    return bisect(lambda epsilon: p_value(guesses, epsilon, delta) < significance, 0.0, 100.0, halvings=_HALVINGS)[0]
 
 
 def refutes(guesses: Guesses, mu: float, significance: float) -> bool:
@@ -232,28 +217,14 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     return float(ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon at which the Gaussian mechanism is (epsilon, delta)-private."""
-    return _largest(lambda epsilon: gaussian_delta(mu, epsilon) > delta)
-
-
 def gaussian_bound(guesses: Guesses, *, delta: float, significance: float) -> float:
     """Return the epsilon, at delta, of the least private Gaussian mechanism that the guesses refute; 0 for none.
 
     A training of many noisy steps is close to one Gaussian mechanism (Dong et al., arXiv 1905.02383, section 5), so
     this is the bound for it. It is none for mechanisms in general.
     """
-    mu = _largest(lambda mu: refutes(guesses, mu, significance), at_most=20.0)
-    return gaussian_epsilon(mu, delta)
-
-
-def _largest(holds: Callable[[float], bool], *, at_most: float = LARGEST_EPSILON) -> float:
-    """Return the largest number up to a limit at which a condition still holds, by halving; 0 if it never does."""
-    low, high = 0.0, at_most
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    mu, _ = bisect(lambda mu: refutes(guesses, mu, significance), 0.0, 20.0, halvings=_HALVINGS)
+    return bisect(lambda epsilon: gaussian_delta(mu, epsilon) > delta, 0.0, 100.0, halvings=_HALVINGS)[0]
 
 
 def check_noise(trace: AuditTrace) -> list[Check]:
@@ -302,8 +273,7 @@ def check_batches(trace: AuditTrace) -> list[Check]:
     visits = np.bincount(trace.batches[is_example], minlength=len(trace.present))[trace.present]
     binomial = steps * rate * (1 - rate)
     visit_variance = float(np.mean(np.square(visits - steps * rate)) / binomial)
-    error = np.sqrt(max((2 + (1 - 6 * rate * (1 - rate)) / binomial) / len(visits), 0.0))
-    margin = _SIGMAS * float(error)
+    margin = _SIGMAS * float(np.sqrt(max((2 + (1 - 6 * rate * (1 - rate)) / binomial) / len(visits), 0.0)))
 
     return [
         Check(name="batch_sizes", value=size_variance, low=low, high=high),
@@ -315,20 +285,16 @@ def write_tables(folder: Path, audit: Audit, trainings: int) -> None:
     """Write `canaries.parquet`, `bounds.csv` and `checks.csv` to a new folder."""
     folder.mkdir(parents=True)
     count = len(audit.scores) // trainings
-    canaries = pd.DataFrame(
-        {
-            "training": np.repeat(np.arange(trainings, dtype=np.int32), count),
-            "canary": np.tile(np.arange(count, dtype=np.int32), trainings),
-            "included": audit.coins,
-            "score": audit.scores.astype(np.float32),
-        }
-    )
-    canaries.to_parquet(folder / "canaries.parquet", index=False)
-    bounds = pd.DataFrame(
-        [(outcome.guesses, outcome.correct, bound) for outcome, bound in audit.by_share],
-        columns=["guesses", "correct", "epsilon_lower_bound"],
-    )
-    bounds.to_csv(folder / "bounds.csv", index=False, float_format="%.6g")
+    canaries = {
+        "training": np.repeat(np.arange(trainings, dtype=np.int32), count),
+        "canary": np.tile(np.arange(count, dtype=np.int32), trainings),
+        "included": audit.coins,
+        "score": audit.scores.astype(np.float32),
+    }
+    pd.DataFrame(canaries).to_parquet(folder / "canaries.parquet", index=False)
+    bounds = [(outcome.guesses, outcome.correct, bound) for outcome, bound in audit.by_share]
+    table = pd.DataFrame(bounds, columns=["guesses", "correct", "epsilon_lower_bound"])
+    table.to_csv(folder / "bounds.csv", index=False, float_format="%.6g")
     checks = [{**vars(check), "passes": check.passes} for check in audit.checks]
     pd.DataFrame(checks).to_csv(folder / "checks.csv", index=False, float_format="%.6g")
 
@@ -354,12 +320,7 @@ def audit_metrics(audit: Audit) -> dict[str, float | str]:
 def write_figure(folder: Path, audit: Audit, title: str) -> None:
     """Write `privacy_audit.png`: scores of canaries, and the lower bound against the number of guesses."""
     figure, axes = plotting.new_figure(f"Privacy audit · {title}", columns=2, size=(11, 4.2))
-    _draw_scores(axes[0, 0], audit)
-    _draw_bounds(axes[0, 1], audit)
-    plotting.save(figure, folder / "privacy_audit.png")
-
-
-def _draw_scores(axis: Axes, audit: Audit) -> None:
+    axis = axes[0, 0]
     low, high = np.quantile(audit.scores, [0.002, 0.998])
     edges = np.linspace(low, max(high, low + 1e-9), _HISTOGRAM_BINS + 1).tolist()
     clipped = np.clip(audit.scores, edges[0], edges[-1])
@@ -369,8 +330,7 @@ def _draw_scores(axis: Axes, audit: Audit) -> None:
     axis.set(xlabel="score: log-likelihood ratio of having been in batches", ylabel="canaries", title="Canaries")
     axis.legend(loc="upper right")
 
-
-def _draw_bounds(axis: Axes, audit: Audit) -> None:
+    axis = axes[0, 1]
     guesses = [outcome.guesses for outcome, _ in audit.by_share]
     bounds = [bound for _, bound in audit.by_share]
     claimed = f"claimed by the accountant: {audit.epsilon:.2f}"
@@ -386,3 +346,4 @@ def _draw_bounds(axis: Axes, audit: Audit) -> None:
         title=f"What guessing proves, with {audit.confidence:.0%} confidence",
     )
     axis.legend(loc="upper left", fontsize=9)
+    plotting.save(figure, folder / "privacy_audit.png")

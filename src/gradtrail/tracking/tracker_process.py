@@ -18,9 +18,8 @@ from typing import Any
 
 import gradtrail
 from gradtrail.stages.common.dvc_cache import restoring_outs
-from gradtrail.stages.common.environment import EnvironmentConfig, remove_variables, require_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, remove_variables, require_jax
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, store_uri
 from gradtrail.support.ranks import is_follower

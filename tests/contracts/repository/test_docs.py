@@ -20,7 +20,7 @@ from projects import ROOT, Project, environment
 from ruamel.yaml import YAML
 
 from gradtrail import cli
-from gradtrail.stages.common.overrides import flatten
+from gradtrail.stages.common.params import flatten
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
 README = ROOT / "README.md"

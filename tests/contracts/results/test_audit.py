@@ -11,8 +11,8 @@ import pytest
 from projects import ROOT, Project, finished_project
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from gradtrail.core.evaluate import bins_of_equal_width, fill_bins
-from gradtrail.stages.common.digests import digest
+from gradtrail.core.evaluate import fill_bins
+from gradtrail.stages.common.files import digest
 from gradtrail.tracking.mlflow.tags import outputs
 
 QUICK = {
@@ -54,7 +54,7 @@ def test_it_finds_labels_that_preprocess_made_wrong(project: Project) -> None:
     detected = train[is_wrong & (train["probability_wrong"] > 0.5)]
     assert (detected["proposed_label"].to_numpy() == truth.loc[detected["example_id"]].to_numpy()).mean() > 0.95
     probabilities = train["probability_wrong"].to_numpy(np.float64)
-    bins = fill_bins(bins_of_equal_width(probabilities, 15), probabilities, is_wrong, 15)
+    bins = fill_bins(probabilities, is_wrong, 15)
     assert bins.expected_calibration_error < 0.03
 
 

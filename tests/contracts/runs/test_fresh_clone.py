@@ -9,7 +9,7 @@ import pytest
 from projects import ROOT, Project
 from ruamel.yaml import YAML
 
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 
 CACHE = ".dvc/cache/files/md5"
 PLOTS = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["plots"]
@@ -105,7 +105,7 @@ def test_experiments_are_refused_where_dvc_would_not_keep_them(incapable: Projec
 NAME = "neuer Ordner ü"
 DOWNLOAD = """
 from pathlib import Path
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.tracking.mlflow.client import open_store
 client = open_store()
 experiments = [found.experiment_id for found in client.search_experiments()]

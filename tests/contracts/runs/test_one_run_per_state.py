@@ -4,7 +4,7 @@ import pytest
 from mlflow import MlflowClient
 from projects import Project
 
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.sync import backfill
 from gradtrail.tracking.sync.sync import sync

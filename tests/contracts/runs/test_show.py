@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from projects import Project
 
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 
 LR, CLIP = "train.adamw.learning_rate", "train.clip_norm"
 OUTS = ("models/final.safetensors", "results/evaluate/words.txt", "results/gradients/words.txt")

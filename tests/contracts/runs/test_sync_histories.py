@@ -15,8 +15,7 @@ import pytest
 from projects import Project
 from ruamel.yaml import YAML
 
-from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.stages.common.files import digest, read_json, write_json
 from gradtrail.tracking.lineage.recorded import consistent_stages
 from gradtrail.tracking.lineage.snapshots import snapshot_of
 from gradtrail.tracking.mlflow.stored_run import StoredRun

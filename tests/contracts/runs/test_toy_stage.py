@@ -6,7 +6,7 @@ import pytest
 from projects import Project, finished_project
 from ruamel.yaml import YAML
 
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 
 CONFIG = '''
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from gradtrail.core.audit.labels import (
     positions,
     probability_wrong,
 )
-from gradtrail.core.evaluate import bins_of_equal_width, fill_bins
+from gradtrail.core.evaluate import fill_bins
 from gradtrail.core.intervals import share_interval
 from gradtrail.core.nn import losses
 
@@ -64,7 +64,7 @@ def test_probabilities_are_calibrated_and_sum_to_the_expected_number(share: floa
     places = positions(scores, WRONG)
     result = probability_wrong(places, density_ratio(places), share)
     assert result.sum() == pytest.approx(share * 20_000, rel=1e-3)
-    assert fill_bins(bins_of_equal_width(result, 15), result, is_wrong, 15).expected_calibration_error < 0.01
+    assert fill_bins(result, is_wrong, 15).expected_calibration_error < 0.01
     assert np.all(np.diff(result[np.argsort(scores)]) >= 0), "a higher score is never less probably wrong"
 
 

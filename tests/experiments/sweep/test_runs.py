@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from gradtrail.core.train.config import VARIED
 from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
 from gradtrail.experiments.sweep.spec import Comparison, PlannedRun, planned_runs
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.tags import output_tags, param_text, state_tags

@@ -20,9 +20,7 @@ from gradtrail.experiments.sweep.spec import (
     read_comparisons,
     trainings_of,
 )
-from gradtrail.stages.common.active_params import active_params
-from gradtrail.stages.common.overrides import MEMBERS, SEED, changed, flatten
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import MEMBERS, SEED, active_params, changed, flatten, read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.tags import param_text

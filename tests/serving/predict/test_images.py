@@ -11,7 +11,7 @@ from PIL import Image
 from untrusted import damaged, fuzz, refusal
 
 from gradtrail.serving.predict.images import read_image
-from gradtrail.stages.datasets import DATASETS, digits
+from gradtrail.stages.datasets import DATASETS, load_digits
 from gradtrail.support.errors import UserError
 
 FRAME = (28, 28)
@@ -67,7 +67,7 @@ def test_clothes_fill_the_frame(tmp_path: Path) -> None:
 
 
 def test_digit_of_scikit_learn_is_processed_as_fetch_does(tmp_path: Path) -> None:
-    images, *_ = digits.load()
+    images, *_ = load_digits()
     framing = DATASETS["digits"].framing
     for number, image in enumerate(images[:20]):
         digit = image[image.any(axis=1)][:, image.any(axis=0)]  # on a larger white page

@@ -220,7 +220,7 @@ def test_fresh_claim_blocks_and_a_stale_one_does_not(
     run = model(1)
     promote(run.info.run_id, as_champion=False, is_forced=False, reason="")
     (done,) = events(client)
-    claim = {"network": "promoted", "replaced": "1", "by": "Ann", "reason": "", "forced": "", "is_done": False}
+    claim = {"kind": "promoted", "replaced": "1", "by": "Ann", "reason": "", "forced": "", "is_done": False}
     key = "champion.000001.ffffffff"
     client.set_model_version_tag(NAME, "2", key, json.dumps(claim | {"time": done.time}))
     assert crown(run) == 1

@@ -90,7 +90,9 @@ def test_members_without_a_finite_epsilon_together_are_refused(monkeypatch: pyte
     monkeypatch.setattr(Steps, "epsilon", lambda self, delta: math.inf if self.number > 30 else exact(self, delta))
     config = private(epsilon=None, noise_multiplier=2.0)
     assert account(config, 1000).epsilons
-    with pytest.raises(ConfigError, match=r"train\.members must be few enough for a finite epsilon .* got 2"):
+    with pytest.raises(
+        ConfigError, match=r"noise_multiplier must be large enough, or train\.members few enough, .* got 2 and 2"
+    ):
         account(dataclasses.replace(config, members=2), 1000)
 
 

@@ -18,7 +18,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.stages.artifacts.calibration import read_evaluated, write_calibration
 from gradtrail.stages.artifacts.members import weights_paths, write_seeds
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data, write_weights
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import as_written
 from gradtrail.support.errors import UserError
 

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradtrail.stages.common import dvc_cache
-from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.dvc_cache import cache_folder, digest_within, is_here, restore
+from gradtrail.stages.common.files import digest
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,7 @@ from gradtrail.stages.common.environment import (
     remove_variables,
     require_jax,
 )
-from gradtrail.stages.common.params import read_yaml
-from gradtrail.stages.common.versions import require_recorded_versions, write_installed_versions
+from gradtrail.stages.common.params import read_yaml, require_recorded_versions, write_installed_versions
 from gradtrail.support.errors import UserError
 
 CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
@@ -31,7 +30,7 @@ if "KEEP_ALL" not in os.environ:
     remove_variables()
 import jax
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.common.environment import RuntimeConfig
 as_started = {name: str(value) for name, value in jax.config.values.items()}
 config = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
 for _ in range(2):

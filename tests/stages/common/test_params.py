@@ -1,4 +1,4 @@
-"""Every mistake in `params.yaml` is one line with the key, its value and the allowed values."""
+"""A mistake in `params.yaml` is one line with key, value and allowed values; blocks not chosen are inactive."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import make_program
 from gradtrail.experiments.sections import section_configs
-from gradtrail.stages.common.params import as_written, load_section, read_yaml, validate
+from gradtrail.stages.common.params import active_params, as_written, flatten, load_section, read_yaml, validate
 from gradtrail.support.errors import UserError
 
 PARAMS, SECTIONS = read_yaml(ROOT / "params.yaml"), section_configs(ROOT)
@@ -169,3 +169,37 @@ def test_missing_file_or_section_is_named(tmp_path: Path) -> None:
     path.write_text("first: {}\nsecond: {}\n")
     with pytest.raises(UserError, match="section 'train' is missing; found first, second"):
         load_section("train", Numbers, path)
+
+
+FLAT_TRAIN = flatten({"train": TRAIN})
+
+
+def blocks(**changes: str | bool) -> set[str]:
+    active = active_params(FLAT_TRAIN | {f"train.{key}": value for key, value in changes.items()})
+    return {key.split(".")[1] for key in active if key.count(".") == 2}
+
+
+def test_blocks_of_chosen_types_are_active() -> None:
+    assert blocks(model="mlp", optimizer="adamw", schedule="cosine") == {"mlp", "adamw", "cosine", "augmentation"}
+    assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear", "augmentation"}
+    assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine", "augmentation"}
+    assert blocks(precision="float16") == blocks() | {"loss_scaling"}
+    for enabled in (True, "True", "true"):
+        assert blocks(**{"privacy.enabled": enabled}) == blocks() | {"privacy"}
+
+
+@pytest.mark.parametrize(("key", "number"), [("vary", "members"), ("reduction", "shards")])
+def test_params_of_several_members_or_shards_are_active_with_two(key: str, number: str) -> None:
+    assert f"train.{key}" not in active_params(FLAT_TRAIN)
+    assert f"train.{key}" not in active_params({name: str(value) for name, value in FLAT_TRAIN.items()})
+    for value in (2, "2"):
+        assert f"train.{key}" in active_params(FLAT_TRAIN | {f"train.{number}": value})
+
+
+def test_params_outside_of_blocks_are_active() -> None:
+    inactive = {"train.vary", "train.reduction"}
+    assert {key for key in FLAT_TRAIN if key.count(".") == 1} - inactive <= active_params(FLAT_TRAIN).keys()
+    assert active_params({"train.cnn.dropout": 1, "evaluate.weights": "best"}) == {
+        "train.cnn.dropout": 1,
+        "evaluate.weights": "best",
+    }

@@ -12,7 +12,6 @@ from gradtrail.stages.common.pipeline_file import (
     dvc_target,
     live_entry,
     locked_entry,
-    read_lock,
     read_locks,
     read_pipeline,
     read_pipelines,
@@ -137,7 +136,7 @@ def test_upstream_stages_match_files_and_folders_but_no_prefix() -> None:
 )
 def test_file_without_stages_is_refused_in_one_line(file: str, content: str, folder: Path) -> None:
     (folder / file).write_text(content)
-    line = refusal(lambda: read_pipeline(folder / file) if file == "dvc.yaml" else read_lock(folder / file)) or ""
+    line = refusal(lambda: read_pipeline(folder / file) if file == "dvc.yaml" else read_locks(folder)) or ""
     assert line.startswith(f"{folder / file}: no stages as DVC ")
 
 

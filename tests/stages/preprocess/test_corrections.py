@@ -1,6 +1,8 @@
 """The file of corrections: it round-trips, is refused in one line if it is damaged, and corrects labels."""
 
+import contextlib
 import dataclasses
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -145,7 +147,9 @@ def splits_of(label_noise: float = 0.0, subset_fraction: float = 1.0) -> dict[st
 
 
 def applied(splits: dict[str, Split], rows: Sequence[Correction]) -> dict[str, Split]:
-    return apply_corrections(splits, rows, SIZES, NUM_CLASSES, Path("a.csv"))
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        write_corrections(Path("a.csv"), rows)
+        return apply_corrections(splits, True, SIZES, NUM_CLASSES, Path("a.csv"))
 
 
 def wrong(split: str, labelled: Split, places: Sequence[int]) -> list[Correction]:

@@ -29,7 +29,7 @@ def test_of_many_classes_the_first_are_shown(tmp_path: Path, monkeypatch: pytest
     saved: dict[str, Figure] = {}
     monkeypatch.setattr(plotting, "save", lambda figure, path: saved.update({path.name: figure}))
     train = random_split(60, num_classes=256)
-    figures.draw(tmp_path, train, "idx", 256)
+    figures.draw_samples(tmp_path / "samples.png", train, "idx", 256)
     rows, height = plotting.MAX_CLASSES, train.images.shape[1]
     assert len(np.asarray(saved["samples.png"].axes[0].images[0].get_array())) == rows * height
     assert saved["samples.png"].get_suptitle() == "Training examples by label, the first 20 of 256 (idx)"

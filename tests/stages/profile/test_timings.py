@@ -10,8 +10,8 @@ from stage_results import CONFIGURED, cost_rows, timings_of
 
 from gradtrail.core.profile.benchmark import CALL_PER_STEP, COMPILED, FunctionTime, Variant
 from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.profile import timings
 
 

@@ -28,7 +28,7 @@ from report_folder import (
 from stage_results import a_guarantee
 
 from gradtrail.stages.artifacts.privacy import NOT_COVERED
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.stages.report.charts import BOTTOM, LEFT, RIGHT, TOP, Chart, Series, linear_ticks

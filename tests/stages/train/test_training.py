@@ -25,9 +25,9 @@ from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.environment import RuntimeConfig
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train import training as training_module
 from gradtrail.stages.train.checkpoints import Checkpoints, state_on_host

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from factories import ROOT
 
-from gradtrail.stages.common.overrides import flatten
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.params import flatten, read_yaml
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
 from gradtrail.tracking.mlflow import naming
 from gradtrail.tracking.mlflow.naming import name_of, note, summary_in

@@ -21,7 +21,7 @@ from mlflow.entities import LoggedModel, LoggedModelStatus, Metric, Run
 from mlflow.exceptions import MlflowException
 
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.tracking.gc.files import Garbage
 from gradtrail.tracking.gc.runs import deleted_garbage, needed_runs, purge, unneeded_garbage
 from gradtrail.tracking.lineage.recorded import RecordedStates

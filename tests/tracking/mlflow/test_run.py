@@ -93,7 +93,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     runtime = SimpleNamespace(tracking=True, system_metrics=False, tracking_seconds=10.0, trace=False)
     entry = Entry(cmd="", params={}, deps={})
     values = {"spec": SimpleNamespace(outs=()), "runtime": runtime, "state": "0" * 64, "made_at": time.time()}
-    inputs = {"inputs": SimpleNamespace(entry=entry), "require_unchanged": lambda: None}
+    inputs = {"inputs": SimpleNamespace(entry=entry, require_unchanged=lambda: None)}
     stage = SimpleNamespace(name="train", folder=tmp_path, entry=lambda _: entry, **values, **inputs)
     monkeypatch.setattr(run, "Identity", lambda _, read_entries: stage if read_entries == {"train": entry} else None)
     monkeypatch.setattr(

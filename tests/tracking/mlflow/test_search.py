@@ -12,7 +12,7 @@ from factories import train_config
 from mlflow.entities import Param, Run, RunData, RunInfo, RunTag
 
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.snapshots import Snapshot

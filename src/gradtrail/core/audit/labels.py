@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core import evaluate
-from gradtrail.core.intervals import Interval, share_interval
+from gradtrail.core.intervals import Interval, bisect, share_interval
 
 Logits = Float[np.ndarray, "networks examples classes"]
 Labels = Int[np.ndarray, " examples"]
@@ -36,8 +36,6 @@ _SMALLEST = 1e-9  # probability below which logits are meaningless
 _FITTED = 10_000  # most examples to fit a temperature on
 # Bins of the share of drawn labels with a lower score: fine where correct labels begin, 2 % each above
 _EDGES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.04, 1.0, 49)])
-_HALVINGS = 100  # bisections for the scale of the probabilities
-_LARGEST_SCALE = 1e12
 
 
 class Stream(IntEnum):
@@ -76,15 +74,13 @@ class Findings:
 
 
 def find_errors(splits: Mapping[str, OutOfFold], chosen: str, *, seed: int, label_set: int = 0) -> dict[str, Findings]:
-    """Return the findings on the labels of each split.
+    """Return the findings on the labels of each split; `train` is the first.
 
     The temperature, and the ratio of densities behind `probability_wrong`, are those of the training split; of another
     split only the share of wrong labels is estimated.
 
     Args:
-        splits: out-of-fold logits by split; `train` is the first.
         chosen: name of the score that `probability_wrong` follows from.
-        seed: seed of the wrong labels that are drawn for comparison.
         label_set: number of the set of labels, 0 for the given ones; each set has its own random numbers.
     """
     temperature = fit_temperature(splits["train"])
@@ -116,14 +112,13 @@ def find_errors(splits: Mapping[str, OutOfFold], chosen: str, *, seed: int, labe
     return findings
 
 
-def probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "networks examples classes"]:
-    """Return the softmax of the logits over a temperature, float64."""
-    return np.exp(evaluate.log_softmax((logits / temperature).astype(np.float64)))
-
-
 def mean_probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "examples classes"]:
     """Return the mean of the networks' probabilities, float64."""
-    return probabilities(logits, temperature).mean(axis=0)
+    return _probabilities(logits, temperature).mean(axis=0)
+
+
+def _probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "networks examples classes"]:
+    return np.exp(evaluate.log_softmax((logits / temperature).astype(np.float64)))
 
 
 def fit_temperature(split: OutOfFold) -> float:
@@ -133,11 +128,7 @@ def fit_temperature(split: OutOfFold) -> float:
 
 
 def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str, Scores]:
-    """Return the scores of labels, float64; each is larger for a more suspicious label.
-
-    Args:
-        logits: logits by networks that were not trained on the examples.
-        labels: label of each example to score; not necessarily the given one.
+    """Return the scores of labels by networks that were not trained on the examples, float64.
 
     Returns:
         `margin`, the largest mean probability of another class minus that of the label, -1 to 1 (Northcutt et al.,
@@ -150,7 +141,7 @@ def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str
     """
     rows = np.arange(len(labels))
     is_label = np.arange(logits.shape[-1]) == labels[:, None]
-    by_network = probabilities(logits, temperature)
+    by_network = _probabilities(logits, temperature)
     mean = by_network.mean(axis=0)
     other_logits = np.where(is_label, -np.inf, logits).max(axis=-1)
     certain = np.clip(mean, _SMALLEST, 1 - _SMALLEST)
@@ -169,18 +160,12 @@ def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str
 
 def draw_uniform(labels: Labels, num_classes: int, *, seed: Seed) -> Labels:
     """Draw a wrong label for each example, each other class being equally likely; int32."""
-    return ((labels + np.random.default_rng(seed).integers(1, num_classes, size=len(labels))) % num_classes).astype(
-        np.int32
-    )
+    steps = np.random.default_rng(seed).integers(1, num_classes, size=len(labels))
+    return ((labels + steps) % num_classes).astype(np.int32)
 
 
 def draw_confused(probabilities: Float[np.ndarray, "examples classes"], labels: Labels, *, seed: Seed) -> Labels:
-    """Draw a wrong label for each example as a network would confuse it: class j with probability p_j / (1 - p_label).
-
-    Args:
-        probabilities: class probabilities by networks that were not trained on the example.
-        labels: the classes that are not drawn, int32.
-    """
+    """Draw a wrong label for each example as networks confuse it: class j with probability p_j / (1 - p_label)."""
     weights = np.maximum(probabilities.astype(np.float64), 1e-12)
     weights[np.arange(len(labels)), labels] = 0
     total = np.cumsum(weights, axis=1)
@@ -227,22 +212,16 @@ def density_ratio(positions: Scores) -> Float[np.ndarray, " bins"]:
 def probability_wrong(positions: Scores, ratio: Float[np.ndarray, " bins"], share: float) -> Scores:
     """Return the probability that each label is wrong, float64.
 
-    Args:
-        positions: positions of the labels' scores among those of wrong labels.
-        ratio: ratio of the densities of this or of a larger split, see `density_ratio`.
-        share: share of wrong labels, which is the mean of the probabilities unless their bound (n + 1) / (n + 2) for
-            `n` wrong labels prevents it.
+    Their mean is the share of wrong labels, unless their bound (n + 1) / (n + 2) for `n` wrong labels prevents it.
     """
     number = share * len(positions)
     largest = (number + 1) / (number + 2)
     bins = _bins(positions)
     counts = np.bincount(bins, minlength=len(ratio))
-    low, high = 0.0, _LARGEST_SCALE
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        expected = np.sum(counts * np.minimum(middle * ratio, largest))
-        low, high = (middle, high) if expected < number else (low, middle)
-    return np.minimum(low * ratio, largest)[bins]
+    scale, _ = bisect(
+        lambda scale: bool(np.sum(counts * np.minimum(scale * ratio, largest)) < number), 0.0, 1e12, halvings=100
+    )
+    return np.minimum(scale * ratio, largest)[bins]
 
 
 def _bins(positions: Scores) -> Int[np.ndarray, " examples"]:

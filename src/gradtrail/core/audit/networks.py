@@ -15,7 +15,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from gradtrail.core import batching
 from gradtrail.core.audit.labels import (
@@ -52,10 +52,8 @@ class AuditConfig:
 
     seed: Seed  # seed of the folds, the trainings and the planted noise
     quick: bool  # True if one round is made instead of `rounds`, for a first look
-    # number of parts of the training split; a network is trained on all but one and evaluated on that one
-    folds: Annotated[int, Bounds(at_least=2, at_most=100)]
-    # number of times the split is cut into folds, which is the number of logits per training example
-    rounds: Annotated[int, Bounds(at_least=1, at_most=100)]
+    folds: Annotated[int, Bounds(at_least=2, at_most=100)]  # parts of the training split; one is held out
+    rounds: Annotated[int, Bounds(at_least=1, at_most=100)]  # number of times the split is cut into folds
     epochs: Count  # passes of each training
     batch_size: int  # examples per optimizer step
     learning_rate: float  # peak of the one-cycle schedule, with AdamW
@@ -67,22 +65,18 @@ class AuditConfig:
     num_suspects: GallerySize  # images in the gallery of each split
 
     def check(self) -> None:
-        """Raise ValueError if a field is no valid value of a training."""
-        self.train_config()
+        self.train_config()  # raises ValueError if a field is no valid value of a training
 
     @property
     def num_rounds(self) -> int:
-        """Number of rounds to make."""
         return 1 if self.quick else self.rounds
 
     @property
-    def num_networks(self) -> int:
-        """Number of networks for each set of labels."""
+    def num_networks(self) -> int:  # for each set of labels
         return self.folds * self.num_rounds
 
     @property
-    def num_epochs(self) -> int:
-        """Number of epochs of all trainings together."""
+    def num_epochs(self) -> int:  # of all trainings together
         return (1 + len(NOISE_KINDS)) * self.num_networks * self.epochs
 
     def train_config(self) -> TrainConfig:
@@ -127,14 +121,7 @@ class AuditConfig:
 
 
 class CrossValidation:
-    """The networks of an audit, compiled once for all trainings.
-
-    Args:
-        num_examples: size of the training split.
-
-    Raises:
-        ConfigError: a training cannot be made with these examples; one line that names the key.
-    """
+    """The networks of an audit, compiled once for all trainings."""
 
     def __init__(self, model: Model, config: AuditConfig, num_examples: int, *, compiler: Compiler) -> None:
         def logits(params: Params, images: Array) -> dict[str, Array]:
@@ -156,11 +143,7 @@ class CrossValidation:
         self.training = program.compile(compiler)
         self.logits = compiler.compile("logits", logits, params, images)
         self.grad_norms = compiler.compile("grad_norms", grad_norms, params, images, labels)
-
-    @property
-    def functions(self) -> list[CompiledFunction]:
-        """All compiled functions."""
-        return [*self.training.functions, self.logits, self.grad_norms]
+        self.functions = [*self.training.functions, self.logits, self.grad_norms]
 
     def run(
         self, splits: Mapping[str, Split], *, advance: Callable[..., object]
@@ -176,11 +159,7 @@ class CrossValidation:
             advance: called after each epoch, and with 0 and a `message` after each network.
 
         Returns:
-            Logits of each split with its given labels; logits of the training split with planted ones, by kind of
-            noise.
-
-        Raises:
-            FloatingPointError: a training diverged; one line.
+            Logits of each split with its given labels; of the training split with planted ones, by kind of noise.
         """
         train, seed = splits["train"], self.config.seed
         out_of_fold = self.run_label_set(splits, 0, advance)
@@ -202,12 +181,8 @@ class CrossValidation:
     ) -> dict[str, OutOfFold]:
         """Train networks on one set of labels and evaluate each on every example that it was not trained on.
 
-        Args:
-            label_set: number of the set of labels; another one gives other initial weights and orders of the examples,
-                and the same folds.
-
-        Returns:
-            Logits of `train` by one network of each round, of each other split by all networks.
+        The result is the logits of `train` by one network of each round, of each other split by all networks. Sets of
+        labels differ in initial weights and orders of the examples, and have the same folds.
         """
         train, config = splits["train"], self.config
         num_logits = {name: config.num_rounds if name == "train" else config.num_networks for name in splits}
@@ -216,7 +191,8 @@ class CrossValidation:
         norms = {name: np.zeros(len(split), np.float32) for name, split in splits.items()}
         for round_, fold in itertools.product(range(config.num_rounds), range(config.folds)):
             network = round_ * config.folds + fold
-            fold_of = draw_folds(len(train), config, round_)
+            rng = np.random.default_rng(stream(config.seed, Stream.FOLDS, round_))
+            fold_of = rng.permutation(len(train)) % config.folds  # sizes differ by one at most
             rows = np.flatnonzero(fold_of != fold)[: self.training_size]
             (seed,) = stream(config.seed, Stream.TRAINING, label_set, round_, fold).generate_state(1)
             params = self._train(train.images[rows], train.labels[rows], int(seed), advance)
@@ -239,7 +215,6 @@ class CrossValidation:
         }
 
     def _train(self, images: np.ndarray, labels: np.ndarray, seed: int, advance: Callable[..., object]) -> Params:
-        """Train a network; return its parameters."""
         state = self.training.init(keys_of(MemberSeeds.from_one(seed)))
         examples = loop.on_device(images, labels, self.training.mesh)
         for epoch in loop.train(self.training, state, examples, steps_per_call=self.training.steps_per_epoch):
@@ -250,12 +225,6 @@ class CrossValidation:
             state = epoch.state
             advance(1)
         return jax.tree.map(np.asarray, self.training.evaluation_params(state))
-
-
-def draw_folds(num_examples: int, config: AuditConfig, round_: int) -> Int[np.ndarray, " examples"]:
-    """Draw the fold of each example, 0 to folds - 1; sizes differ by one at most."""
-    rng = np.random.default_rng(stream(config.seed, Stream.FOLDS, round_))
-    return rng.permutation(num_examples) % config.folds
 
 
 def _evaluate(function: CompiledFunction, params: Params, *arrays: np.ndarray) -> np.ndarray:

@@ -101,7 +101,8 @@ def convolve(
 
 def _convolve_forward(inputs: Array, kernel: Array, precision: Precision) -> tuple[Array, tuple[Array, Array]]:
     inputs, kernel = _operand(inputs, precision), _operand(kernel, precision)
-    outputs = contract(transposed(_as_matrix(kernel)), _fast_patches(inputs, len(kernel)), 1, 0)
+    matrix = kernel.reshape(-1, kernel.shape[-1])  # a column for each feature, rows in the order of `patches`
+    outputs = contract(transposed(matrix), _fast_patches(inputs, len(kernel)), 1, 0)
     return outputs.reshape(-1, *inputs.shape[1:]), (inputs, kernel)
 
 
@@ -111,7 +112,7 @@ def _convolve_backward(precision: Precision, residuals: tuple[Array, Array], cot
     cotangent = _operand(cotangent, precision).reshape(kernel.shape[-1], -1)
     kernel_grad = contract(_fast_patches(inputs, size), cotangent, 1, 1).reshape(kernel.shape)
     # The gradient of the inputs adds up the patches at each pixel: the transpose of `patches`
-    patches_grad = contract(_as_matrix(kernel), cotangent, 1, 0)
+    patches_grad = contract(kernel.reshape(-1, len(cotangent)), cotangent, 1, 0)
     zeros = jax.ShapeDtypeStruct(inputs.shape, patches_grad.dtype)
     (inputs_grad,) = jax.linear_transpose(functools.partial(patches, size=size), zeros)(patches_grad)
     return inputs_grad, kernel_grad
@@ -123,11 +124,6 @@ convolve.defvjp(_convolve_forward, _convolve_backward)
 def _operand(array: Array, precision: Precision) -> Array:
     """Round to a low precision; with precision float32, the float64 of exact gradients stays unchanged."""
     return array if precision == "float32" else array.astype(precision)
-
-
-def _as_matrix(kernel: Array) -> Array:
-    """Return the kernel with a column for each feature, and rows in the order of `patches`."""
-    return kernel.reshape(-1, kernel.shape[-1])
 
 
 def _fast_patches(inputs: Array, size: int) -> Array:
@@ -205,12 +201,10 @@ _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
 def _corners(inputs: Array) -> list[Array]:
-    """Return the four pixels of every window of 2 × 2."""
     return [inputs[:, row::2, column::2] for row in (0, 1) for column in (0, 1)]
 
 
 def _spread(pooled: Array) -> Array:
-    """Repeat each pixel over its window."""
     return jnp.repeat(jnp.repeat(pooled, 2, axis=1), 2, axis=2)
 
 

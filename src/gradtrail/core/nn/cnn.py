@@ -58,11 +58,7 @@ class CNN:
     def build(
         self, shape: tuple[int, ...], num_classes: int, *, precision: Precision, rngs: nnx.Rngs
     ) -> "ConvolutionalNetwork":
-        """Return the network for images of this shape.
-
-        Raises:
-            ConfigError: there are so many stacks that pooling leaves no pixel.
-        """
+        """Return the network for images of this shape; raise ConfigError if pooling leaves no pixel of them."""
         height, width = (side // 2 ** len(self.channels) for side in shape)
         if not height * width:
             raise ConfigError(

@@ -13,16 +13,9 @@ from flax import nnx
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
-from gradtrail.core.nn.arithmetic import (
-    Precision,
-    convolve,
-    matmul,
-    matmul_transposed,
-    patches_and_cotangents,
-    rounded,
-)
+from gradtrail.core.nn.arithmetic import Precision, convolve, matmul, matmul_transposed, patches_and_cotangents, rounded
 
-EPSILON = 1e-5  # added to a variance before its root is taken
+_EPSILON = 1e-5  # added to a variance before its root is taken
 ROUNDING = 2.0**-23  # twice the largest relative error of a float32 operation: n of them err by less than n times it
 
 _he_normal = nnx.initializers.he_normal()
@@ -38,11 +31,6 @@ class Layer(nnx.Module):
     """
 
     batch_axis = 0  # axis of the batch in inputs and outputs
-
-    @property
-    def has_fast_grads(self) -> bool:
-        """Whether the layer overrides `grads`."""
-        return type(self).grads is not Layer.grads
 
     def grads(self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."]) -> Float[Array, "batch parameters"]:
         """Return the gradient of each example with respect to the parameters, as a vector."""
@@ -62,10 +50,7 @@ class Layer(nnx.Module):
     def grad_dots(
         self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."], directions: PyTree[Float[Array, "..."]]
     ) -> Float[Array, "batch directions"]:
-        """Return the inner product of each example's gradient with each direction.
-
-        `directions` is a pytree like the parameters, with a leading axis of directions.
-        """
+        """Return the inner product of each example's gradient with each direction, which is like the parameters."""
         return self.grads(inputs, cotangent) @ jax.vmap(lambda direction: ravel_pytree(direction)[0])(directions).T
 
     def grad_products(
@@ -184,7 +169,6 @@ class Convolution(Layer):
         return convolve(inputs, self.kernel[...], self.precision) + self.bias[...][:, None, None, None]
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
-        """Return the sum over pixels of patch times cotangent, for each example."""
         bias, kernel = self._bias_and_kernel_grads(inputs, cotangent)
         return jnp.concatenate([bias, kernel.reshape(len(kernel), -1)], axis=1)
 
@@ -208,12 +192,10 @@ class Convolution(Layer):
         return _squared_norm_bound(bias) + _squared_norm_bound(kernel), {"bias": bias, "kernel": kernel}
 
     def weighted_grad(self, terms: dict[str, Array], weights: Array) -> PyTree:
-        """Return the weighted sum of the gradients."""
         kernel = terms["kernel"].reshape(len(weights), -1)
         return {"bias": weights @ terms["bias"], "kernel": (weights @ kernel).reshape(self.kernel.shape)}
 
     def _bias_and_kernel_grads(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
-        """Return the gradients of bias and kernel, the latter as a matrix, for each example."""
         columns, deltas = self._patches_and_cotangents(inputs, cotangent)
         return jnp.sum(cotangent, axis=(1, 2)).T, jnp.einsum("bip,bpo->bio", columns, deltas)
 
@@ -240,7 +222,6 @@ class Norm(Layer):
         raise NotImplementedError
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
-        """Return the gradients of bias and scale, sums over pixels."""
         scale_grads = jnp.sum(self.standardized(inputs) * cotangent, axis=(1, 2))
         return jnp.concatenate([jnp.sum(cotangent, axis=(1, 2)), scale_grads]).T
 
@@ -253,7 +234,6 @@ class GroupNorm(Norm):
         self.num_groups = num_groups
 
     def standardized(self, inputs: Array) -> Array:
-        """Return activations of mean 0 and variance 1 in each group of each example."""
         grouped = inputs.reshape(self.num_groups, -1, *inputs.shape[1:])
         return _standardized(grouped, (1, 2, 3)).reshape(inputs.shape)
 
@@ -262,17 +242,15 @@ class LayerNorm(Norm):
     """Normalizes each pixel of each example over its channels (Ba et al., arXiv 1607.06450)."""
 
     def standardized(self, inputs: Array) -> Array:
-        """Return activations of mean 0 and variance 1 at each pixel of each example."""
         return _standardized(inputs, (0,))
 
 
 def _standardized(inputs: Array, axes: tuple[int, ...]) -> Array:
     centered = inputs - jnp.mean(inputs, axis=axes, keepdims=True)
-    return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=axes, keepdims=True) + EPSILON)
+    return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=axes, keepdims=True) + _EPSILON)
 
 
 def activate(inputs: Array, kind: ActivationKind) -> Array:
-    """Apply the activation of a hidden layer to each unit."""
     return jnp.tanh(inputs) if kind == "tanh" else jax.nn.relu(inputs)
 
 
@@ -295,7 +273,6 @@ def folded(key: Key[Array, " batch"] | None, index: int) -> Key[Array, " batch"]
 
 
 def _squared_norm(rows: Array) -> Array:
-    """Return the squared L2 norm of each entry of the leading axis."""
     return jnp.sum(jnp.square(rows), axis=tuple(range(1, rows.ndim)))
 
 

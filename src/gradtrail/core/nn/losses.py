@@ -14,11 +14,6 @@ def cross_entropy(
 
     >>> cross_entropy(jnp.zeros((1, 4)), jnp.array([2])).round(4)
     Array([1.3863], dtype=float32)
-
-    Args:
-        logits: float32.
-        labels: class of each example, 0 to classes - 1.
-        label_smoothing: share of the target that is spread over all classes, in [0, 1).
     """
     log_probabilities = jax.nn.log_softmax(logits)
     label_log_probability = jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]

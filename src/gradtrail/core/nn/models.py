@@ -55,9 +55,8 @@ class ModelConfig:
 class Model:
     """The pure functions of a network.
 
-    Args:
-        remat: True if the backward pass recomputes the activations of convolutional blocks instead of storing them:
-            less memory, more FLOPs. Dense layers always store theirs, which are small.
+    With `remat`, the backward pass recomputes the activations of convolutional blocks instead of storing them: less
+    memory, more FLOPs. Dense layers always store theirs, which are small.
     """
 
     def __init__(self, config: ModelConfig, *, remat: bool = False):
@@ -81,11 +80,10 @@ class Model:
         """Return the logits, float32.
 
         Args:
-            params: a pytree like that of `init`.
             images: uint8 pixels, or float32 in 0..1.
             key: one key per example for dropout; None for no dropout, as in evaluation.
-            tap: (name of a layer, layer, inputs) → outputs; called instead of every layer with parameters.
-                Switches rematerialization off.
+            tap: (name of a layer, layer, inputs) → outputs; called instead of every layer with parameters. Switches
+                rematerialization off.
         """
         pixels = normalize(images) if images.dtype == jnp.uint8 else images
         inputs = features_of(pixels, self.config.features)
@@ -99,7 +97,7 @@ class Model:
         """Return the number of examples per tile whose im2col patches fit in the CPU cache.
 
         This is the largest divisor of `num_rows` whose patches, as float32, take no more than 8 MiB; the whole batch if
-        only tiles below a quarter of that divide it, or if nothing is convolved. It depends on shapes alone.
+        only tiles below a quarter of that divide it, or if nothing is convolved.
         """
         network = self.config.network
         patches = network.largest_patches(self.config.image_shape) if isinstance(network, CNN) else 1
@@ -119,19 +117,12 @@ class Model:
             parts[layer][name] = leaf
         return parts
 
-    def from_layers(self, parts: Mapping[str, Params]) -> Params:
-        """Join the parts of `split_by_layer` to a pytree like the parameters."""
-        return self.from_paths(
-            {f"{layer}/{name}": leaf for layer, part in parts.items() for name, leaf in part.items()}
-        )
-
     def from_paths(self, leaves: Mapping[str, Any]) -> PyTree:
         """Return the parameters from their leaves by path, see `by_path`; other leaves are ignored."""
         template = self.abstract_params()
         return jax.tree.unflatten(jax.tree.structure(template), [leaves[path] for path in by_path(template)])
 
     def abstract_params(self) -> AbstractParams:
-        """Return the parameters' shapes and dtypes, as `jax.ShapeDtypeStruct`."""
         return jax.eval_shape(lambda: self.init(key=jax.random.key(0)))
 
     def _make_network(self, rngs: nnx.Rngs) -> nnx.Module:

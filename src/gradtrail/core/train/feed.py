@@ -71,7 +71,7 @@ def blocks(split: Split, order: Order, mesh: Mesh, *, steps_per_block: int, firs
     """Yield the blocks of an epoch, starting with the one that contains step `first`; all have one shape.
 
     A block's arrays have a leading axis for the steps; each shard has its part of each batch. Padding has the data of
-    example 0, as in `batching.gather`.
+    example 0.
     """
 
     def gather(batches: Int[np.ndarray, "steps batch"]) -> Examples:

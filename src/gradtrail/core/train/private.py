@@ -124,11 +124,11 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
     def gradient_of_tile(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
         copied = _copied(batch, copies)
         images, key = network_inputs(config, copied)
-        clipped = clipped_grad_sum(model, shared.params, images, copied.labels, batch.mask, clipping, key=key)
-        logits = clipped.logits[::copies]  # those of the first copy
+        grads, _, logits = clipped_grad_sum(model, shared.params, images, copied.labels, batch.mask, clipping, key=key)
+        logits = logits[::copies]  # those of the first copy
         loss = losses.cross_entropy(logits, batch.labels, label_smoothing=config.label_smoothing)
         metrics, record = batch_metrics(batch, loss, logits, shared.count)
-        return BatchGradient(**metrics, grads=clipped.grads, squared_norms=None), record
+        return BatchGradient(**metrics, grads=grads, squared_norms=None), record
 
     def gradient(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
         most = len(batch.indices) // tile

@@ -49,7 +49,7 @@ def prepare(path: Path, *, reviewer: str | None, split: str | None, limit: int) 
     """Return a review of the labels that the audit suspects most; see `review`."""
     table = suspects.read_suspects(suspects.PATH)
     info = read_info(_DATA)
-    splits = read_splits(_DATA, info)
+    splits = read_splits(_DATA)
     decisions = Decisions(path, _lock())
     require_fit(list(decisions.read().values()), splits, info.num_classes, path)
     is_test = (table["split"] == "test").tolist()

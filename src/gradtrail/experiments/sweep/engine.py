@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from gradtrail.experiments.sweep.queue import ExperimentQueue, bring_up_to_date, queue_experiments, wait_for
 from gradtrail.stages.common.dvc_cache import require_copies
-from gradtrail.stages.common.overrides import as_options
+from gradtrail.stages.common.params import as_options
 from gradtrail.tracking.lineage.snapshots import find_experiments
 
 _STILL_RUNNING = (

@@ -14,8 +14,7 @@ from gradtrail.experiments.sweep.main import require_commit, sweep_lock
 from gradtrail.experiments.sweep.missing import complete
 from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, require_seeds
-from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, require_known
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, read_yaml, require_known, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console

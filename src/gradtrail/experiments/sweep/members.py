@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from gradtrail.core.train.config import VARIED
-from gradtrail.stages.common.overrides import MEMBERS, SEED, VARY
+from gradtrail.stages.common.params import MEMBERS, SEED, VARY
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -10,8 +10,7 @@ from gradtrail.experiments.sweep.engine import Engine
 from gradtrail.experiments.sweep.members import read_table, varies_all
 from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
 from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, Training, params_of, trainings_of
-from gradtrail.stages.common.overrides import PARAMS
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import PARAMS, read_yaml, validate
 from gradtrail.support.errors import with_store
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex

@@ -16,8 +16,19 @@ from typing import TYPE_CHECKING, Any
 from gradtrail.experiments.sweep.members import read_table, seeds_trained, varies_all
 from gradtrail.experiments.sweep.spec import PATH, STAGE, PlannedRun, is_recipe, trainings_of
 from gradtrail.stages.common.dvc_cache import require_copies
-from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, as_options, changed, flatten, require_known
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import (
+    MEMBERS,
+    PARAMS,
+    SEED,
+    VARY,
+    active_params,
+    as_options,
+    changed,
+    flatten,
+    read_yaml,
+    require_known,
+    validate,
+)
 from gradtrail.stages.common.pipeline_file import TRAIN, StageSpec, read_pipeline, stages_before, values_of
 from gradtrail.support.errors import UserError, suggestion
 
@@ -123,7 +134,6 @@ def collect_results() -> list[Result]:
 
 def params_of_run(recipe: Recipe, params: Mapping[str, Any], pipeline: Mapping[str, StageSpec]) -> dict[str, str]:
     """Return the params of a training's run with this recipe: all that it and the stages before it read."""
-    from gradtrail.stages.common.active_params import active_params
     from gradtrail.tracking.mlflow.tags import param_text
 
     values, read = changed(params, recipe.set), dict[str, Any]()
@@ -134,7 +144,6 @@ def params_of_run(recipe: Recipe, params: Mapping[str, Any], pipeline: Mapping[s
 
 def _seed_results(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, str], Mapping[str, float]]]:
     """Yield params and metrics of a training, or of each of its members as if it were a training of one seed."""
-    from gradtrail.stages.common.active_params import active_params
     from gradtrail.tracking.mlflow.links import PARENT
 
     if MEMBERS not in train.data.params or train.data.params[MEMBERS] == "1":

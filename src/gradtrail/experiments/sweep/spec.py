@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradtrail.stages.artifacts.members import format_seeds
-from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, changed, require_known
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, VARY, changed, read_yaml, require_known, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError, suggestion
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import psutil
 
-from gradtrail.stages.common.overrides import PARAMS, changed, flatten
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.params import PARAMS, changed, flatten, read_yaml
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import GitError, git, git_bytes
 from gradtrail.support.paths import private_folder

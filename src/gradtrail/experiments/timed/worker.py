@@ -44,9 +44,8 @@ def build(job: Mapping[str, Any]) -> tuple[int, Callable[[int], float]]:
     from gradtrail.core.train.config import TrainConfig
     from gradtrail.core.train.keys import keys_of
     from gradtrail.core.xla.compiler import Compiler
-    from gradtrail.stages.common.environment import EnvironmentConfig, set_cpu_devices, set_up_jax
+    from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_cpu_devices, set_up_jax
     from gradtrail.stages.common.params import load_section
-    from gradtrail.stages.common.runtime import RuntimeConfig
 
     if not Path(gradtrail.__file__ or "").is_relative_to(job["source"]):
         raise ImportError(f"gradtrail was imported from {gradtrail.__file__}, not from {job['source']}")

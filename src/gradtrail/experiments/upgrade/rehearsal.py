@@ -50,7 +50,7 @@ def train(folder: Path, seeds: list[int]) -> list[float]:
     """Train for one epoch with each seed; write the weights, and return the validation accuracies."""
     config = dataclasses.replace(load_section("train", TrainConfig), epochs=1)
     info = read_info(DATA)
-    training, validation = (read_split(DATA / f"{name}", info) for name in ("train", "validation"))
+    training, validation = (read_split(DATA / f"{name}") for name in ("train", "validation"))
     model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
     compiler = Compiler(time.perf_counter)
     noise = placeholder_noise(config.privacy)

@@ -90,16 +90,11 @@ def account(config: TrainConfig, num_examples: int) -> Spending:
     epsilons: list[float] = []
     for point in sorted({math.ceil(config.epochs * (number + 1) / MOST_POINTS) for number in range(MOST_POINTS)}):
         epsilons += [steps_of(config, num_examples, noise, point).epsilon(delta)] * (point - len(epsilons))
-    if not math.isfinite(epsilons[-1]):
+    all_members = steps_of(config, num_examples, noise, config.epochs * config.members)
+    if not math.isfinite(all_members.epsilon(_delta_without_overflow(privacy.delta, config.members))):
         raise ConfigError(
-            f"train.privacy.noise_multiplier must be large enough for a finite epsilon at delta {privacy.delta:g}, "
-            f"got {noise:g}"
-        )
-    together = steps_of(config, num_examples, noise, config.epochs * config.members)
-    if not math.isfinite(together.epsilon(_delta_without_overflow(privacy.delta, config.members))):
-        raise ConfigError(
-            f"train.members must be few enough for a finite epsilon of all together at delta {privacy.delta:g}, "
-            f"got {config.members} with a noise multiplier of {noise:g}"
+            f"train.privacy.noise_multiplier must be large enough, or train.members few enough, for a finite epsilon "
+            f"of all members together at delta {privacy.delta:g}, got {noise:g} and {config.members}"
         )
     return Spending(noise_multiplier=noise, epsilons=tuple(epsilons))
 

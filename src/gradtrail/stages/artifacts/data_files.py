@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -50,7 +49,8 @@ class DatasetInfo:
     @property
     def versions(self) -> int:
         """The number of versions of each training example, see `preprocess.deformations`."""
-        return self.examples.get("train", 1) // max(1, self.examples.get(_UNDEFORMED, self.examples.get("train", 1)))
+        train = self.examples.get("train", 1)
+        return train // self.examples.get(_UNDEFORMED, train)
 
     @property
     def label(self) -> str:
@@ -99,49 +99,30 @@ def write_split(folder: Path, parts: Iterable[Split], size: int) -> None:
                 file.write(values.data)
 
 
-def read_split(folder: Path, info: DatasetInfo) -> Split:
-    """Open a split, such as `data/processed/train`, as read-only memory maps.
-
-    Raises:
-        UserError: a file is missing or cut, or the split has another size or shape than `info` describes.
-    """
-    columns: dict[str, np.ndarray] = {}
-    for path in (folder / f"{name}.npy" for name in COLUMNS):
-        try:
-            columns[path.stem] = np.asarray(np.load(path, mmap_mode="r"))
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-        except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"{path}: damaged ({error}); `dvc checkout` restores it") from None
-    size = info.examples.get(folder.name)
-    for name, column in columns.items():
-        if column.shape != ((size, *info.image_shape) if name == "images" else (size,)):
-            raise UserError(f"{folder / name}.npy: has shape {column.shape}, not that of {info.label}; run `dvc repro`")
-    return Split(**columns)
+def read_split(folder: Path) -> Split:
+    """Open a split, such as `data/processed/train`, as read-only memory maps; raise UserError if a file is missing."""
+    try:
+        return Split(**{name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in COLUMNS})
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: no such file; `dvc repro` makes it") from None
 
 
-def read_splits(folder: Path, info: DatasetInfo) -> dict[str, Split]:
+def read_splits(folder: Path) -> dict[str, Split]:
     """Open all splits of a processed folder."""
-    return {name: read_split(folder / name, info) for name in SPLITS}
+    return {name: read_split(folder / name) for name in SPLITS}
 
 
-def read_samples(folder: Path, info: DatasetInfo) -> dict[str, Split]:
+def read_samples(folder: Path) -> dict[str, Split]:
     """Open all splits of a processed folder; of a large training split only the rows of `sample_rows`."""
-    splits = read_splits(folder, info)
+    splits = read_splits(folder)
     rows = sample_rows(len(splits["train"]))
-    is_whole = len(rows) == len(splits["train"])
-    return splits if is_whole else {**splits, "train": take_rows(splits["train"], rows)}
+    return {**splits, "train": splits["train"][rows]} if len(rows) < len(splits["train"]) else splits
 
 
 def sample_rows(num_examples: int) -> Int[np.ndarray, " sample"]:
     """Return ascending positions of all examples, or of `SAMPLE` evenly spaced ones if there are more."""
     count = min(num_examples, SAMPLE)
     return np.arange(count, dtype=np.int64) * num_examples // max(1, count)
-
-
-def take_rows(split: Split, rows: np.ndarray | slice) -> Split:
-    """Return the examples of a split at these positions."""
-    return Split(**{name: getattr(split, name)[rows] for name in COLUMNS})
 
 
 def write_processed(
@@ -152,18 +133,10 @@ def write_processed(
     train_versions: Iterable[Split] | None = None,
     versions: int = 1,
 ) -> DatasetInfo:
-    """Write all splits and the description to a new folder.
+    """Write all splits to a new folder, with the description `info` and the numbers of examples, which is returned.
 
-    Args:
-        splits: splits by name; of the training split the undeformed examples.
-        info: description of the raw data.
-        train_versions: parts of the training split if each of its examples has several `versions`.
-
-    Returns:
-        The description with the numbers of examples.
-
-    Raises:
-        UserError: a split has no example.
+    If each training example has several `versions`, `train_versions` has the parts of the training split, and `splits`
+    its undeformed examples. Raises UserError if a split has no example.
     """
     sizes = {name: len(split) for name, split in splits.items()}
     if empty := [name for name, size in sizes.items() if not size]:
@@ -171,12 +144,12 @@ def write_processed(
             f"params.yaml: preprocess.validation_fraction leaves no {empty[0]} example; found {sizes}, every split "
             "needs at least one"
         )
-    undeformed = {_UNDEFORMED: sizes["train"]} if versions > 1 else {}
-    sizes["train"] *= versions
+    if versions > 1:
+        sizes |= {"train": versions * sizes["train"], _UNDEFORMED: sizes["train"]}
     for name, split in splits.items():
         parts = train_versions if name == "train" and train_versions is not None else [split]
         write_split(folder / name, parts, sizes[name])
-    written = dataclasses.replace(info, examples=sizes | undeformed)
+    written = dataclasses.replace(info, examples=sizes)
     write_info(folder, written)
     return written
 
@@ -188,16 +161,12 @@ def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
         counts += np.bincount(train.images[start : start + _PART].ravel(), minlength=256)
     values = np.arange(256) / 255
     mean = float(np.average(values, weights=counts))
-    return {
-        **{f"{name}_examples": len(split) for name, split in splits.items()},
-        "noisy_labels": int(np.sum(train.labels != train.true_labels)),
-        **{
-            f"{name}_corrected_labels": int(np.sum(split.corrected_labels != split.given_labels))
-            for name, split in splits.items()
-        },
-        "pixel_mean": mean,
-        "pixel_std": float(np.average((values - mean) ** 2, weights=counts)) ** 0.5,
-    }
+    metrics: dict[str, float] = {"noisy_labels": int(np.sum(train.labels != train.true_labels)), "pixel_mean": mean}
+    metrics["pixel_std"] = float(np.average((values - mean) ** 2, weights=counts)) ** 0.5
+    for name, split in splits.items():
+        metrics[f"{name}_examples"] = len(split)
+        metrics[f"{name}_corrected_labels"] = int(np.sum(split.corrected_labels != split.given_labels))
+    return metrics
 
 
 # Raw files, in the format in which MNIST was published: a big-endian header, then the bytes of one uint8 array
@@ -220,17 +189,19 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); an IDX file is needed") from None
-    if len(data) < (header_bytes := 4 + 4 * ndim):
-        raise UserError(f"{path}: only {len(data)} bytes; the header alone has {header_bytes}")
-    if struct.unpack_from(">HBB", data) != (0, _IDX_UINT8, ndim):
-        allowed = f"0x{_IDX_UINT8 << 8 | ndim:08x} (uint8, {ndim} dimensions)"
-        raise UserError(f"{path}: magic number is 0x{data[:4].hex()}; allowed is {allowed}")
-    shape: tuple[Any, ...] = struct.unpack_from(f">{ndim}I", data, 4)
+    header = struct.Struct(f">I{ndim}I")
+    if len(data) < header.size:
+        raise UserError(f"{path}: only {len(data)} bytes; the header alone has {header.size}")
+    magic, *shape = header.unpack_from(data)
+    if magic != (expected := _IDX_UINT8 << 8 | ndim):
+        raise UserError(
+            f"{path}: magic number is 0x{magic:08x}; allowed is 0x{expected:08x} (uint8, {ndim} dimensions)"
+        )
     if not all(shape):
         raise UserError(f"{path}: header declares sizes {shape}; each must be at least 1")
-    if len(data) != (declared := header_bytes + math.prod(shape)):
+    if len(data) != (declared := header.size + math.prod(shape)):
         raise UserError(f"{path}: {len(data)} bytes; a header with sizes {shape} needs exactly {declared}")
-    return np.frombuffer(data, np.uint8, offset=header_bytes).reshape(shape)
+    return np.frombuffer(data, np.uint8, offset=header.size).reshape(shape)
 
 
 def read_raw(folder: Path) -> RawArrays:

@@ -64,15 +64,11 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
 def read_members(paths: Mapping[int, Path], dataset: DatasetInfo) -> Iterator[tuple[int, Model, Params, WeightsInfo]]:
     """Yield seed, model, parameters and metadata of each member's weights, with one network in memory at a time.
 
-    Raises UserError, one line, if a file is missing or damaged, or belongs to another model or data set.
+    Raises UserError, one line, if a file is missing or damaged, or belongs to another data set.
     """
-    first: Model | None = None
     for seed, path in paths.items():
         model, params, info = read_weights(path)
         require_same_data(path, info, dataset)
-        first = first or model
-        if model.config != first.config:
-            raise UserError(f"{path}: weights of {model.config.name}, but the first member is {first.config.name}")
         yield seed, model, params, info
 
 

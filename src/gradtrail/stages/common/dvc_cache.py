@@ -9,25 +9,21 @@ import functools
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from platformdirs import site_config_dir, user_config_dir
 
-from gradtrail.stages.common.digests import digest, folder_digest, stamps_of
-from gradtrail.stages.common.files import scratch_folder
+from gradtrail.stages.common.files import digest, folder_digest, scratch_folder, stamps_of
 from gradtrail.stages.common.pipeline_file import output_digests, read_locks
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, require_full_clone
 from gradtrail.support.paths import root, working_folder
 
-_CLOCK_SECONDS = 2  # within which two writes may have one time, on any file system
-
 
 def cache_folder() -> Path:
-    """Return the folder of DVC's cache, as the last of DVC's configuration files that names it says."""
+    """Return the folder of DVC's cache, which the last of DVC's configuration files that names one decides."""
     return _configured_cache(root() / ".dvc")
 
 
@@ -93,9 +89,7 @@ def digest_within(out: str, md5: str, dep: str) -> str | None:
 
 def is_here(out: str, md5: str) -> bool:
     """Whether the cache, or the current working folder, has an output with this digest."""
-    files = _files_of(md5)
-    in_cache = files is not None and all(_place(file_md5).is_file() for file_md5 in files.values())
-    return in_cache or _is_in_working_folder(out, md5)
+    return _cached_files(md5) is not None or _is_in_working_folder(out, md5)
 
 
 def restore(out: str, md5: str, to: Path, commit: str) -> bool:
@@ -120,42 +114,34 @@ def restoring_outs(stage: str) -> Iterator[None]:
 
     DVC removes the outputs before it runs the command. Outputs that the cache lacks stay missing.
     """
+    folder = working_folder()
     try:
         yield
     except BaseException:
-        with contextlib.suppress(UserError, OSError):  # no lock, or no space: the error of the block is reported
-            _restore_missing(output_digests(read_locks(working_folder()).get(stage, {})), f"{stage}-restored")
+        # Without a lock, or without space on the disk, the error of the block is reported
+        with contextlib.suppress(UserError, OSError), scratch_folder(folder, f"{stage}-restored") as scratch:
+            for out, md5 in output_digests(read_locks(folder).get(stage, {})).items():
+                if not (folder / out).exists() and restore(out, md5, scratch, ""):
+                    (folder / out).parent.mkdir(parents=True, exist_ok=True)
+                    (scratch / out).rename(folder / out)
         raise
 
 
-def _restore_missing(outs: Mapping[str, str], name: str) -> None:
-    folder = working_folder()
-    with scratch_folder(folder, name) as place:
-        for out, md5 in outs.items():
-            if not (folder / out).exists() and restore(out, md5, place, ""):
-                (folder / out).parent.mkdir(parents=True, exist_ok=True)
-                (place / out).rename(folder / out)
-
-
 def _from_cache(md5: str, target: Path) -> bool:
-    if (files := _files_of(md5)) is None:
-        return False
+    files = _cached_files(md5)
     if md5.endswith(".dir"):
         target.mkdir(exist_ok=True)
-    for name, file_md5 in files.items():
-        path, source = target / name, _place(file_md5)
-        if not source.is_file():
-            return False
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, path)  # without its mode: the cache is read-only
-    return True
+    for name, source in (files or {}).items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target / name)  # without its mode: the cache is read-only
+    return files is not None
 
 
-def _files_of(md5: str) -> Mapping[str, str] | None:
-    """Return the digests of an output's files, by their paths in it; None if the cache lacks a folder's listing."""
-    if md5.endswith(".dir"):
-        return listing(md5)
-    return {"": md5}
+def _cached_files(md5: str) -> Mapping[str, Path] | None:
+    """Return the places in the cache of an output's files, by their paths in it; None if the cache lacks one."""
+    digests = listing(md5) if md5.endswith(".dir") else {"": md5}
+    places = {name: _place(file_md5) for name, file_md5 in (digests or {}).items()}
+    return None if digests is None or not all(place.is_file() for place in places.values()) else places
 
 
 def _from_commit(commit: str, out: str, target: Path) -> bool:
@@ -166,30 +152,19 @@ def _from_commit(commit: str, out: str, target: Path) -> bool:
 
 
 def _from_working_folder(out: str, md5: str, target: Path) -> bool:
-    if not _is_in_working_folder(out, md5):
-        return False
-    source = working_folder() / out
-    if source.is_dir():
-        shutil.copytree(source, target, copy_function=shutil.copyfile)
-    else:
-        shutil.copyfile(source, target)
-    return True
+    if is_there := _is_in_working_folder(out, md5):
+        source = working_folder() / out
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
+    return is_there
 
 
 def _is_in_working_folder(out: str, md5: str) -> bool:
     path = working_folder() / out
-    return path.exists() and _digest_of_now(path) == md5
-
-
-def _digest_of_now(path: Path) -> str:
-    """Return the digest of a file or folder; reads it again only if it was written since."""
-    stamps = stamps_of([path])
-    is_settled = all(time.time() - modified / 1e9 > _CLOCK_SECONDS for _, modified, *_ in stamps.values())
-    return _digest_of(path, tuple(sorted(stamps.items()))) if is_settled else digest(path)
+    return path.exists() and _digest_of(path, tuple(sorted(stamps_of([path]).items()))) == md5
 
 
 @functools.lru_cache(maxsize=256)  # states without files ask for the same outputs, of many megabytes, again and again
-def _digest_of(path: Path, stamp: tuple[Any, ...]) -> str:  # noqa: ARG001
+def _digest_of(path: Path, stamps: tuple[Any, ...]) -> str:  # noqa: ARG001  # the stamps are part of the key
     return digest(path)
 
 

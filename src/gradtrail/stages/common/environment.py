@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from gradtrail.core.config import Bounds, config
+from gradtrail.core.config import Bounds, Count, Positive, config
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import private_folder, root, store_uri
 from gradtrail.support.ranks import COUNT, INDEX
@@ -40,6 +39,7 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_count")  # what the stage sets counts
 _HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_", "--xla_gpu_cuda_data_dir=")
 _FLAG = re.compile(r"--xla_\w+(=\S*)?")
+Seconds = Annotated[float, Bounds(above=0, at_most=1_000_000)]  # the system counts milliseconds in int32
 _START_JAX = "import jax; jax.numpy.ones(1).sum().item(); print(*{device.platform for device in jax.devices()})"
 
 
@@ -57,6 +57,28 @@ class EnvironmentConfig:
                 raise ValueError(f"xla_flags: entries must be like '--xla_name=value', got {flag!r}")
             if flag.startswith(_OWN_FLAGS):
                 raise ValueError(f"xla_flags must leave {flag.partition('=')[0]} to the stage, got {flag!r}")
+
+
+@config
+class RuntimeConfig:
+    """The section `runtime`: settings that cannot change an output; no DVC param, in no state key."""
+
+    # Base URLs that serve the four files of the data set as `.gz`, tried in order; None for the data set's own
+    mirrors: tuple[str, ...] | None
+    openml: bool  # True to use OpenML, if it has the data set and no mirror delivers
+    download_timeout_seconds: Seconds  # for one file from one mirror; a mirror that sends nothing is given up sooner
+    steps_per_call: Count  # optimizer steps between two updates of the progress bar
+    checkpoint_seconds: Positive  # time between two checkpoints of a training, from which it resumes after a kill
+    join_seconds: Seconds  # longest wait of one of several processes for the others at the start
+    compile_cache: bool  # True to keep compiled functions on disk, for the next run
+    trace: bool  # True to record half a second of the stage's work with JAX's profiler, as an artifact
+    tracking: bool  # True to log to MLflow
+    tracking_seconds: Seconds  # total time a stage waits for a tracking server; `gradtrail sync` uploads the rest
+    system_metrics: bool  # True to log the usage of processor and memory, for stages longer than a minute
+    copy_outs: bool  # True to log weights and parquet tables as artifacts, in addition to their digests
+    debug_nans: bool  # True to stop at the first NaN, in the operation that produced it; no outputs are written
+    disable_jit: bool  # True to run every operation by itself; no outputs are written, since their bits would differ
+    gpu_preallocate: bool  # True if JAX allocates most of a GPU's memory at start
 
 
 def remove_variables() -> None:
@@ -153,11 +175,6 @@ def processor_digest() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         described += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
     return hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
-
-
-def uses_jax() -> bool:
-    """Return whether this process has imported JAX."""
-    return "jax" in sys.modules
 
 
 def _jax() -> Any:

@@ -1,7 +1,11 @@
-"""Atomic writes: a reader sees the old bytes or the new ones, never a mixture. And the reader of JSON."""
+"""Files of a stage: atomic writes, JSON and CSV, and the digests that DVC writes into `dvc.lock`.
+
+Runs in MLflow match states in DVC by these digests. Stamps show without reading a file whether it was written since.
+"""
 
 import contextlib
 import csv
+import hashlib
 import json
 import os
 import secrets
@@ -13,6 +17,8 @@ from typing import Any
 from filelock import FileLock
 
 from gradtrail.support.errors import FULL, UserError, one_line
+
+Stamps = dict[Path, tuple[int, ...]]
 
 
 @contextlib.contextmanager
@@ -51,9 +57,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Path]:
     """Yield an empty folder to write `outs` into; on success each is renamed to its path under `folder`.
 
-    Nothing under `folder` changes before every output is complete, and on any exception the previous outputs are kept.
-    All previous outputs are moved away before the first new one is moved in, so that even a kill never leaves a
-    mixture. Another process that writes the same outputs waits. A folder that a killed process left is removed.
+    On any exception the previous outputs are kept. They are all moved away before the first new one is moved in, so
+    that even a kill never leaves a mixture. Another process that writes the same outputs waits.
 
     Raises:
         RuntimeError: an output was not written, or a file was written that is not an output.
@@ -77,8 +82,7 @@ def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Pat
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """Yield an empty folder on the same disk as the outputs under `folder`, which is removed in the end.
 
-    A folder that a killed process of this name left behind is removed. No two processes may use a name at the same
-    time; the lock shows `gradtrail gc` that it is in use.
+    A second process that asks for the name waits; the lock also shows `gradtrail gc` that the folder is in use.
     """
     path = folder / ".outs" / f"{name}.scratch"
     path.parent.mkdir(exist_ok=True)
@@ -95,29 +99,29 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` as JSON with sorted keys: equal content gives equal bytes."""
+    """Write JSON with sorted keys: equal content gives equal bytes."""
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, name: str = "") -> Any:
-    """Read a JSON file of a stage; raise UserError if it is missing or damaged. Messages call it `name`."""
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> None:
+    """Write rows as CSV; the columns are by default the keys of the first row. None and NaN are empty cells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns] or [*rows[0]])
+        writer.writerows(["" if value != value else value for value in row.values()] for row in rows)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a stage; raise UserError if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{name or path}: no such file; `dvc repro` makes it") from None
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{name or path}: not readable as JSON: {one_line(error)[:200]}; `dvc checkout` restores it"
-        ) from None
-
-
-def read_mapping(path: Path, values: str, name: str = "") -> dict[str, Any]:
-    """Read a JSON file whose top level is a mapping of `values`, as `read_json` does."""
-    content = read_json(path, name)
-    if not isinstance(content, dict):
-        raise UserError(f"{name or path}: expected a mapping of {values}, got {type(content).__name__}")
-    return content
+        reason = one_line(error)[:200]
+        raise UserError(f"{path}: not readable as JSON: {reason}; `dvc checkout` restores it") from None
 
 
 def _check_outs(new: Path, outs: tuple[str, ...]) -> None:
@@ -149,10 +153,40 @@ def _remove(*folders: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> None:
-    """Write rows as CSV; the columns are by default the keys of the first row. None and NaN are empty cells."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*columns] or [*rows[0]])
-        writer.writerows(["" if value != value else value for value in row.values()] for row in rows)
+def digest(path: Path) -> str:
+    """Return the MD5 of a file, or of a folder's listing with the suffix `.dir`, as DVC 3 computes them.
+
+    MD5 identifies content; it does not protect against forgery.
+    """
+    if not path.is_dir():
+        return _md5_of_file(path)
+    files = [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]  # .dvcignore
+    return folder_digest({file.relative_to(path).as_posix(): _md5_of_file(file) for file in files})
+
+
+def folder_digest(files: Mapping[str, str]) -> str:
+    """Return the digest of a folder from the digests of its files, by their paths in it."""
+    listing = [{"md5": files[name], "relpath": name} for name in sorted(files)]  # as text: "a.txt" before "a/b"
+    return hashlib.md5(json.dumps(listing, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+def _md5_of_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def stamps_of(paths: Iterable[Path]) -> Stamps:
+    """Return change time, modification time, size and inode of each file, also in folders; skips missing files."""
+    stamps: Stamps = {}
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            with contextlib.suppress(FileNotFoundError):  # an editor's temporary file may be gone by now
+                if not file.is_dir() and "__pycache__" not in file.parts:
+                    stat = file.stat()
+                    stamps[file] = (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    return stamps
+
+
+def changed_files(before: Stamps, after: Stamps) -> list[str]:
+    """Return the files whose stamps differ, or that only one of the two has."""
+    return sorted(path.as_posix() for path in {*before, *after} if before.get(path) != after.get(path))

@@ -1,17 +1,18 @@
-"""Load and validate a section of `params.yaml` as the dataclass that describes it.
+"""The params files of DVC, `params.yaml` and `pipeline/versions.yaml`: reading, validating and changing them.
 
 This module knows no config class: each stage passes its own. YAML is read as YAML 1.2, where `1e-3` is a number.
 """
 
-import contextlib
 import copy
 import dataclasses
 import functools
 import json
 import types
 import typing
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
@@ -19,13 +20,22 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
+from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError, one_line, suggestion
 
 Section = TypeVar("Section")
-ExtraValues: TypeAlias = Literal["forbid", "ignore"]
+Value = TypeVar("Value")
 
+PARAMS, VERSIONS = Path("params.yaml"), Path("pipeline/versions.yaml")
+SEED, MEMBERS, VARY = "train.seed", "train.members", "train.vary"
+SHARED_BLOCKS = {"augmentation"}  # the blocks of `train` that every training reads
+_NO_BLOCK = "linear"  # the model of this name has no params: the block is the schedule's
+_VERSIONS_HEADER = (
+    "# Every package that can change an out, as locks/base.lock has it: a DVC param of each stage that imports it,\n"
+    "# so that an upgrade re-runs the stage. `gradtrail versions` writes what is installed.\n"
+)
 _MAX_LINE = 500  # characters of an error
-_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # types of pydantic's errors
+_UNKNOWN = "unexpected_keyword_argument"  # type of pydantic's error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -39,7 +49,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
-    """Return the content of a YAML 1.2 file of this name, as `read_yaml` does."""
+    """Parse the content of a file that messages call `name`, as `read_yaml` does."""
     try:
         content = copy.deepcopy(_parse(data.decode("utf-8")))
     except UnicodeDecodeError as error:
@@ -51,20 +61,8 @@ def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
     return content
 
 
-def load_section(section: str, into: type[Section], path: Path = Path("params.yaml")) -> Section:
-    """Validate a section of the params file.
-
-    Args:
-        section: name of a top-level key.
-        into: a frozen dataclass whose fields are the section's keys. All are required; unknown keys are refused.
-        path: the params file.
-
-    Returns:
-        An instance of `into`.
-
-    Raises:
-        UserError: one line that names the key, what was found, and what is allowed.
-    """
+def load_section(section: str, into: type[Section], path: Path = PARAMS) -> Section:
+    """Validate a section, a top-level key, of the params file; see `validate`."""
     content = read_yaml(path)
     if section not in content:
         sections = one_line(", ".join(map(str, content)))[:_MAX_LINE]
@@ -72,24 +70,19 @@ def load_section(section: str, into: type[Section], path: Path = Path("params.ya
     return validate(content[section], into, f"{path}: {section}")
 
 
-def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues = "forbid") -> Section:
-    """Validate plain data (from YAML or JSON) against a dataclass.
+def validate(value: Any, into: type[Section], name: str) -> Section:
+    """Return plain data (from YAML or JSON) as an instance of a dataclass.
 
     Args:
-        value: the data.
-        into: the dataclass.
+        into: dataclass whose fields are the keys; all are required, and others are refused.
         name: prefix of the key in errors.
-        extra: treatment of keys that the dataclass lacks: an error, or ignored.
-
-    Returns:
-        An instance of `into`.
 
     Raises:
         UserError: one line that names the key, what was found, and what is allowed.
     """
     try:
         # Via JSON, because strict mode then accepts a list as a tuple, but neither "10" nor true as a number.
-        adapter = _adapter(_written(into), extra)  # type: ignore[arg-type] # mypy: a type variable is not hashable
+        adapter = _adapter(into)  # type: ignore[arg-type] # mypy: a type variable is not hashable
         written = adapter.validate_json(json.dumps(value, default=str))
         result: Section = _with_kinds(into, written, name)
         return result
@@ -179,17 +172,17 @@ def _parse(text: str) -> Any:
 
 
 @functools.cache  # pydantic takes milliseconds to build one
-def _adapter(into: type, extra: ExtraValues) -> TypeAdapter[Any]:
-    return TypeAdapter(_strict(into, extra))
+def _adapter(into: type) -> TypeAdapter[Any]:
+    return TypeAdapter(_strict(_written(into)))
 
 
-def _strict(cls: type[Section], extra: ExtraValues) -> type[Section]:
+def _strict(cls: Any) -> Any:
     """Configure pydantic for `cls` and the dataclasses in it: exact types, finite numbers."""
     for field_type in getattr(cls, "__annotations__", {}).values():
         for part in (field_type, *getattr(field_type, "__args__", ())):
-            if isinstance(part, type) and hasattr(part, "__dataclass_fields__"):
-                _strict(part, extra)
-    return with_config(ConfigDict(extra=extra, strict=True, allow_inf_nan=False))(cls)
+            if _is_config(part):
+                _strict(part)
+    return with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))(cls)
 
 
 def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
@@ -197,14 +190,14 @@ def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
 
     A key that is mistyped is also missing.
     """
-    error = min(errors, key=lambda candidate: candidate["type"] not in _UNKNOWN)
+    error = min(errors, key=lambda candidate: candidate["type"] != _UNKNOWN)
     key = ".".join([name, *(one_line(part) for part in error["loc"])])
     match error["type"]:
         case "missing":
             return f"{key} is missing"
-        case kind if kind in _UNKNOWN:
+        case "unexpected_keyword_argument":
             return f"{key} is not a known key{_nearest_key(error, errors, value)}"
-        case "value_error":  # raised by a config's own __post_init__, whose message names the key
+        case "value_error":  # of a config's own checks, whose message names the key
             return f"{name}.{error['ctx']['error']}" if not error["loc"] else f"{key}.{error['ctx']['error']}"
     return f"{key}: {error['msg']}, got {error['input']!r}"
 
@@ -212,10 +205,90 @@ def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
 def _nearest_key(error: ErrorDetails, errors: list[ErrorDetails], value: Any) -> str:
     """Suggest a key for an unknown one, out of the known and the missing keys of the same section."""
     *parents, unknown = error["loc"]
-    with contextlib.suppress(LookupError, TypeError):
-        siblings = {str(key) for key in functools.reduce(lambda node, part: node[part], parents, value)}
-        same = [other for other in errors if [*other["loc"][:-1]] == parents]
-        wrong = {str(other["loc"][-1]) for other in same if other["type"] in _UNKNOWN}
-        missing = {str(other["loc"][-1]) for other in same if other["type"] == "missing"}
-        return suggestion(str(unknown), siblings - wrong | missing)
-    return ""
+    section = functools.reduce(lambda node, part: node[part], parents, value)
+    faults = {str(other["loc"][-1]): other["type"] for other in errors if [*other["loc"][:-1]] == parents}
+    valid_keys = {key for key in {*map(str, section), *faults} if faults.get(key) != _UNKNOWN}
+    return suggestion(str(unknown), valid_keys)
+
+
+def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested params as one mapping with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in params.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def require_known(params: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> None:
+    """Raise UserError if a key of `changes` is not a param; `name` is the prefix of the key in the message."""
+    flat = flatten(params)
+    for key in changes:
+        if key not in flat:
+            raise UserError(f"{name}.{key} is not a key of {PARAMS}{suggestion(key, flat)}")
+
+
+def changed(params: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested params with changes to existing keys."""
+    result = copy.deepcopy(dict(params))
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        node = result
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return result
+
+
+def as_options(changes: Mapping[str, Any]) -> list[str]:
+    """Return changes as options of `dvc exp run`."""
+    return [part for key, value in changes.items() for part in ("-S", f"{key}={_as_override(value)}")]
+
+
+def _as_override(value: Any) -> str:
+    """Format a value for DVC's `-S`: strings as they are, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def active_params(params: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the flat params that have an effect, in their order.
+
+    Args:
+        params: dotted key → value, as in `params.yaml` or as text; all are returned if no model is chosen.
+    """
+    if "train.model" not in params:
+        return dict(params)
+    unused = {"train.vary"} if str(params.get("train.members", 1)) == "1" else set()
+    unused |= {"train.reduction"} if str(params.get("train.shards", 1)) == "1" else set()
+    chosen = {params.get("train.optimizer"), params.get("train.schedule"), *SHARED_BLOCKS}
+    chosen |= {params["train.model"]} - {_NO_BLOCK}
+    chosen |= {"loss_scaling"} if params.get("train.precision") == "float16" else set()
+    chosen |= {"privacy"} if str(params.get("train.privacy.enabled")).lower() == "true" else set()
+    if str(params.get("preprocess.deformations", 1)) == "1":
+        unused |= {key for key in params if key.startswith("preprocess.deformation.")}
+    in_blocks = (key for key in params if key.startswith("train.") and key.count(".") > 1)
+    unused |= {key for key in in_blocks if key.split(".")[1] not in chosen}
+    return {key: value for key, value in params.items() if key not in unused}
+
+
+def require_recorded_versions(packages: tuple[str, ...]) -> None:
+    """Raise UserError if an installed version differs from the one in `pipeline/versions.yaml`, which DVC records."""
+    recorded = read_yaml(VERSIONS)
+    for package in packages:
+        try:
+            installed = version(package)
+        except PackageNotFoundError:  # such as while another process installs it
+            installed = "none"
+        if installed != recorded.get(package):
+            raise UserError(
+                f"{VERSIONS}: it has {package} {recorded.get(package)}, but {installed} is installed: "
+                "install locks/base.lock, or record the installed versions with `gradtrail versions`"
+            )
+
+
+def write_installed_versions() -> dict[str, str]:
+    """Record the installed version of every package in `pipeline/versions.yaml`; return the versions."""
+    installed = {package: version(package) for package in read_yaml(VERSIONS)}
+    with atomic_file(VERSIONS) as temporary:
+        lines = [f'{package}: "{number}"\n' for package, number in installed.items()]
+        temporary.write_text(_VERSIONS_HEADER + "".join(lines))
+    return installed

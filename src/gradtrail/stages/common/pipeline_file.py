@@ -13,7 +13,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError, one_line
 
@@ -35,7 +35,6 @@ class Entry:
 
     @property
     def data(self) -> dict[str, str]:
-        """The deps that are data."""
         return {path: md5 for path, md5 in self.deps.items() if not is_code(path)}
 
 
@@ -50,17 +49,15 @@ class StageSpec:
 
     @property
     def data_deps(self) -> tuple[str, ...]:
-        """The deps that are data."""
         return tuple(dep for dep in self.deps if not is_code(dep))
 
 
 def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
-    """Read the stages of a `dvc.yaml`, in its order."""
     return parse_pipeline(read_yaml(path), str(path))
 
 
 def parse_pipeline(content: Mapping[str, Any], name: str) -> dict[str, StageSpec]:
-    """Return the stages of the content of a `dvc.yaml` of this name, as `read_pipeline` does."""
+    """Return the stages of a `dvc.yaml`, which messages call `name`, in its order."""
     try:
         return {stage: _stage_spec(section) for stage, section in content["stages"].items()}
     except (KeyError, TypeError, AttributeError) as error:
@@ -68,7 +65,7 @@ def parse_pipeline(content: Mapping[str, Any], name: str) -> dict[str, StageSpec
 
 
 def read_pipelines(folder: Path) -> dict[str, StageSpec]:
-    """Read the stages of `dvc.yaml` and of the optional pipelines, if there are any; see `FILES`."""
+    """Read the stages of `dvc.yaml` and of the optional pipelines that exist."""
     pipeline = read_pipeline(folder / FILES[0])
     for file in (folder / name for name in FILES[2::2]):
         pipeline |= read_pipeline(file) if file.is_file() else {}
@@ -90,17 +87,12 @@ def dvc_file(stage: str) -> str:
 
 def read_locks(folder: Path) -> dict[str, Any]:
     """Read the stages of all locks that exist."""
-    locks = (folder / name for name in FILES[1::2])
-    return {name: stage for lock in locks if lock.is_file() for name, stage in read_lock(lock).items()}
-
-
-def read_lock(path: Path) -> dict[str, Any]:
-    """Read the stages of a `dvc.lock`."""
-    return parse_lock(read_yaml(path), str(path))
+    locks = [lock for name in FILES[1::2] if (lock := folder / name).is_file()]
+    return {name: stage for lock in locks for name, stage in parse_lock(read_yaml(lock), str(lock)).items()}
 
 
 def parse_lock(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the stages of the content of a `dvc.lock` of this name, which may be another project's."""
+    """Return the stages of a `dvc.lock`, which messages call `name`; a commit may hold another project's."""
     stages: dict[str, Any] = content.get("stages", {})
     try:
         for section in stages.values():
@@ -124,7 +116,7 @@ def live_entry(spec: StageSpec, folder: Path, *, is_partial: bool = False) -> En
 
 
 def locked_entry(stage: Mapping[str, Any]) -> Entry:
-    """Return the entry of a stage from its section in `dvc.lock`."""
+    """Return the entry of a section of `dvc.lock`."""
     deps = {dep["path"]: dep["md5"] for dep in stage.get("deps", ())}
     return Entry(cmd=stage["cmd"], params=stage.get("params", {}), deps=deps)
 
@@ -179,7 +171,6 @@ def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
 
 
 def is_code(dep: str) -> bool:
-    """Whether a dep is code, not data."""
     return dep.startswith(_CODE_FOLDER) or dep.endswith(_CODE_FILES)
 
 
@@ -194,15 +185,14 @@ def sha256_of(content: Mapping[str, Any]) -> str:
 
 
 def _stage_spec(stage: Mapping[str, Any]) -> StageSpec:
-    params: dict[str, list[str]] = {}
+    params: dict[str, tuple[str, ...]] = {}
     for item in stage.get("params", ()):
-        by_file = item if isinstance(item, dict) else {"params.yaml": [item]}
-        for name, keys in by_file.items():
-            params.setdefault(name, []).extend(keys)
+        for name, keys in (item if isinstance(item, dict) else {"params.yaml": [item]}).items():
+            params[name] = (*params.get(name, ()), *keys)
     outs = [*stage.get("outs", ()), *stage.get("metrics", ()), *stage.get("plots", ())]
     return StageSpec(
         cmd=stage["cmd"],
         deps=tuple(stage.get("deps", ())),
-        params={name: tuple(keys) for name, keys in params.items()},
+        params=params,
         outs=tuple(name for out in outs for name in (out if isinstance(out, dict) else [out])),
     )

@@ -19,8 +19,7 @@ import jaxlib
 from filelock import FileLock
 
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.common.environment import processor_digest
-from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.common.environment import RuntimeConfig, processor_digest
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder
 
@@ -38,16 +37,15 @@ def set_up_cache() -> Path:
     config.update("jax_compilation_cache_dir", str(folder))
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    show, faults = warnings.showwarning, list[str]()
+    show = warnings.showwarning
 
     def show_first_fault(message: Warning | str, *location: Any, **options: Any) -> None:
-        if not (fault := _CACHE_FAULT.match(str(message))):
-            show(message, *location, **options)
-            return
-        if not faults:
+        if fault := _CACHE_FAULT.match(str(message)):
             reason = f"{one_line(fault[1])[:200]}; results are unaffected, and the folder may be deleted"
             print(f"warning: {folder}: the compilation cache failed: {reason}", file=sys.stderr)
-        faults.append(fault[1])
+            warnings.filterwarnings("ignore", _CACHE_FAULT.pattern)
+        else:
+            show(message, *location, **options)
 
     warnings.showwarning = show_first_fault
     return folder

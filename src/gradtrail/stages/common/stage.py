@@ -15,18 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradtrail.core.config import ConfigError
-from gradtrail.stages.common.digests import Stamps, changed_files, stamps_of
 from gradtrail.stages.common.dvc_cache import restoring_outs
-from gradtrail.stages.common.environment import EnvironmentConfig, refuse_variables, set_up_jax, uses_jax
-from gradtrail.stages.common.files import read_mapping, write_json, writing_outs
-from gradtrail.stages.common.inputs import Inputs, read_inputs
-from gradtrail.stages.common.overrides import PARAMS
-from gradtrail.stages.common.params import load_section, validate
-from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, refuse_variables, set_up_jax
+from gradtrail.stages.common.files import Stamps, changed_files, read_json, stamps_of, write_json, writing_outs
+from gradtrail.stages.common.params import PARAMS, VERSIONS, flatten, load_section, require_recorded_versions, validate
+from gradtrail.stages.common.pipeline_file import Entry, StageSpec, is_code, live_entry, read_pipelines
 from gradtrail.stages.common.processes import describe_fault, exit_with, is_connected, join, write_log
-from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.common.versions import PATH as VERSIONS
-from gradtrail.stages.common.versions import require_recorded_versions
 from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.git import require_full_clone
 from gradtrail.support.live_arrays import warn_of_live_arrays
@@ -37,6 +31,83 @@ from gradtrail.support.signals import Stopped, stopping_on_signals
 
 Section = TypeVar("Section")
 
+_CLOCK_SECONDS = 0.02  # largest difference of the clocks: a tick of 10 ms for processes, of 4 ms for files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The inputs of a stage at its start: its results are recorded only if the inputs are the same at its end.
+
+    DVC hashes params and deps after the command has ended. Without this check, the results of a stage whose params,
+    code or data were edited meanwhile would be recorded, and later served from the run-cache, under inputs that never
+    made them.
+    """
+
+    name: str
+    spec: StageSpec
+    entry: Entry
+    stamps: Stamps  # of all files that the stage reads
+
+    def have_changed(self) -> bool:
+        return self._describe_change() != ""
+
+    def require_unchanged(self) -> None:
+        """Raise UserError, one line that names what changed, unless the inputs are those of the start."""
+        if change := self._describe_change():
+            raise UserError(
+                f"{change} while {self.name} ran; its results are not recorded, as DVC would take them for those of "
+                "the new inputs; `dvc repro` runs it again, and resumes a training once the change is undone"
+            )
+
+    def _describe_change(self) -> str:
+        """Return the first change since the start; empty if there is none."""
+        try:
+            require_recorded_versions(self.spec.params.get(str(VERSIONS), ()))
+            if (stamps := _read_stamps(self.spec)) == self.stamps:
+                return ""
+            if read_pipelines(Path()).get(self.name) != self.spec:
+                return f"dvc.yaml: stage {self.name} changed"
+            now = live_entry(self.spec, Path())
+        except FileNotFoundError as error:
+            return f"{error.filename} was removed"
+        except UserError as error:
+            return f"a file that it reads changed ({error})"
+        return _first_change(self.entry, now, changed_files(self.stamps, stamps))
+
+
+def read_inputs(name: str, spec: StageSpec) -> Inputs:
+    """Read the inputs of a stage in the working folder.
+
+    Raises:
+        UserError: a dep or a param is missing; or code changed after this process started, which may have imported
+            either version.
+    """
+    stamps, began = _read_stamps(spec), time.time() - seconds_running() + _CLOCK_SECONDS
+    for path, (changed, *_) in stamps.items():
+        if changed / 1e9 > began and is_code(path.as_posix()):
+            raise UserError(f"{path} changed while {name} was starting; run it again")
+    if missing := [dep for dep in spec.deps if not Path(dep).exists()]:
+        raise UserError(f"{missing[0]}: no such file or folder, which {name} reads; `dvc repro {name}` makes it")
+    return Inputs(name=name, spec=spec, entry=live_entry(spec, Path()), stamps=stamps)
+
+
+def _read_stamps(spec: StageSpec) -> Stamps:
+    return stamps_of(map(Path, ("dvc.yaml", *spec.params, *spec.deps)))
+
+
+def _first_change(before: Entry, after: Entry, files: list[str]) -> str:
+    """Return the first param that differs, or the first of the changed files in a dep that differs."""
+    for name, params in before.params.items():
+        old, new = flatten(params), flatten(after.params[name])
+        for key in sorted({*old, *new}):
+            was, is_now = (repr(values[key]) if key in values else "nothing" for values in (old, new))
+            if was != is_now:
+                return f"{name}: {key} changed from {was} to {is_now}"
+    for dep, md5 in before.deps.items():
+        if after.deps[dep] != md5:
+            return f"{next((file for file in files if file.startswith(dep)), dep)} changed"
+    return ""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -44,8 +115,7 @@ class Stage:
 
     name: str  # name of the stage, its script, its params section and its metrics file
     # Seconds since the epoch; for a stage that runs, the end of its script's imports
-    made_at: float = field(default_factory=time.time, compare=False, kw_only=True)
-    _written: Stamps = field(default_factory=dict, init=False, compare=False)  # of the outputs, once they are in place
+    made_at: float = field(default_factory=time.time)
 
     @cached_property
     def folder(self) -> Path:
@@ -54,17 +124,14 @@ class Stage:
 
     @cached_property
     def pipeline(self) -> dict[str, StageSpec]:
-        """All stages."""
         return read_pipelines(Path())
 
     @property
     def spec(self) -> StageSpec:
-        """The entry of this stage in `dvc.yaml`."""
         return self.pipeline[self.name]
 
     @cached_property
     def inputs(self) -> Inputs:
-        """The inputs of the stage at its start."""
         return read_inputs(self.name, self.spec)
 
     def params(self, into: type[Section], section: str | None = None) -> Section:
@@ -74,18 +141,20 @@ class Stage:
 
     @cached_property
     def runtime(self) -> RuntimeConfig:
-        """The section `runtime` of `params.yaml`, which cannot change an output."""
         return load_section("runtime", RuntimeConfig)
+
+    @property
+    def _reads_environment(self) -> bool:
+        return "environment" in self.spec.params.get(str(PARAMS), ())
 
     @property
     def computes(self) -> bool:
         """Whether the stage computes with JAX; the report reads the section `environment`, but does not compute."""
-        return "environment" in self.spec.params.get("params.yaml", ()) and uses_jax()
+        return self._reads_environment and "jax" in sys.modules
 
     def set_up(self) -> None:
         """Refuse variables that may change results, and set up JAX; see `environment`."""
-        is_read = "environment" in self.spec.params.get("params.yaml", ())
-        refuse_variables(self.params(EnvironmentConfig, "environment") if is_read else None)
+        refuse_variables(self.params(EnvironmentConfig, "environment") if self._reads_environment else None)
         if self.computes:
             self.set_up_jax()
 
@@ -108,19 +177,6 @@ class Stage:
         with writing_outs(self.spec.outs, self.folder, self.name) as new:
             yield new
             self.inputs.require_unchanged()
-        self._written.update(self._out_stamps())
-
-    def require_unchanged(self) -> None:
-        """Raise UserError if what the stage read, or the outputs that it wrote, changed before its end."""
-        self.inputs.require_unchanged()
-        if self._written and (changed := changed_files(self._written, self._out_stamps())):
-            file = Path(changed[0]).relative_to(self.folder)
-            raise UserError(f"{file} changed while {self.name} was ending; `dvc repro` runs it again")
-
-    def _out_stamps(self) -> Stamps:
-        """Return the stamps of the outputs without the time of the last change, which a hard link changes too."""
-        stamps = stamps_of(self.folder / out for out in self.spec.outs)
-        return {path: stamp[1:] for path, stamp in stamps.items()}
 
     def write_metrics(self, new: Path, metrics: Mapping[str, Any]) -> None:
         """Write the metrics file to the folder of the new outs: flat keys, numbers rounded to 9 significant digits."""
@@ -132,9 +188,8 @@ class Stage:
         write_json(new / "results" / "costs" / f"{self.name}.json", costs)
 
     def read_metrics(self) -> dict[str, Any]:
-        """Read the metrics file from the working folder."""
-        name = f"results/metrics/{self.name}.json"
-        return read_mapping(self.folder / name, "metrics", name)
+        metrics: dict[str, Any] = read_json(self.folder / "results" / "metrics" / f"{self.name}.json")
+        return metrics
 
 
 def run_stage(

@@ -15,7 +15,6 @@ from gradtrail.core.batching import num_batches
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.nn.models import HostParams, Params
-from gradtrail.stages.artifacts.data_files import take_rows
 from gradtrail.support.progress import progress_bar
 
 NAME = "every_train_example.parquet"
@@ -37,7 +36,7 @@ def score_every_example(
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(progress_bar("gradients of every example", len(train), unit="steps"))
         for start in range(0, len(train), size):
-            part = take_rows(train, slice(start, start + size))
+            part = train[start : start + size]
             columns = {"example_id": part.example_id, "label": part.labels, "true_label": part.true_labels}
             columns |= passes.score(params, part.images, part.labels, advance=bar.advance)
             columns["correct"] = columns["predicted"] == columns["label"]

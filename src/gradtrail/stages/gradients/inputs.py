@@ -24,7 +24,7 @@ from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind, num
 from gradtrail.core.per_example import unknown_layers
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts import weights
-from gradtrail.stages.artifacts.data_files import DatasetInfo, sample_rows, take_rows
+from gradtrail.stages.artifacts.data_files import DatasetInfo, sample_rows
 from gradtrail.stages.artifacts.members import read_folders, weights_paths
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
@@ -61,7 +61,7 @@ def scored_splits(splits: Mapping[str, Split], guarantee: PrivacyGuarantee | Non
 
 def take_train(splits: Mapping[str, Split], rows: Rows) -> dict[str, Split]:
     """Return the splits with the training examples at these positions only."""
-    return {**splits, "train": take_rows(splits["train"], rows)}
+    return {**splits, "train": splits["train"][rows]}
 
 
 def read_members(

@@ -48,6 +48,13 @@ class Correction:
         """Whether the label changes."""
         return self.new is not None and self.new != self.old
 
+    @property
+    def verdict(self) -> str:
+        """The decision in words."""
+        if self.new is None:
+            return "it cannot be told"
+        return f"{self.old} → {self.new}" if self.changes else f"{self.old} is right"
+
     def __str__(self) -> str:
         return f"{self.split} {self.example_id}"
 
@@ -68,8 +75,14 @@ def read_corrections(path: Path) -> list[Correction]:
     Raises:
         UserError: one line that names the file, the line or the examples, what was found, and what is allowed.
     """
-    reader = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
-    rows: list[Correction] = []
+    try:
+        text = path.read_text("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; without corrections it holds the line {','.join(COLUMNS)}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; save it as comma-separated UTF-8") from None
+
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(reader, [])
         if tuple(header) != COLUMNS:
@@ -78,7 +91,13 @@ def read_corrections(path: Path) -> list[Correction]:
         rows = [_parse(row, f"{path}: line {reader.line_num}") for row in reader if any(row)]
     except csv.Error as error:
         raise UserError(f"{path}: line {reader.line_num}: not readable as CSV: {one_line(error)}") from None
-    _require_one_decision(rows, path)
+
+    # One decision for each example.
+    if conflicts := disagreements(rows):
+        raise UserError(f"{path}: conflicting decisions, none is applied: {'; '.join(conflicts[:_SHOWN])}")
+    last_rows = {row.example: row for row in rows}
+    if repeated := [row for row in rows if last_rows[row.example] is not row]:
+        raise UserError(f"{path}: {repeated[0]} is listed twice; keep one line for each example")
     return rows
 
 
@@ -88,8 +107,7 @@ def write_corrections(path: Path, rows: Iterable[Correction]) -> None:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(COLUMNS)
         for row in sorted(rows, key=lambda row: (SPLITS.index(row.split), row.example_id)):
-            values = [getattr(row, name) for name in COLUMNS]
-            writer.writerow("" if value is None else value for value in values)
+            writer.writerow([getattr(row, name) for name in COLUMNS])  # None is empty
 
 
 def disagreements(rows: Iterable[Correction]) -> list[str]:
@@ -98,7 +116,7 @@ def disagreements(rows: Iterable[Correction]) -> list[str]:
     for row in rows:
         by_example.setdefault(row.example, []).append(row)
     return [
-        f"{decisions[0]}: " + ", ".join(f"{row.reviewer} says {_verdict(row)}" for row in decisions)
+        f"{decisions[0]}: " + ", ".join(f"{row.reviewer} says {row.verdict}" for row in decisions)
         for decisions in by_example.values()
         if len({(row.old, row.new) for row in decisions}) > 1
     ]
@@ -122,24 +140,24 @@ def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_cla
             raise UserError(f"{path}: {row}: old is {row.old}, but the label (after label noise) is {actual}")
 
 
-def read_applied(path: Path, which: Literal[False, True, "test"]) -> list[Correction]:
-    """Read the corrections selected by `preprocess.corrections`: all, those of the test split, or none."""
-    return [row for row in read_corrections(path) if which is True or row.split == which] if which else []
-
-
 def apply_corrections(
-    splits: Mapping[str, Split], rows: Sequence[Correction], sizes: Mapping[str, int], num_classes: int, path: Path
+    splits: Mapping[str, Split],
+    which: Literal[True, "test"],
+    sizes: Mapping[str, int],
+    num_classes: int,
+    path: Path = PATH,
 ) -> dict[str, Split]:
     """Return the splits with corrected labels; the test split keeps the given ones as its labels.
 
     Args:
         splits: splits after label noise.
+        which: True for all corrections of the file, "test" for those of the test split alone.
         sizes: number of examples in the original files `train` and `test`.
-        path: path of the file, for messages.
 
     Raises:
         UserError: a correction names an unknown example or class, or its old label is not the given one.
     """
+    rows = [row for row in read_corrections(path) if which is True or row.split == "test"]
     for row in rows:
         if row.example_id >= (size := sizes["test" if row.split == "test" else "train"]):
             raise UserError(f"{path}: {row}: no such example, ids are 0 to {size - 1:,}")
@@ -150,17 +168,6 @@ def apply_corrections(
         ids, labels = (np.array(list(values), np.int32) for values in (new.keys(), new.values()))
         corrected[name] = correct(split, ids, labels, is_applied=name != "test")
     return corrected
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; without corrections it holds the line {','.join(COLUMNS)}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; save it as comma-separated UTF-8") from None
 
 
 def _parse(row: Sequence[str], place: str) -> Correction:
@@ -174,26 +181,8 @@ def _parse(row: Sequence[str], place: str) -> Correction:
             empty = ", or empty if it cannot be decided" if name == "new" else ""
             raise UserError(f"{place}: {name} must be digits only{empty}; got {values[name][:50]!r}")
     reviewer, time, reason = (check_text(f"{place}: {name}", values[name]) for name in ("reviewer", "time", "reason"))
+    example_id, old = int(values["example_id"]), int(values["old"])
+    new = int(values["new"]) if values["new"] else None
     return Correction(
-        split=values["split"],
-        example_id=int(values["example_id"]),
-        old=int(values["old"]),
-        new=int(values["new"]) if values["new"] else None,
-        reviewer=reviewer,
-        time=time,
-        reason=reason,
-    )
-
-
-def _require_one_decision(rows: Sequence[Correction], path: Path) -> None:
-    if differing := disagreements(rows):
-        raise UserError(f"{path}: conflicting decisions, none is applied: {'; '.join(differing[:_SHOWN])}")
-    last_rows = {row.example: row for row in rows}
-    if extra := [row for row in rows if last_rows[row.example] is not row]:
-        raise UserError(f"{path}: {extra[0]} is listed twice; keep one line for each example")
-
-
-def _verdict(row: Correction) -> str:
-    return (
-        "it cannot be told" if row.new is None else f"{row.old} → {row.new}" if row.changes else f"{row.old} is right"
+        split=values["split"], example_id=example_id, old=old, new=new, reviewer=reviewer, time=time, reason=reason
     )

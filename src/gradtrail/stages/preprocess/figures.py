@@ -4,32 +4,27 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from gradtrail.core.data import Split
 from gradtrail.stages.artifacts import plotting
 
+_PER_CLASS = 12  # images of each class
 _SHOWN = 10  # classes of a warning
 
 
-def draw(folder: Path, train: Split, dataset: str, num_classes: int) -> None:
-    """Draw all figures of the `preprocess` stage into a folder."""
-    plotting.save(draw_samples(train, dataset, num_classes), folder / "samples.png")
-
-
-def draw_samples(split: Split, dataset: str, num_classes: int, per_class: int = 12) -> Figure:
+def draw_samples(path: Path, train: Split, dataset: str, num_classes: int) -> None:
     """Draw the first training examples of each class, a row a class, by given label; of the first 20 classes."""
     rows = min(num_classes, plotting.MAX_CLASSES)
     note = "" if rows == num_classes else f", the first {rows} of {num_classes}"
-    height, width = split.images.shape[1:]
-    size = (per_class * 0.8, rows * 0.8 + 0.5)
+    height, width = train.images.shape[1:]
+    size = (_PER_CLASS * 0.8, rows * 0.8 + 0.5)
     figure, axes = plotting.new_figure(f"Training examples by label{note} ({dataset})", size=size)
-    mosaic = np.zeros((rows, height, per_class, width), np.uint8)  # on one pair of axes: one for each takes seconds
+    mosaic = np.zeros((rows, height, _PER_CLASS, width), np.uint8)  # on one pair of axes: one for each takes seconds
     for label, row in enumerate(mosaic):
-        chosen = split.images[split.labels == label][:per_class]
+        chosen = train.images[train.labels == label][:_PER_CLASS]
         row[:, : len(chosen)] = chosen.swapaxes(0, 1)
-    plotting.show_image(axes[0, 0], mosaic.reshape(rows * height, per_class * width))
-    return figure
+    plotting.show_image(axes[0, 0], mosaic.reshape(rows * height, _PER_CLASS * width))
+    plotting.save(figure, path)
 
 
 def warn_of_small_classes(labels: np.ndarray, num_classes: int, *, versions: int) -> None:

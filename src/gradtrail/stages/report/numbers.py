@@ -19,11 +19,8 @@ from gradtrail.core.data import Split
 from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info, read_samples
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
-from gradtrail.stages.common.active_params import active_params
-from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.files import read_mapping
-from gradtrail.stages.common.overrides import flatten
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.files import digest, read_json
+from gradtrail.stages.common.params import active_params, flatten, read_yaml
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline, stages_before
 from gradtrail.support.errors import UserError
 
@@ -115,7 +112,7 @@ def read_sources(folder: Path) -> Sources:
 
     def read_all(kind: str) -> dict[str, Any]:
         files = {stage: f"results/{kind}/{stage}.json" for stage in stages}
-        return {stage: read_mapping(folder / file, kind) for stage, file in files.items() if file in paths}
+        return {stage: read_json(folder / file) for stage, file in files.items() if file in paths}
 
     info, metrics = read_info(folder / "data/processed"), read_all("metrics")
     for stage, values in metrics.items():
@@ -134,7 +131,7 @@ def read_sources(folder: Path) -> Sources:
         costs=read_all("costs"),
         predictions=read_parquet(folder / "results/evaluate/predictions.parquet", _PREDICTIONS),
         scores=read_parquet(folder / "results/gradients/scores.parquet", _SCORES),
-        splits=read_samples(folder / "data/processed", info),
+        splits=read_samples(folder / "data/processed"),
         stages=stages,
         digests={path: digest(folder / path) for path in paths},
         guarantee=read_guarantee(folder / "results/train"),

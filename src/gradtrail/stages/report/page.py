@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from gradtrail.core.config import config
 from gradtrail.stages.artifacts.privacy import NOT_COVERED
-from gradtrail.stages.common.overrides import flatten
+from gradtrail.stages.common.params import flatten
 from gradtrail.stages.common.pipeline_file import values_of
 from gradtrail.stages.datasets import stands_in_for, title
 from gradtrail.stages.report import charts

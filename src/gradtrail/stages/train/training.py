@@ -31,9 +31,8 @@ from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts import accounting, data_files
 from gradtrail.stages.artifacts.accounting import Spending
 from gradtrail.stages.artifacts.data_files import DatasetInfo
-from gradtrail.stages.common.environment import EnvironmentConfig
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig
 from gradtrail.stages.common.processes import agreed, devices, first_process_first, leave, require_same, wait_for_all
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.stage import Stage
 from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder, on_devices, state_on_device
 from gradtrail.stages.train.privacy import training_secret
@@ -117,7 +116,7 @@ class Training:
                 "(preprocess.deformations), and each would count separately; "
                 "train.privacy.augmentation_multiplicity counts augmentations as one"
             )
-        train = data_files.read_split(folder / "train", info)
+        train = data_files.read_split(folder / "train")
         require_same(
             {
                 "train of params.yaml": repr(config),
@@ -130,7 +129,7 @@ class Training:
             runtime=runtime,
             info=info,
             train=train,
-            validation=data_files.read_split(folder / "validation", info),
+            validation=data_files.read_split(folder / "validation"),
             devices=devices(config.shards),
             steps_per_call=agreed(lambda: runtime.steps_per_call),
             spending=accounting.account(config, len(train)) if is_private else None,

@@ -5,10 +5,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.dvc_cache import digest_within
-from gradtrail.stages.common.overrides import PARAMS
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.files import digest
+from gradtrail.stages.common.params import PARAMS, read_yaml
 from gradtrail.stages.common.pipeline_file import (
     Entry,
     StageSpec,

@@ -16,10 +16,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.dvc_cache import digest_within
-from gradtrail.stages.common.files import scratch_folder
-from gradtrail.stages.common.overrides import PARAMS
+from gradtrail.stages.common.files import digest, scratch_folder
+from gradtrail.stages.common.params import PARAMS
 from gradtrail.stages.common.pipeline_file import (
     TRAIN,
     Entry,

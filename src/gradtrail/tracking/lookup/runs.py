@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mlflow.entities import Run
 
-from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.dvc_cache import listing
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git

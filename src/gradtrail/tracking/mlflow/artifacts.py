@@ -19,7 +19,7 @@ import pyarrow as pa
 from pandas.api.types import is_integer_dtype, is_numeric_dtype
 from PIL import Image
 
-from gradtrail.stages.common.files import read_mapping
+from gradtrail.stages.common.files import read_json
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.mlflow.naming import SMALL_FIGURE, is_hidden_spread, metric_name
 
@@ -209,7 +209,7 @@ def announce_tables(client: MlflowClient, run_id: str, paths: Iterable[str]) -> 
 
 def _costs_table(path: Path) -> pd.DataFrame:
     """Return a row for each compiled function, with its static costs."""
-    costs = read_mapping(path, "costs")
+    costs = read_json(path)
     if strange := [name for name, cost in costs.items() if not isinstance(cost, dict)]:
         raise UserError(f"{path}: {strange[0]} should be a mapping of costs, got {costs[strange[0]]!r}")
     return pd.DataFrame([{"function": name, **cost} for name, cost in costs.items()])

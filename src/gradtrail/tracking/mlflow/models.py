@@ -26,7 +26,7 @@ from mlflow.utils import get_results_from_paginated_fn
 
 import gradtrail
 from gradtrail.stages.artifacts.members import format_seeds
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import digest
 from gradtrail.tracking.mlflow.naming import NOTE
 
 if TYPE_CHECKING:

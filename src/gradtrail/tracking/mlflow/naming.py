@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gradtrail.core.names import model_name
-from gradtrail.stages.common.active_params import active_params
-from gradtrail.stages.common.overrides import MEMBERS, SEED
+from gradtrail.stages.common.params import MEMBERS, SEED, active_params
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.tags import param_text, stage_params

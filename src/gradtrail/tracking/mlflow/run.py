@@ -175,7 +175,7 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
             with stop_request(hurry) as request:
                 run.finish(status)
         request.obey(f"stopped; `dvc repro` restarts {stage.name}")
-        stage.require_unchanged()  # once more, as late as possible: DVC reads them after the command has ended
+        stage.inputs.require_unchanged()  # once more, as late as possible: DVC reads them after the command has ended
         run.complete()
 
 

@@ -7,7 +7,7 @@ from mlflow.entities import Run, ViewType
 from mlflow.store.entities import PagedList
 from mlflow.utils import get_results_from_paginated_fn
 
-from gradtrail.stages.common.active_params import active_params
+from gradtrail.stages.common.params import active_params
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import experiment_id
 from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, param_text, stage_params

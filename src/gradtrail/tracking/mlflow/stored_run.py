@@ -11,8 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from gradtrail.stages.artifacts.data_files import DIGEST_LENGTH
-from gradtrail.stages.common.active_params import active_params
-from gradtrail.stages.common.overrides import PARAMS
+from gradtrail.stages.common.params import PARAMS, active_params
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, stage_value

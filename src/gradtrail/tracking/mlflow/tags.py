@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from gradtrail.stages.common.overrides import MEMBERS, PARAMS, flatten
+from gradtrail.stages.common.params import MEMBERS, PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import GitError, git, git_bytes, head_commit
 from gradtrail.tracking.lineage.environment import stage_value

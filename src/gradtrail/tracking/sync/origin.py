@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from gradtrail.stages.common.digests import folder_digest
+from gradtrail.stages.common.files import folder_digest
 from gradtrail.stages.common.params import parse_yaml
 from gradtrail.stages.common.pipeline_file import is_code, values_of
 from gradtrail.support.errors import UserError
