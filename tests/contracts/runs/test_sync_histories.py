@@ -256,7 +256,7 @@ def test_unreadable_outs_of_a_commit_are_reported_in_a_line(
     report = sync()
     assert (report.rebuilt, report.unreadable) == ({"fetch": 1, "train": 1, "gradients": 1}, 1)
     message = capsys.readouterr().err
-    assert "no run can be rebuilt (results/metrics/evaluate.json: data should be a number or text, got {" in message
+    assert "no run can be rebuilt (results/metrics/evaluate.json: dataset should be text, got None)" in message
 
 
 @pytest.mark.slow
