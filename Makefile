@@ -47,10 +47,10 @@ lock: env ## resolve the locks again, from pyproject.toml
 repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
 
-test: env ## the tests, in 204 s on two cores (AMD Zen 4)
+test: env ## the tests, in 195 s on two cores (AMD Zen 4)
 	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder
 
-test-slow: env ## the slow tests, in 16 minutes on two cores; `.ci/run` is check, gate, test and these
+test-slow: env ## the slow tests, in 12 minutes on two cores; `.ci/run` is check, gate, test and these
 	@$(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder -m "slow and not nightly" $(SLOW)
 
 nightly: env ## what takes longer: random kills, long histories, many experiments at once
