@@ -77,13 +77,10 @@ class Adam(_Optimizer):
 
 
 @config
-class AdamW(_Optimizer):
+class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101)."""
 
     kind: ClassVar = "adamw"
-    b1: Share  # decay of the first moment
-    b2: Share  # decay of the second moment
-    eps: Positive  # added to the root of the second moment
     weight_decay: NotNegative
 
     def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:

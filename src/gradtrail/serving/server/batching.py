@@ -32,12 +32,10 @@ THREAD = "model"  # prefix of the names of threads that answer
 class BatchingConfig:
     """How requests are collected."""
 
-    max_wait_ms: Annotated[float, Bounds(at_least=0, at_most=1000)] = (
-        2.0  # longest wait of a batch for more requests; 0 for no wait
-    )
-    max_queue_images: Annotated[int, Bounds(at_least=1, at_most=10**6)] = (
-        4096  # limit of waiting images; a request beyond it is refused
-    )
+    # longest wait of a batch for more requests; 0 for no wait
+    max_wait_ms: Annotated[float, Bounds(at_least=0, at_most=1000)] = 2.0
+    # limit of waiting images; a request beyond it is refused
+    max_queue_images: Annotated[int, Bounds(at_least=1, at_most=10**6)] = 4096
 
 
 @dataclass(frozen=True, kw_only=True)

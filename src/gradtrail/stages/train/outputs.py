@@ -1,6 +1,7 @@
 """The outputs of a training: weights, tables and figures of each network, and their means."""
 
 import dataclasses
+import functools
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,8 @@ class Outputs:
     def metrics(self) -> dict[str, float | str]:
         """The metrics of the stage: means over the networks, with their intervals."""
         measured = over_members([network.metrics for network in self._written.values()])
-        guarantee = self._guarantee()
-        return {**self._training.info.as_metrics(), **measured, **(guarantee.metrics if guarantee else {})}
+        spent = self._guarantee.metrics if self._guarantee else {}
+        return {**self._training.info.as_metrics(), **measured, **spent}
 
     @property
     def seconds(self) -> float:
@@ -102,11 +103,12 @@ class Outputs:
         title = f"{training.model.config.name} on {training.info.label}"
         figures.draw(new / _RESULTS, epochs, steps, title, training.config.clip_norm)
 
-        if guarantee := self._guarantee():
-            write_guarantee(new / _RESULTS, guarantee)
+        if self._guarantee:
+            write_guarantee(new / _RESULTS, self._guarantee)
 
+    @functools.cached_property
     def _guarantee(self) -> PrivacyGuarantee | None:
-        """Return the guarantee of the networks so far; None for a training that is not private."""
+        """The guarantee of all networks; None for a training that is not private."""
         training, lengths = self._training, [len(network.epochs) for network in self._written.values()]
         spending = training.spending
         return guarantee_of(training.config, spending, len(training.train), lengths) if spending else None

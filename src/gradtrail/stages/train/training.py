@@ -137,7 +137,7 @@ class Training:
             inputs_changed=stage.inputs.have_changed,
         )
 
-    @property
+    @functools.cached_property
     def model(self) -> Model:
         """The network to train."""
         config = self.config.model_config(self.info.image_shape, self.info.num_classes)
