@@ -23,10 +23,9 @@ from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.params import as_written
 from gradtrail.stages.train.checkpoints import state_on_host
+from gradtrail.tracking.journal import EVENTS, Journal
 from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint
 from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.run import TrackedRun
-from gradtrail.tracking.mlflow.stored_run import StoredRun
 
 
 def bits(state: TrainState) -> list[tuple[Any, bytes]]:
@@ -157,11 +156,11 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         model=SHORT.model_config(SHAPE, 3), label_smoothing=0.1, dataset=dataset_info(), epoch=SHORT.epochs
     )
     write_weights(tmp_path / "models/final.safetensors", weights, info)
-    logs = StoredRun(client, run.info.run_id, 1).log_files
-    tracker = SimpleNamespace(
-        is_alive=True, keep=lambda path: path, send=lambda do, path, under: logs(Path(path), under)
-    )
-    TrackedRun(None, tracker).checkpoint(state, weights)  # type: ignore[arg-type]
+    journal = Journal(None, SimpleNamespace())  # type: ignore[arg-type]
+    journal.folder = tmp_path / "journal"
+    journal.checkpoint(state, weights)
+    event = json.loads((journal.folder / EVENTS).read_text())
+    client.log_artifacts(run.info.run_id, str(journal.folder / event["path"]), event["under"])
     return run.info.run_id
 
 

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Run, RunTag
 
 from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, output_digests, sha256_of
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.journal import is_referenced
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.recorded import consistent_stages, read_run_cache, recorded_states
 from gradtrail.tracking.lineage.snapshots import Experiment, Snapshot, snapshot_of
 from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.logger import log_journals
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, has_headlines, training_of
 from gradtrail.tracking.mlflow.models import EXPORT, log_export, logged_exports
@@ -33,14 +35,13 @@ from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, is_f
 from gradtrail.tracking.mlflow.stored_run import (
     REBUILT,
     REPLACED,
-    StoredRun,
+    Execution,
     close_dead_runs,
     find_own_run,
-    is_referenced,
     open_run,
     remove_run,
 )
-from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs
+from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs, process_tags
 from gradtrail.tracking.sync.origin import origin_of
 from gradtrail.tracking.sync.report import SyncReport
 
@@ -58,6 +59,7 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
         will then soon be outdated.
     """
     client = open_store()
+    log_journals()
     index = RunIndex(client)
     dead, still_open = close_dead_runs(client, index.runs())
     index.refresh(run.info.run_id for run in dead)
@@ -154,7 +156,7 @@ class States:
             if data.tags.get("dvc.exp_name") not in (None, *(one.name for one in candidates)):
                 tags = candidates[0].tags
                 words = note(run_id, data.tags | tags, data.params, data.metrics, summary_in(data.tags.get(NOTE, "")))
-                StoredRun(self._client, run_id).set_tags(tags | {NOTE: words})
+                self._client.log_batch(run_id, tags=[RunTag(*pair) for pair in (tags | {NOTE: words}).items()])
                 self._index.refresh([run_id])
 
     def remove_unrecorded(self) -> None:
@@ -346,13 +348,14 @@ def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
 
     Files of other code may have another form; their readers raise UserError. Other exceptions are bugs or store faults.
     """
-    began = find_own_run(client, stage, is_live=False)  # another process may have created it meanwhile
+    began = find_own_run(client, stage, None)  # another process may have created it meanwhile
     if began and is_finished_or_live(began):
         return str(began.info.run_id)
-    stored, origin = None, origin_of(stage)
+    stored, execution = None, Execution(tags=process_tags() | origin_of(stage))
     try:
-        stored = open_run(client, stage, origin)
-        stored.log_outs(stage)
+        stored = open_run(client, stage, execution)
+        stored.describe(stage)
+        stored.log_outs(stage, stage.out_digests())
     except UserError as error:
         print(f"warning: {stage.name}, state {stage.state[:12]}: no run can be rebuilt ({error})", file=sys.stderr)
         if stored and began:

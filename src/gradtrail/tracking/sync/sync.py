@@ -87,6 +87,7 @@ def _sources() -> Iterator[object]:
     yield [line for line in refs if " refs/exps/" not in line]
     yield sorted((one.name, one.baseline, one.commit) for one in find_experiments())
     yield [path.name for path in entry_files()]
+    yield sorted(str(path) for path in private_folder().glob("journal/*/*"))
     with contextlib.suppress(OSError), os.scandir(file_folder()) as folders:
         yield sorted((folder.name, folder.stat().st_mtime_ns) for folder in folders)
 

@@ -25,15 +25,15 @@ from gradtrail.stages.common.files import scratch_folder, write_csv
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.support.errors import one_line
 from gradtrail.support.tracing import Recorder
+from gradtrail.tracking.journal import Journal
 from gradtrail.tracking.mlflow.naming import COMPILED
-from gradtrail.tracking.mlflow.run import TrackedRun
 
 _MIB = 2**20
 Row = dict[str, Any]
 
 
 @contextlib.contextmanager
-def compiling(run: TrackedRun) -> Iterator[Compiler]:
+def compiling(run: Journal) -> Iterator[Compiler]:
     """Yield the compiler of a stage; when the block ends without an error, log what was compiled. Changes no result.
 
     A compilation that a call causes in the block is a warning with the function's name, shapes and line of Python: a
@@ -80,7 +80,7 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
 
 
 @contextlib.contextmanager
-def tracing(run: TrackedRun) -> Iterator[Wrapper | None]:
+def tracing(run: Journal) -> Iterator[Wrapper | None]:
     """Record calls of the stage's functions if `runtime.trace` is on, and log them as `trace/`.
 
     If the stage fails, nothing is logged; a fault of the profiler is a warning.
