@@ -192,8 +192,8 @@ class RunLog:
             self._stored.log_all_points(points)
 
 
-def log_journals() -> int:
-    """Log the journals of stages that have ended, and remove them; return their number.
+def log_journals() -> list[str]:
+    """Log the journals of stages that have ended, and remove them; return the names of the stages.
 
     Those of running stages, whose states are locked, are left alone, and so are those that cannot be logged: a warning
     says why.
@@ -201,7 +201,7 @@ def log_journals() -> int:
     Raises:
         Exception: MLflow failed, or there is a bug.
     """
-    number = 0
+    logged = list[str]()
     for journal in sorted(private_folder().glob("journal/*/*")):
         begin = next(Events(journal / EVENTS).new(), None)
         if begin is None:  # the stage is just beginning it, or was killed as it did
@@ -211,13 +211,13 @@ def log_journals() -> int:
             with lock.acquire(timeout=0):
                 if (journal / IDENTITY).exists():
                     RunLog(journal, is_live=False).log()
-                    number += 1
+                    logged.append(begin["stage"])
                 _remove(journal)
         except Timeout:
             continue
         except UserError as error:
             print(f"warning: {begin['stage']}: {journal} cannot be logged: {error}", file=sys.stderr)
-    return number
+    return logged
 
 
 def _remove(journal: Path) -> None:

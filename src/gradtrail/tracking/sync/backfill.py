@@ -59,7 +59,8 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
         will then soon be outdated.
     """
     client = open_store()
-    log_journals()
+    if logged := log_journals():
+        print(f"completed from their journals: {', '.join(logged)}")
     index = RunIndex(client)
     dead, still_open = close_dead_runs(client, index.runs())
     index.refresh(run.info.run_id for run in dead)
