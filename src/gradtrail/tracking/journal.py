@@ -358,15 +358,7 @@ def write_identity(journal: Path, stage: Identity) -> None:
 def read_identity(journal: Path) -> Identity:
     """Return the state of a journal, whose outputs are those that it keeps."""
     content = json.loads((journal / IDENTITY).read_text(encoding="utf-8"))
-    pipeline = {
-        name: StageSpec(
-            cmd=spec["cmd"],
-            deps=(*spec["deps"],),
-            params={file: (*keys,) for file, keys in spec["params"].items()},
-            outs=(*spec["outs"],),
-        )
-        for name, spec in content["pipeline"].items()
-    }
+    pipeline = {name: StageSpec(**spec) for name, spec in content["pipeline"].items()}
     entries = {name: Entry(**entry) for name, entry in content["entries"].items()}
     snapshot = Snapshot(pipeline=pipeline, lock={})
     return Identity(content["name"], read_entries=entries, snapshot=snapshot, place=journal / OUTS)

@@ -7,11 +7,14 @@ its stage has ended: then the run stays open, like that of any process that was 
 is removed. After a fault of the store, which is reported, the process only samples processor and memory.
 """
 
-from __future__ import annotations
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # the collector would take a quarter of the time of the imports
 
 import contextlib
-import gc
 import importlib
+import itertools
 import json
 import os
 import queue
@@ -24,13 +27,15 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
+from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 
 from gradtrail.stages.common.pipeline_file import Entry
 from gradtrail.support.errors import UserError
-from gradtrail.support.paths import SQLITE, private_folder, store_uri
+from gradtrail.support.paths import private_folder
 from gradtrail.tracking.journal import (
     EVENTS,
     EXPORT,
@@ -45,10 +50,18 @@ from gradtrail.tracking.journal import (
     write_identity,
 )
 from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.naming import metric_name
-
-if TYPE_CHECKING:
-    from gradtrail.tracking.mlflow.stored_run import Points, StoredRun
+from gradtrail.tracking.mlflow.stored_run import (
+    REPLACED,
+    Execution,
+    Points,
+    StoredRun,
+    attempt_file,
+    continue_run,
+    open_run,
+    remove_run,
+)
 
 Event = dict[str, Any]
 _RUN = "run.json"  # the run that a logger opened for the journal
@@ -127,22 +140,21 @@ class RunLog:
             case {"event": "begin"}:
                 self._open(event)
             case {"event": "metrics", "values": values}:
-                self._stored.log_points(self._as_points(values), event["at"])
+                self._stored.log_points((self._as_points(values), event["at"]))
             case {"event": "files", "path": path, "under": under}:
                 self._stored.log_files(self._journal / path, under)
             case {"event": "outs"}:
                 self._log_outs()
             case {"event": "end", "status": status, "timings": timings}:
-                waited = {"tracking": time.time() - event["at"]} if self._is_live else {}
-                self._stored.log_timings({**timings, "seconds": timings["seconds"] | waited})
+                if self._is_live:
+                    timings["seconds"]["tracking"] = time.time() - event["at"]
+                file = attempt_file("timings", self._stored.attempt)
+                self._stored.client.log_dict(self._stored.run_id, timings, file)
                 self._close(status, event["at"])
             case _:
                 raise ValueError(f"no such event: {event}")
 
     def _open(self, begin: Event) -> None:
-        from gradtrail.tracking.mlflow.client import open_store  # late: it imports MLflow
-        from gradtrail.tracking.mlflow.stored_run import Execution, continue_run, open_run
-
         if self._is_live:
             name = begin["stage"]
             self._stage = Identity(name, read_entries={name: Entry(**begin["entry"])})
@@ -150,18 +162,19 @@ class RunLog:
         else:
             self._stage = read_identity(self._journal)
         diff = self._journal / "git.diff" if begin["has_diff"] else None
-        execution = Execution(tags=begin["tags"], environment=begin["environment"], diff=diff, began=begin["at"])
-        client, opened, stored = open_store(), self._journal / _RUN, None
-        if opened.exists():
-            stored = continue_run(client, self._stage, execution, **json.loads(opened.read_bytes()))
-        if stored is None:
-            stored = open_run(client, self._stage, execution)
-            opened.write_text(json.dumps({"run_id": stored.run_id, "attempt": stored.attempt}))
-        stored.describe(self._stage)
-        self._stored = stored
+        self._execution = Execution(tags=begin["tags"], environment=begin["environment"], diff=diff, began=begin["at"])
+        client, opened = open_store(), self._journal / _RUN
+        stored = continue_run(client, self._stage, **json.loads(opened.read_bytes())) if opened.exists() else None
+        self._use(stored or open_run(client, self._stage, self._execution))
         if EXPORT in self._stage.spec.outs:  # it will log a model: import this now, while the stage works
             with warnings.catch_warnings(action="ignore"):  # about types in a module of MLflow itself
                 importlib.import_module("mlflow.pyfunc")
+
+    def _use(self, stored: StoredRun) -> None:
+        """Log to a run from now on."""
+        self._stored = stored
+        (self._journal / _RUN).write_text(json.dumps({"run_id": stored.run_id, "attempt": stored.attempt}))
+        stored.describe(self._stage, self._execution)
 
     def _close(self, status: str, at: float) -> None:
         """Close the run; that of a state which another attempt finished stays as it is."""
@@ -177,19 +190,33 @@ class RunLog:
 
     def _log_outs(self) -> None:
         """Log the outputs; of a stage that was killed before it ended, they may be those of another state by now."""
-        kept = self._journal / f"{OUTS}.json"
         if self._is_live:
-            self._stored.log_outs(self._stage, self._stage.out_digests())
+            outs = self._stage.out_digests()
         elif (self._journal / OUTS).exists():
-            self._stored.log_outs(self._stage, json.loads(kept.read_bytes()))
+            outs = json.loads((self._journal / f"{OUTS}.json").read_bytes())
         else:
             return
+        if self._stored.outs not in ({}, outs):
+            self._replace_run()
+        self._stored.log_outs(self._stage, outs)
         self._stored.link_runs()
+
+    def _replace_run(self) -> None:
+        """Replace the run of earlier attempts, which wrote other bytes: no run mixes two results."""
+        print(f"{self._stage.name}: an earlier attempt wrote other bytes; a new run replaces its run", file=sys.stderr)
+        client, replaced = self._stored.client, self._stored.run_id
+        self._use(open_run(client, self._stage, self._execution, is_new=True))
+        for event in itertools.takewhile(lambda event: event["event"] != "outs", Events(self._journal / EVENTS).new()):
+            if event["event"] != "begin":
+                self._handle(event)
+        self._log_curves()
+        client.set_terminated(replaced)
+        remove_run(client, client.get_run(replaced), REPLACED, by=self._stored.run_id)
 
     def _log_curves(self) -> None:
         if self._points:
             points, self._points = self._points, []
-            self._stored.log_all_points(points)
+            self._stored.log_points(*points)
 
 
 def log_journals() -> list[str]:
@@ -228,9 +255,6 @@ def _remove(journal: Path) -> None:
 
 def sample_system(journal: Path) -> Iterator[None]:
     """Write the use of processor, memory and GPU to a journal, once for each item that is taken."""
-    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
-
     monitors: list[Any] = [CPUMonitor()]
     with contextlib.suppress(Exception):  # MLflow raises various ones where there is no NVIDIA GPU
         monitors.append(GPUMonitor())
@@ -256,7 +280,9 @@ def main() -> None:
     threading.Thread(target=_read_stdin, args=(inbox,), daemon=True).start()
     journal, status = None, 0
     try:
-        _import_mlflow()
+        open_store()
+        gc.freeze()
+        gc.enable()
         journal = inbox.get()
         tempfile.tempdir = str(journal)  # so that nothing remains
         (journal / READY).touch()
@@ -281,16 +307,6 @@ def _wait_for_end(journal: Path) -> None:
     events = Events(journal / EVENTS)
     while not any(event["event"] == "end" for event in events.new()):
         time.sleep(POLL_SECONDS)
-
-
-def _import_mlflow() -> None:
-    """Import MLflow without the garbage collector, which would take a quarter of the time."""
-    gc.disable()
-    importlib.import_module("gradtrail.tracking.mlflow.stored_run")
-    if store_uri().startswith(SQLITE):
-        importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
-    gc.freeze()
-    gc.enable()
 
 
 def _read_stdin(inbox: queue.SimpleQueue[Path]) -> None:

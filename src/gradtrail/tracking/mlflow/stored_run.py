@@ -1,9 +1,8 @@
 """The content of a run in MLflow, made only from a stage's declaration and outputs, so that it can be rebuilt."""
 
 import json
-import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,50 +60,31 @@ class StoredRun:
     Args:
         client: Client of the store.
         run_id: Id of the run.
-        execution: What made it.
         attempt: Number of executions of the state, this one included.
         outs: Digests of the outputs that it has, of earlier attempts.
         has_points: True if the run may have points of metrics.
     """
 
-    def __init__(
-        self,
-        client: MlflowClient,
-        run_id: str,
-        execution: Execution,
-        *,
-        attempt: int = 1,
-        outs: Mapping[str, str] | None = None,
-        has_points: bool = False,
-    ):
+    def __init__(self, client: MlflowClient, run_id: str, attempt: int, outs: Mapping[str, str], *, has_points: bool):
         self.client = client
         self.run_id = run_id
         self.attempt = attempt
-        self._execution = execution
-        self._outs = dict(outs or {})
+        self.outs = outs
         self._has_points = has_points
         self._logged: dict[str, set[int]] = {}
-        self._attempt_points: list[tuple[Points, float]] = []
-        self._attempt_files: list[tuple[Path, str]] = []
 
-    def describe(self, stage: Identity) -> None:
+    def describe(self, stage: Identity, execution: Execution) -> None:
         """Log what made the run: its params and states as files, the environment, and changes in the working folder."""
         self.client.log_dict(self.run_id, stage.describe_lineage(), _LINEAGE)
         sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
         self.client.log_dict(self.run_id, {key: value for one in sections for key, value in one.items()}, str(PARAMS))
-        if environment := self._execution.environment:
-            self.client.log_dict(self.run_id, dict(environment), attempt_file("environment", self.attempt))
-        if self._execution.diff:
-            self.client.log_artifact(self.run_id, str(self._execution.diff))
+        if execution.environment:
+            self.client.log_dict(self.run_id, dict(execution.environment), attempt_file("environment", self.attempt))
+        if execution.diff:
+            self.client.log_artifact(self.run_id, str(execution.diff))
 
-    def log_points(self, points: Points, at: float | None = None) -> None:
-        """Log metrics, by default with the current time; points that the run already has stay."""
-        self.log_all_points([(points, at or time.time())])
-
-    def log_all_points(self, timed: Sequence[tuple[Points, float]]) -> None:
+    def log_points(self, *timed: tuple[Points, float]) -> None:
         """Log metrics, each with its time, in one request; points that the run already has stay."""
-        if self._outs:
-            self._attempt_points += timed
         new = [
             Metric(name, float(value), int(at * 1000), int(step))
             for points, at in timed
@@ -121,19 +101,17 @@ class StoredRun:
         """Log the outputs of the stage, from the files.
 
         An export is logged as a model of its training's run. Data, weights and parquet tables, which DVC's cache has,
-        are logged as digests, unless `runtime.copy_outs` asks for copies of weights and tables. If the earlier attempts
-        wrote other bytes, a new run replaces theirs, so that no run mixes two results.
+        are logged as digests, unless `runtime.copy_outs` asks for copies of weights and tables.
 
         Args:
             stage: Stage, whose folder has the outputs that are logged as more than digests.
             outs: Digest of each output.
         """
-        if self._outs and self._outs != outs:
-            self._replace(stage)
         metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
         points = read_curves(folder, stage.name, metrics)
         shown_alone = [key for key in metrics if is_logged(stage.name, key, metrics)]
-        self.log_points({metric_name(stage.name, key): {0: metrics[key]} for key in shown_alone} | points)
+        points |= {metric_name(stage.name, key): {0: metrics[key]} for key in shown_alone}
+        self.log_points((points, time.time()))
         costs = stage.folder / "results" / "costs" / f"{stage.name}.json"
         log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
         for out in stage.spec.outs:
@@ -155,28 +133,9 @@ class StoredRun:
             log_small_figure(self.client, self.run_id, figure)
         self._write_note(folder / "summary.md")
 
-    def _replace(self, stage: Identity) -> None:
-        """Replace the run by a new one, with the points and files that this attempt has logged so far."""
-        print(f"{stage.name}: an earlier attempt wrote other bytes; a new run replaces its run", file=sys.stderr)
-        replaced, made = self.run_id, open_run(self.client, stage, self._execution, is_new=True)
-        self.run_id, self.attempt, self._outs, self._logged, self._has_points = made.run_id, 1, {}, {}, False
-        self.describe(stage)
-        self.log_all_points(self._attempt_points)
-        for path, under in self._attempt_files:
-            self.log_files(path, under)
-        self.client.set_terminated(replaced)
-        remove_run(self.client, self.client.get_run(replaced), REPLACED, by=self.run_id)
-
-    def log_timings(self, timings: Mapping[str, Any]) -> None:
-        """Log the seconds of this attempt as `timings.json`; those of earlier attempts stay.
-
-        They have the `seconds` of parts of the stage, and `functions` and `cache` if it compiled any.
-        """
-        self.client.log_dict(self.run_id, dict(timings), attempt_file("timings", self.attempt))
-
     @property
     def has_outs(self) -> bool:
-        """Whether the run has the digests of outputs."""
+        """Whether the run has the digests of outputs by now."""
         return bool(outputs(self.client.get_run(self.run_id).data.tags))
 
     def link_runs(self) -> None:
@@ -186,9 +145,7 @@ class StoredRun:
         close_dead_runs(self.client, runs.running())
 
     def log_files(self, path: Path, under: str) -> None:
-        """Log a file, or the files of a folder, as artifacts; they must stay there until the outputs are logged."""
-        if self._outs:
-            self._attempt_files.append((path, under))
+        """Log a file, or the files of a folder, as artifacts."""
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
         log(self.run_id, str(path), under)
         if under == COMPILED.parent.as_posix():
@@ -256,17 +213,15 @@ def open_run(client: MlflowClient, stage: Identity, execution: Execution, *, is_
     if existing and REBUILT in existing.data.tags:
         client.delete_tag(run.info.run_id, REBUILT)
     outs = outputs(run.data.tags)
-    return StoredRun(client, run.info.run_id, execution, attempt=attempt, outs=outs, has_points=existing is not None)
+    return StoredRun(client, run.info.run_id, attempt, outs, has_points=existing is not None)
 
 
-def continue_run(
-    client: MlflowClient, stage: Identity, execution: Execution, run_id: str, attempt: int
-) -> StoredRun | None:
+def continue_run(client: MlflowClient, stage: Identity, run_id: str, attempt: int) -> StoredRun | None:
     """Return the run that an attempt opened before its logging ended; None if the store does not have it any more."""
     run = next(iter(run for run in StoredRuns(client)({"state": stage.state}) if run.info.run_id == run_id), None)
     if run is None:
         return None
-    return StoredRun(client, run_id, execution, attempt=attempt, outs=outputs(run.data.tags), has_points=True)
+    return StoredRun(client, run_id, attempt, outputs(run.data.tags), has_points=True)
 
 
 def attempt_file(kind: str, attempt: int) -> str:

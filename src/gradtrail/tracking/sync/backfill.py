@@ -355,7 +355,7 @@ def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
     stored, execution = None, Execution(tags=process_tags() | origin_of(stage))
     try:
         stored = open_run(client, stage, execution)
-        stored.describe(stage)
+        stored.describe(stage, execution)
         stored.log_outs(stage, stage.out_digests())
     except UserError as error:
         print(f"warning: {stage.name}, state {stage.state[:12]}: no run can be rebuilt ({error})", file=sys.stderr)
