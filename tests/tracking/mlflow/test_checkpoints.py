@@ -1,7 +1,6 @@
 """The logged checkpoint is small, verified when it is read, and trains on to the bits of an uninterrupted training."""
 
 import dataclasses
-import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -61,42 +60,32 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changed", "left_out"),
     [
-        ({}, ["params"]),
-        ({"average": make_weights(2)}, ["params"]),
-        ({"params": make_weights(2), "average": make_weights(0)}, ["average"]),
-        ({"params": make_weights(2)}, []),  # as schedule-free optimizers have them
+        ({"average": make_weights(2)}, "params"),
+        ({"params": make_weights(2), "average": make_weights(0)}, "average"),
+        ({"params": make_weights(2)}, ""),  # as schedule-free optimizers have them
     ],
 )
 def test_checkpoint_omits_final_weights_and_loads_to_the_bit(
-    changed: dict[str, Any], left_out: list[str], tmp_path: Path
+    changed: dict[str, Any], left_out: str, tmp_path: Path
 ) -> None:
     state = make_state(**changed)
     save_checkpoint(tmp_path / "checkpoint", state, make_weights(0))
     arrays = json.loads((tmp_path / "checkpoint" / "_METADATA").read_text())["tree_metadata"]
     stored = {name for name in ("params", "average") if any(f"'{name}', 'layers'" in key for key in arrays)}
-    assert stored == {name for name in ("params", "average") if getattr(state, name) is not None} - set(left_out)
+    assert stored == {name for name in ("params", "average") if getattr(state, name) is not None} - {left_out}
     loaded = load_checkpoint(tmp_path / "checkpoint", make_state(**changed, step=np.int32(0)), make_weights(0))
     assert bits(loaded) == bits(state)
     assert jax.tree.structure(loaded) == jax.tree.structure(state)
 
 
-def test_weights_of_another_run_and_an_unfinished_training_are_refused(good: Path, tmp_path: Path) -> None:
+def test_weights_of_another_run_are_refused(good: Path) -> None:
     line = refusal(lambda: load_checkpoint(good, make_state(), make_weights(7)))
     assert line == f"{good}: it is damaged, or the weights are not the final ones of its run"
-    from orbax.checkpoint import v1 as ocp
-
-    ocp.save(tmp_path / "checkpoint", state_on_host(make_state()))
-    line = refusal(lambda: load_checkpoint(tmp_path / "checkpoint", make_state(), make_weights(0)))
-    assert line == f"{tmp_path / 'checkpoint'}: no checkpoint of this training: 'left_out'"
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        (
-            {"opt_state": (optax.EmptyState(), optax.TraceState(make_weights(1)["layers"]))},
-            "leaf opt_state/1/trace/0/bias is absent, this training has float32(3,)",
-        ),
         (
             {"keys": jax.tree.map(lambda key: jax.random.split(key, 2), run_keys(0))},
             "leaf keys/augmentation is uint32(2,), this training has uint32(2, 2)",
@@ -118,6 +107,10 @@ def flip(path: Path) -> None:
         path.write_bytes(data)
 
 
+def load_and_compare(folder: Path) -> None:
+    assert bits(load_checkpoint(folder, make_state(), make_weights(0))) == bits(make_state())
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of Orbax' threads
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
 def test_a_damaged_file_is_harmless_or_refused(damage: Callable[[Path], None], good: Path, tmp_path: Path) -> None:
@@ -125,11 +118,8 @@ def test_a_damaged_file_is_harmless_or_refused(damage: Callable[[Path], None], g
     for number, file in enumerate(sorted(path for path in good.rglob("*") if path.is_file())):
         copy = shutil.copytree(good, tmp_path / str(number))
         damage(copy / file.relative_to(good))
-        loaded: list[TrainState] = []
-        read = functools.partial(load_checkpoint, copy, make_state(), make_weights(0))
-        line = refusal(lambda read=read, loaded=loaded: loaded.append(read()))
+        line = refusal(lambda copy=copy: load_and_compare(copy))
         assert line is None or line.startswith(f"{copy}: ")
-        assert line is not None or bits(loaded[0]) == bits(make_state())
         refused += line is not None
     assert refused >= 3
 
