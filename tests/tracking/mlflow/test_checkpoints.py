@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,9 +22,7 @@ from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.params import as_written
 from gradtrail.stages.train.checkpoints import state_on_host
 from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint
-from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.run import TrackedRun
-from gradtrail.tracking.mlflow.stored_run import StoredRun
+from gradtrail.tracking.mlflow.client import experiment_id, open_store
 
 
 def bits(state: TrainState) -> list[tuple[Any, bytes]]:
@@ -138,8 +135,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "data").mkdir()
     write_processed(tmp_path / "data/processed", dict.fromkeys(SPLITS, SPLIT), dataset_info())
     client = open_store()
-    experiment = client.create_experiment("models", artifact_location=(tmp_path / "mlruns").as_uri())
-    run = client.create_run(experiment)
+    run = client.create_run(experiment_id(client, "models"))
     engine, examples = make_engine(SHORT, SPLIT)
     state = run_training(engine, examples)[-1].state
     weights = on_host(engine.evaluation_params(state))
@@ -147,11 +143,8 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         model=SHORT.model_config(SHAPE, 3), label_smoothing=0.1, dataset=dataset_info(), epoch=SHORT.epochs
     )
     write_weights(tmp_path / "models/final.safetensors", weights, info)
-    logs = StoredRun(client, run.info.run_id, 1).log_files
-    tracker = SimpleNamespace(
-        is_alive=True, keep=lambda path: path, send=lambda do, path, under: logs(Path(path), under)
-    )
-    TrackedRun(None, tracker).checkpoint(state, weights)  # type: ignore[arg-type]
+    save_checkpoint(tmp_path / "saved", state, weights)
+    client.log_artifacts(run.info.run_id, str(tmp_path / "saved"), "checkpoint")
     return run.info.run_id
 
 

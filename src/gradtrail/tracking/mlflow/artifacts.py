@@ -99,16 +99,16 @@ def log_results(client: MlflowClient, run_id: str, folder: Path, costs: Path, *,
 
     # Tables for the UI: not by MLflow's `log_table`, which would append to the table of an earlier attempt.
     with _readable(folder):
-        shown = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
+        frames = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
         for name, column in _RANKED.items():
             if (path := folder / f"{name}{_TABLE}").is_file():
-                shown[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(_MAX_TABLE_ROWS, column).round(6)
+                frames[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(_MAX_TABLE_ROWS, column).round(6)
         if costs.is_file():
             rows = [{"function": name, **cost} for name, cost in read_json(costs).items()]
-            shown["functions"] = pd.DataFrame(rows)
-    for name, table in shown.items():
+            frames["functions"] = pd.DataFrame(rows)
+    for name, table in frames.items():
         client.log_dict(run_id, json.loads(table.to_json(orient="split", index=False)), f"tables/{name}.json")
-    announce_tables(client, run_id, [f"tables/{name}.json" for name in shown])
+    announce_tables(client, run_id, [f"tables/{name}.json" for name in frames])
 
 
 def log_small_figure(client: MlflowClient, run_id: str, path: Path) -> None:
@@ -123,7 +123,7 @@ def log_small_figure(client: MlflowClient, run_id: str, path: Path) -> None:
 def announce_tables(client: MlflowClient, run_id: str, paths: Iterable[str]) -> None:
     """Add artifacts to those that the UI shows as tables; the first one opens."""
     before = client.get_run(run_id).data.tags.get(_TABLES_TAG, "[]")
-    known = {table["path"] for table in json.loads(before)}
-    after = json.dumps([{"path": path, "type": "table"} for path in sorted(known | {*paths})])
+    announced = {table["path"] for table in json.loads(before)}
+    after = json.dumps([{"path": path, "type": "table"} for path in sorted(announced | {*paths})])
     if after != before:
         client.set_tag(run_id, _TABLES_TAG, after)

@@ -52,8 +52,8 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
 
     if stage == "evaluate" and (model := link_evaluation(client, child, train)):
         by_time = sorted(model.metrics or (), key=lambda point: point.timestamp)
-        shown = {point.key: point.value for point in by_time}
-        missing = [name for name, value in chosen.items() if shown.get(name) != value]
+        logged = {point.key: point.value for point in by_time}
+        missing = [name for name, value in chosen.items() if logged.get(name) != value]
         histories = [client.get_metric_history(run_id, name) for name in missing]
         last = [max(history, key=lambda point: point.timestamp) for history in histories]
         attach_points(client, model, last, measured_by=child)
