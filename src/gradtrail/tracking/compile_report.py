@@ -36,14 +36,13 @@ Row = dict[str, Any]
 def compiling(run: Journal) -> Iterator[Compiler]:
     """Yield the compiler of a stage; when the block ends without an error, log what was compiled. Changes no result.
 
-    A compilation that a call causes in the block is a warning with the function's name, shapes and line of Python: a
-    stage compiles ahead of time, or computes on the host. So is a donated argument whose memory no result reuses. The
-    functions of the compiler itself never retrace: with another signature they raise TypeError.
+    A stage compiles ahead of time, or computes on the host: a compilation that a call causes is a warning with the
+    function's name, shapes and line of Python. So is a donated argument whose memory no result reuses.
     """
-    runtime = run.stage.runtime
-    guard = only_compiler(set_up_cache()) if runtime.compile_cache else None
-    rss, started = _rss_mib(), time.perf_counter()
-    with tracing(run) as wrapper, CompileLog() as log:
+    guard = only_compiler(set_up_cache()) if run.stage.runtime.compile_cache else None
+    process, started = psutil.Process(), time.perf_counter()
+    rss_before = process.memory_info().rss
+    with _tracing(run) as wrapper, CompileLog() as log:
         compiler = Compiler(time.perf_counter, guard, log, wrapper)
         try:
             yield compiler
@@ -51,43 +50,15 @@ def compiling(run: Journal) -> Iterator[Compiler]:
             for line in compiler.warnings:
                 print(f"{run.stage.name}: warning: {line}", file=sys.stderr)
         seconds = time.perf_counter() - started
-    if not run.is_open or not compiler.functions:
-        return
-    with run.best_effort():
-        rates = measure_rates(time.perf_counter)
-        run.timings(
-            functions=profile_rows(compiler.functions.values(), rates),
-            cache={"requests": log.requests, "hits": log.hits, "unplanned": len(log.unplanned)},
-            compile_seconds=log.seconds,
-            machine=dataclasses.asdict(rates),
-        )
-        run.metrics(
-            {
-                "compile/total_seconds": sum(function.times.total_seconds for function in compiler.compiled),
-                "compile/cache_hit_rate": log.hits / max(log.requests, 1),
-                "compile/unplanned": len(log.unplanned),
-            }
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            write_profile(Path(folder), compiler, rates, log)
-            process = _rates(rates) | _log_counts(log, seconds) | _memory(rss)
-            quantities = [{"quantity": name, "value": value} for name, value in process.items()]
-            write_csv(Path(folder) / "process.csv", quantities)
-            rows = summary_rows(compiler, rates, log)
-            table = {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]}
-            (Path(folder) / COMPILED.name).write_text(json.dumps(table), encoding="utf-8")
-            run.files(Path(folder), COMPILED.parent.as_posix())
+    if run.is_open and compiler.functions:
+        with run.best_effort():
+            memory = {"rss_before_mib": rss_before / _MIB, "rss_after_mib": process.memory_info().rss / _MIB}
+            _log_profile(run, compiler, log, {"share_of_time": log.seconds / seconds} | memory)
 
 
 @contextlib.contextmanager
-def tracing(run: Journal) -> Iterator[Wrapper | None]:
-    """Record calls of the stage's functions if `runtime.trace` is on, and log them as `trace/`.
-
-    If the stage fails, nothing is logged; a fault of the profiler is a warning.
-
-    Yields:
-        The wrapper of functions to be recorded; None if none are.
-    """
+def _tracing(run: Journal) -> Iterator[Wrapper | None]:
+    """Yield a wrapper of functions whose calls are recorded, and log `trace/`; None without `runtime.trace`."""
     stage = run.stage
     if not (stage.runtime.trace and run.is_open):
         yield None
@@ -106,101 +77,110 @@ def tracing(run: Journal) -> Iterator[Wrapper | None]:
             run.files(trace, "trace")
 
 
+def _log_profile(run: Journal, compiler: Compiler, log: CompileLog, process: dict[str, float]) -> None:
+    """Log metrics, timings and the folder `compile/`; `process` is what was measured of the whole stage.
+
+    `functions.csv` has a row for each ahead-of-time compilation, `calls.csv` one for each that a call caused;
+    `functions.json` and the programs are of the last compilation of each function.
+    """
+    rates = measure_rates(time.perf_counter)
+    functions = profile_rows(compiler.functions.values(), rates)
+    run.timings(
+        functions=[_without_nan(row) for row in functions],
+        cache={"requests": log.requests, "hits": log.hits, "unplanned": len(log.unplanned)},
+        compile_seconds=log.seconds,
+        machine=dataclasses.asdict(rates),
+    )
+    run.metrics(
+        {
+            "compile/total_seconds": sum(function.times.total_seconds for function in compiler.compiled),
+            "compile/cache_hit_rate": log.hits / max(log.requests, 1),
+            "compile/unplanned": len(log.unplanned),
+        }
+    )
+    process = {
+        **{f"machine_{name}": value for name, value in dataclasses.asdict(rates).items()},
+        **{f"cache_{name}": getattr(log, name) for name in ("requests", "hits", "misses")},
+        "compilations": log.compilations,
+        "unplanned": len(log.unplanned),
+        **process,
+        "live_arrays_mib": sum(array.nbytes for array in jax.live_arrays()) / _MIB,
+    }
+    on_device = jax.local_devices()[0].memory_stats() or {}
+    names = {"bytes_in_use": "device_mib", "peak_bytes_in_use": "device_peak_mib"}
+    process |= {name: on_device[key] / _MIB for key, name in names.items() if key in on_device}
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_csv(folder / "functions.csv", profile_rows(compiler.compiled, rates))
+        columns = [field.name for field in dataclasses.fields(Compilation)]
+        write_csv(folder / "calls.csv", [vars(compilation) for compilation in log.unplanned], columns)
+        write_csv(folder / "process.csv", [{"quantity": key, "value": value} for key, value in process.items()])
+        rows = _summary(functions, compiler, log)
+        table = {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]}
+        (folder / COMPILED.name).write_text(json.dumps(table), encoding="utf-8")
+        for function in compiler.functions.values():
+            for kind, text in function.texts().items():
+                (folder / f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
+        run.files(folder, COMPILED.parent.as_posix())
+
+
 def profile_rows(functions: Iterable[CompiledFunction], rates: MachineRates) -> list[Row]:
-    """Return a row per function: its costs and times, and its rates as shares of the machine's. None is unknown."""
+    """Return a row per function: its costs and times, and its rates as shares of the machine's. NaN is unknown."""
     rows: list[Row] = []
     for function in functions:
         steady = function.calls.steady if function.calls else math.nan
         flops_per_second, bytes_per_second = function.cost.flops / steady, function.cost.touched_bytes / steady
-        row = {
-            "function": function.name,
-            **dataclasses.asdict(function.times),
-            "first_call_seconds": function.calls.first if function.calls else math.nan,
-            "steady_call_seconds": steady,
-            "share_of_matmul_rate": flops_per_second / rates.flops_per_second,
-            "share_of_copy_rate": bytes_per_second / rates.bytes_per_second,
-            "flops_per_second": flops_per_second,
-            "bytes_per_second": bytes_per_second,
-            "arithmetic_intensity": function.cost.arithmetic_intensity,
-            **dataclasses.asdict(function.cost),
-            "signature": function.signature,
-        }
-        rows.append({key: None if value != value else value for key, value in row.items()})
+        rows.append(
+            {
+                "function": function.name,
+                **dataclasses.asdict(function.times),
+                "first_call_seconds": function.calls.first if function.calls else math.nan,
+                "steady_call_seconds": steady,
+                "share_of_matmul_rate": flops_per_second / rates.flops_per_second,
+                "share_of_copy_rate": bytes_per_second / rates.bytes_per_second,
+                "flops_per_second": flops_per_second,
+                "bytes_per_second": bytes_per_second,
+                "arithmetic_intensity": function.cost.arithmetic_intensity,
+                **dataclasses.asdict(function.cost),
+                "signature": function.signature,
+            }
+        )
     return rows
 
 
-def summary_rows(compiler: Compiler, rates: MachineRates, log: CompileLog) -> list[Row]:
+def _summary(functions: list[Row], compiler: Compiler, log: CompileLog) -> list[Row]:
     """Return a row for each function that was compiled, for people; the slowest to compile first.
 
-    `retraces` counts the traces of a function after its first, those by calls included. A function that only calls
-    compiled has no other values.
+    `retraces` counts the traces after the first, by calls too. A function that only calls compiled has no other values.
     """
     unplanned = Counter(compilation.function for compilation in log.unplanned)
-    again = compiler.compilations - Counter(list(compiler.functions)) + unplanned
+    retraces = compiler.compilations - Counter(list(compiler.functions)) + unplanned
     rows: list[Row] = [
         {
             "function": row["function"],
             "compile_seconds": row["trace_seconds"] + row["lower_seconds"] + row["compile_seconds"],
             "cached": row["cached"],
-            "retraces": again[row["function"]],
+            "retraces": retraces[row["function"]],
             "gflop": row["flops"] / 1e9,
             "data_dependent_loops": row["data_dependent_loops"],
-            "ms_per_call": _scaled(row["steady_call_seconds"], 1000),
-            "percent_of_matmul_rate": _scaled(row["share_of_matmul_rate"], 100),
-            "percent_of_copy_rate": _scaled(row["share_of_copy_rate"], 100),
+            "ms_per_call": 1000 * row["steady_call_seconds"],
+            "percent_of_matmul_rate": 100 * row["share_of_matmul_rate"],
+            "percent_of_copy_rate": 100 * row["share_of_copy_rate"],
             "temporary_mib": row["temporary_bytes"] / _MIB,
             "total_mib": row["total_bytes"] / _MIB,
             "instructions": row["hlo_instructions"],
             "fusions": row["hlo_fusions"],
         }
-        for row in profile_rows(compiler.functions.values(), rates)
+        for row in functions
     ]
     rows.sort(key=lambda row: -row["compile_seconds"])
     by_calls = [name for name in unplanned if name not in compiler.functions]
     unknown: Row = dict.fromkeys(rows[0])
-    return rows + [unknown | {"function": name, "retraces": unplanned[name] - 1} for name in by_calls]
+    rows += [unknown | {"function": name, "retraces": unplanned[name] - 1} for name in by_calls]
+    return [_without_nan(row) for row in rows]
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else factor * value
-
-
-def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: CompileLog) -> None:
-    """Write the compile profile to a folder.
-
-    `functions.csv` has a row for each ahead-of-time compilation, variants and repeated ones included, `calls.csv` one
-    for each compilation that a call caused; the programs' texts are those of `compiler.functions`.
-    """
-    write_csv(folder / "functions.csv", profile_rows(compiler.compiled, rates))
-    columns = [field.name for field in dataclasses.fields(Compilation)]
-    write_csv(folder / "calls.csv", [vars(compilation) for compilation in log.unplanned], columns)
-    for function in compiler.functions.values():
-        for kind, text in function.texts().items():
-            (folder / f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
-
-
-def _rates(rates: MachineRates) -> dict[str, float]:
-    return {f"machine_{name}": value for name, value in dataclasses.asdict(rates).items()}
-
-
-def _log_counts(log: CompileLog, seconds: float) -> dict[str, float]:
-    return {
-        "cache_requests": log.requests,
-        "cache_hits": log.hits,
-        "cache_misses": log.misses,
-        "compilations": log.compilations,
-        "unplanned": len(log.unplanned),
-        "share_of_time": log.seconds / seconds,
-    }
-
-
-def _memory(rss_before: float) -> dict[str, float]:
-    values = {"rss_before_mib": rss_before, "rss_after_mib": _rss_mib()}
-    values["live_arrays_mib"] = sum(array.nbytes for array in jax.live_arrays()) / _MIB
-    stats = jax.local_devices()[0].memory_stats() or {}
-    names = {"bytes_in_use": "device_mib", "peak_bytes_in_use": "device_peak_mib"}
-    return values | {name: stats[key] / _MIB for key, name in names.items() if key in stats}
-
-
-def _rss_mib() -> float:
-    return float(psutil.Process().memory_info().rss) / _MIB
+def _without_nan(row: Row) -> Row:
+    """Return a row for JSON, which has no NaN."""
+    return {key: None if value != value else value for key, value in row.items()}
