@@ -16,11 +16,9 @@ from projects import Project
 from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import digest, read_json, write_json
-from gradtrail.tracking.lineage.recorded import consistent_stages
-from gradtrail.tracking.lineage.snapshots import snapshot_of
+from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_origin, snapshot_of
 from gradtrail.tracking.mlflow.stored_run import StoredRun
-from gradtrail.tracking.sync.origin import origin_of
-from gradtrail.tracking.sync.sync import sync
+from gradtrail.tracking.sync import sync
 
 LR, CLIP, BINS, TOP = (
     "train.adamw.learning_rate",
@@ -155,7 +153,7 @@ def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
     (train,) = project.runs_of("train")
     project.python("-c", STRANGE_RUNS)
     message = project.sync()
-    assert "deleted as duplicates: 1" in message
+    assert "replaced by other runs: 1" in message
     assert "open on other hosts: 1" in message
     assert whole_runs(project) == FIRST
     assert train["id"] in {run["id"] for run in project.runs_of("train")}
@@ -240,7 +238,7 @@ def dirty(project: Project) -> set[str]:
     """Return whether the commit that is checked out has other code or params than the states of its lock."""
     snapshot = snapshot_of(project.git("rev-parse", "HEAD").strip())
     assert snapshot is not None
-    return {origin_of(stage)["git.dirty"] for stage in consistent_stages(snapshot)}
+    return {recorded_origin(stage)["git.dirty"] for stage in consistent_stages(snapshot)}
 
 
 @pytest.mark.slow
@@ -253,8 +251,7 @@ def test_unreadable_outs_of_a_commit_are_reported_in_a_line(
     project.dvc("commit", "-f")
     project.git("commit", "-q", "--all", "--amend", "-m", "metrics that are not flat")
     Path("mlflow.db").unlink()
-    report = sync()
-    assert (report.rebuilt, report.unreadable) == ({"fetch": 1, "train": 1, "gradients": 1}, 1)
+    assert sync() == {"present": 0, "fetch": 1, "train": 1, "gradients": 1, "unreadable": 1}
     message = capsys.readouterr().err
     assert "no run can be rebuilt (results/metrics/evaluate.json: dataset should be text, got None)" in message
 
@@ -284,5 +281,5 @@ def test_commit_whose_metrics_lie_elsewhere_is_skipped_without_a_word(
         Path(name).write_text(text)
     project.git("commit", "-q", "--all", "-m", "this layout")
     Path("mlflow.db").unlink()
-    assert sync().rebuilt == {"fetch": 1, "train": 1, "evaluate": 1, "gradients": 1}
+    assert sync() == {"present": 0, "fetch": 1, "train": 1, "evaluate": 1, "gradients": 1}
     assert capsys.readouterr().err == ""
