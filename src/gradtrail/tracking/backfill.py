@@ -56,26 +56,20 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
         will then soon be outdated.
     """
     client = open_store()
-    # What stages logged in vain belongs here: before the runs are read, and states without a run are rebuilt
+    # What stages wrote for MLflow in vain belongs here: before the runs are read, and rebuilt from less
     states = States(client)
     states.remove_duplicates()
     recorded = recorded_states()
     trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
-    num_absent = len(states.absent - states.run_ids.keys())  # without the run-cache, which may have discarded outputs
+    num_absent = states.counts["absent"]  # without those that only the run-cache has, which may be discarded
     cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.known.__contains__)]
     states.link_children()
     states.copy_headlines([*cached, *trainings])  # those of recorded states last
-    elsewhere = [run for run in states.still_open if not is_of_this_host(run.data.tags)]
-    counts = {
-        "absent": num_absent,
-        "unreadable": recorded.num_unreadable + len(states.unreadable),
-        "killed": states.num_killed,
-        "replaced": states.num_replaced,
-        "elsewhere": len(elsewhere),
-    }
-    report = {"present": len(states.index.runs()) - states.rebuilt.total()} | states.rebuilt
-    report |= {key: count for key, count in counts.items() if count}
-    return report, [run.info.run_id for run in elsewhere] if len(elsewhere) == len(states.still_open) else None
+    elsewhere = [run.info.run_id for run in states.still_open if not is_of_this_host(run.data.tags)]
+    present, num_unreadable = len(states.index.runs()) - states.rebuilt.total(), states.counts["unreadable"]
+    report = {**states.counts, **states.rebuilt, "present": present, "absent": num_absent, "elsewhere": len(elsewhere)}
+    report["unreadable"] = num_unreadable + recorded.num_unreadable
+    return report, elsewhere if len(elsewhere) == len(states.still_open) else None
 
 
 def backfill_experiment(experiment: Experiment) -> None:
@@ -93,11 +87,9 @@ class States:
         dead, self.still_open = close_dead_runs(client, self.index.runs())
         self.index.refresh(run.info.run_id for run in dead)
         self.known = {run.data.tags.get("state", "") for run in self.index.runs() if is_finished_or_live(run)}
-        self.run_ids: dict[Result, str] = {}  # result → run that represents it, its own or an equivalent one
-        self.absent: set[Result] = set()  # results without a run, whose files are missing
-        self.unreadable: set[str] = set()  # states whose files cannot be read
         self.rebuilt: Counter[str] = Counter()  # stage → number of rebuilt runs
-        self.num_killed, self.num_replaced = len(dead), 0
+        self.counts = Counter(killed=len(dead))  # more of the report; see `sync.describe`
+        self._run_ids: dict[Result, str | None] = {}  # result → run that represents it, its own or an equivalent one
         self._client = client
 
     def remove_duplicates(self) -> None:
@@ -115,21 +107,15 @@ class States:
                 self._replace(run, same.info.run_id)
 
     def ensure_runs(self, snapshot: Snapshot) -> dict[str, str]:
-        """Find the run of each state of a snapshot, or rebuild it if its files are there.
-
-        Returns:
-            Stage → its run.
-        """
+        """Find the run of each state of a snapshot, or rebuild it if its files are there; return stage → run."""
         run_ids = {}
         for stage in consistent_stages(snapshot):
-            result = stage.state, sha256_of(stage.out_digests())
             self.known.add(stage.state)
-            if result not in self.run_ids and not self._is_misrecorded(stage):
-                run = find_equivalent_run(self.index, stage)
-                if run_id := run.info.run_id if run else self._rebuild(stage, result):
-                    self.run_ids[result] = run_id
-            if result in self.run_ids:
-                run_ids[stage.name] = self.run_ids[result]
+            result = stage.state, sha256_of(stage.out_digests())
+            if result not in self._run_ids:
+                self._run_ids[result] = None if self._is_misrecorded(stage) else self._run_id(stage)
+            if run_id := self._run_ids[result]:
+                run_ids[stage.name] = run_id
             if EXPORT in stage.spec.outs and stage.name in run_ids and TRAIN in run_ids:
                 self._ensure_model(stage, self.index[run_ids[TRAIN]])
         return run_ids
@@ -142,11 +128,7 @@ class States:
                 self._set_tag(run.info.run_id, PARENT, parent.info.run_id)
 
     def copy_headlines(self, snapshots: Iterable[Mapping[str, str]]) -> None:
-        """Copy the headline metrics of children to their trainings; of several children of a stage, the last one's.
-
-        Args:
-            snapshots: Mappings stage → run, one for each snapshot.
-        """
+        """Copy the headline metrics of children to their trainings, by stage → run of each snapshot; the last wins."""
         chosen: dict[tuple[str, str], str] = {}
         for runs in snapshots:
             for stage, child in runs.items():
@@ -170,7 +152,7 @@ class States:
         makers = [run for run in self._executed.get(sha256_of(outs), []) if run not in own]
         if not (own or makers) or any(outputs(run.data.tags) == outs for run in own):
             return False
-        entries = self._entries_of(stage.name, stage.state, outs)
+        entries = self._entries(stage.name, stage.state, outs)
         late = [run for run in (*makers, *own) if self._was_recorded_as(run, entries)]
         run = self.index[(late or makers or own)[0].info.run_id]
         states = run.data.tags.get(MISRECORDED, "").split()
@@ -183,32 +165,27 @@ class States:
                 self._replace(rebuilt, run.info.run_id)
         if stage.state not in states:
             self._set_tag(run.info.run_id, MISRECORDED, " ".join([*states, stage.state]))
-            _warn(
-                stage,
-                f"{_source_of(stage)} contradicts run {run.info.run_name}, because files were edited as that ended; "
-                f"the run stays, and `dvc repro --force {stage.name}` corrects the record",
-            )
+            reason = "because files were edited as that ended; the run stays"
+            remedy = f"`dvc repro --force {stage.name}` corrects the record"
+            _warn(stage, f"the record contradicts run {run.info.run_name}, {reason}, and {remedy}")
         return True
 
     def _was_recorded_as(self, run: Run, entries: Iterable[Path]) -> bool:
         """Whether DVC wrote one of these entries right after the end of a run, and none for the run's own state."""
         tags, ended = run.data.tags, run.info.end_time / 1000
-        own_entries = self._entries_of(tags["stage"], tags["state"], outputs(tags))
+        own_entries = self._entries(tags["stage"], tags["state"], outputs(tags))
         is_late = any(0 <= entry.stat().st_mtime - ended < RECORDING_SECONDS for entry in entries)
         return is_late and not any(entry.stat().st_mtime >= ended for entry in own_entries)
 
-    def _entries_of(self, stage: str, state: str, outs: Mapping[str, str]) -> list[Path]:
+    def _entries(self, stage: str, state: str, outs: Mapping[str, str]) -> list[Path]:
         """Return the files of the run-cache that record these outputs of a state."""
-        same_outs = [(path, section) for path, section in self._entries.get(sha256_of(outs), []) if path.exists()]
-        return [path for path, section in same_outs if state_key(stage, locked_entry(section)) == state]
+        same_outs = [(path, one) for path, one in self._run_cache.items() if output_digests(one) == outs]
+        keys = {path: state_key(stage, locked_entry(one)) for path, one in same_outs if path.exists()}
+        return [path for path, key in keys.items() if key == state]
 
     @cached_property
-    def _entries(self) -> dict[str, list[tuple[Path, Section]]]:
-        """The entries of the run-cache, by the digest of their outputs."""
-        entries = defaultdict(list)
-        for path, section in run_cache_entries().items():
-            entries[sha256_of(output_digests(section))].append((path, section))
-        return entries
+    def _run_cache(self) -> dict[Path, Section]:
+        return run_cache_entries()
 
     @cached_property
     def _executed(self) -> dict[str, list[Run]]:
@@ -220,87 +197,77 @@ class States:
                 executed[sha256_of(outs)].append(run)
         return executed
 
-    def _rebuild(self, stage: Identity, result: Result) -> str | None:
-        """Rebuild the run of a state; return None if its files are missing, or cannot be read."""
-        outs, commit = stage.out_digests(), stage.snapshot.commit if stage.snapshot else ""
-        if f"results/metrics/{stage.name}.json" not in outs:  # another layout
+    def _run_id(self, stage: Identity) -> str | None:
+        run = find_equivalent_run(self.index, stage)
+        return run.info.run_id if run else self._rebuild(stage)
+
+    def _rebuild(self, stage: Identity) -> str | None:
+        """Rebuild the run of a state; return None if its files are missing or, as those of other code, not readable."""
+        if f"results/metrics/{stage.name}.json" not in stage.out_digests():  # another layout
             return None
         with tempfile.TemporaryDirectory() as name:
-            place = Path(name).resolve()
+            place, stored = Path(name).resolve(), None
             if not all(
-                is_here(out, md5) if is_referenced(stage, out) else restore(out, md5, place, commit)
-                for out, md5 in outs.items()
+                is_here(out, md5) if is_referenced(stage, out) else restore(out, md5, place, stage.commit)
+                for out, md5 in stage.out_digests().items()
             ):
-                self.absent.add(result)
+                self.counts["absent"] += 1
                 return None
-            run_id = self._rebuild_from_files(dataclasses.replace(stage, place=place))
-        if run_id and stage.state in self._executed:
-            _warn(
-                stage,
-                f"{_source_of(stage)} records other outputs than its execution here wrote; both have a run, the "
-                "record's with the tag `rebuilt`",
-            )
-        return run_id
-
-    def _rebuild_from_files(self, stage: Identity) -> str | None:
-        """Rebuild a run; if the files cannot be read, as those of other code, print why and mark it as FAILED."""
-        began = find_own_run(self._client, stage, is_live=False)  # another process may have created it meanwhile
-        if began and is_finished_or_live(began):
-            self.index.refresh([began.info.run_id])
-            return str(began.info.run_id)
-        stored = None
-        try:
-            stored = open_run(self._client, stage, recorded_origin(stage))
-            stored.log_outs(stage)
-        except UserError as error:
-            _warn(stage, f"no run can be rebuilt ({error})")
-            self.unreadable.add(stage.state)
-            if stored:
-                self._client.set_terminated(stored.run_id, "FAILED")
-            return None
+            stage = dataclasses.replace(stage, place=place)
+            began = find_own_run(self._client, stage, is_live=False)  # another process may have created it meanwhile
+            if began and is_finished_or_live(began):
+                self.index.refresh([began.info.run_id])
+                return str(began.info.run_id)
+            try:
+                stored = open_run(self._client, stage, recorded_origin(stage))
+                stored.log_outs(stage)
+            except UserError as error:
+                _warn(stage, f"no run can be rebuilt ({error})")
+                self.counts["unreadable"] += 1
+                if stored:
+                    self._client.set_terminated(stored.run_id, "FAILED")
+                if stored and not began:
+                    self._client.delete_run(stored.run_id)
+                return None
         stored.set_tags({REBUILT: "true"})
         self._client.set_terminated(stored.run_id, "FINISHED")
         self.index.refresh([stored.run_id])
         self.rebuilt[stage.name] += 1
+        if stage.state in self._executed:
+            _warn(
+                stage,
+                "records other outputs than its execution here wrote; both have a run, one with the tag `rebuilt`",
+            )
         return stored.run_id
 
     def _ensure_model(self, stage: Identity, train: Run) -> None:
         """Log an export as a model of its training's run, if its files are there."""
-        model = train.info.run_id, stage.out_digests()[EXPORT]
-        if model in self._models:
+        md5 = stage.out_digests()[EXPORT]
+        if (train.info.run_id, md5) in self._models:
             return
-        self._models.add(model)
+        self._models.add((train.info.run_id, md5))
         with tempfile.TemporaryDirectory() as name:
-            place, commit = Path(name).resolve(), stage.snapshot.commit if stage.snapshot else ""
             try:
-                if restore(EXPORT, model[1], place, commit):
-                    log_export(self._client, train, place / EXPORT)
+                if restore(EXPORT, md5, Path(name).resolve(), stage.commit):
+                    log_export(self._client, train, Path(name).resolve() / EXPORT)
             except UserError as error:  # other code wrote it
                 _warn(stage, f"its export is not logged ({error})")
 
     @cached_property
     def _models(self) -> set[tuple[str, str]]:
-        """The logged exports: run of the training, digest of the export."""
         return logged_exports(self._client, experiment_id(self._client, "models"))
 
     def _replace(self, run: Run, by: str) -> None:
         """Delete a run, which MLflow keeps until `gradtrail gc`, with a tag that names the run in its place."""
         remove_run(self._client, run, REPLACED, by=by)
         self.index.drop(run.info.run_id)
-        self.num_replaced += 1
+        self.counts["replaced"] += 1
 
     def _set_tag(self, run_id: str, key: str, value: str) -> None:
         self._client.set_tag(run_id, key, value)
         self.index.refresh([run_id])
 
 
-def _source_of(stage: Identity) -> str:
-    """Return the name of the record of a state."""
-    snapshot = stage.snapshot
-    if snapshot and snapshot.experiment:
-        return f"experiment {snapshot.experiment.name}"
-    return f"dvc.lock of commit {snapshot.commit[:7]}" if snapshot and snapshot.commit else "dvc.lock or the run-cache"
-
-
 def _warn(stage: Identity, message: str) -> None:
-    print(f"warning: {stage.name}, state {stage.state[:12]}: {message}", file=sys.stderr)
+    record = f"commit {stage.commit[:7]}" if stage.commit else "dvc.lock or the run-cache"
+    print(f"warning: {stage.name}, state {stage.state[:12]} of {record}: {message}", file=sys.stderr)

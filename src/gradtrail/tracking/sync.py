@@ -28,7 +28,7 @@ from gradtrail.support.paths import SQLITE, database_path, private_folder, store
 from gradtrail.tracking.lineage.recorded import entry_files, find_experiments
 from gradtrail.tracking.mlflow.relocate import is_moved
 
-_PARTS = {  # texts of a report, by its keys; a report has the number of rebuilt runs by stage, as other keys
+_PARTS = {  # texts of a report, by its keys; all other keys are stages, with the number of rebuilt runs
     "present": "{} runs present",
     "absent": "states whose files are not here: {}; "
     "`dvc checkout dvc.yaml`, or `dvc fetch --all-commits` with a remote, then sync again",
@@ -37,7 +37,6 @@ _PARTS = {  # texts of a report, by its keys; a report has the number of rebuilt
     "replaced": "replaced by other runs: {}",
     "elsewhere": "open on other hosts: {}",
 }
-_LASTING = ("absent", "unreadable", "elsewhere")  # what the next sync reports again if nothing changes
 
 
 def sync() -> dict[str, int]:
@@ -59,9 +58,9 @@ def sync() -> dict[str, int]:
         report, open_runs = backfill()
         if is_local and open_runs is not None:
             present = report["present"] + sum(count for key, count in report.items() if key not in _PARTS)
-            following = {"present": present} | {key: report[key] for key in _LASTING if key in report}
+            lasting = {key: report[key] for key in ("absent", "unreadable", "elsewhere")} | {"present": present}
             with atomic_file(place) as temporary:
-                temporary.write_text(json.dumps({"key": _key(sources, open_runs), "report": following}))
+                temporary.write_text(json.dumps({"key": _key(sources, open_runs), "report": lasting}))
         else:
             place.unlink(missing_ok=True)
     return report
@@ -70,8 +69,9 @@ def sync() -> dict[str, int]:
 def describe(report: Mapping[str, int], *, verbose: bool = False) -> str:
     """Return a report as one line; states whose files are missing, as in a fresh clone, only if `verbose`."""
     rebuilt = [f"{key} ({count})" if count > 1 else key for key, count in report.items() if key not in _PARTS]
-    parts = [text.format(report[key]) for key, text in _PARTS.items() if key in report and (verbose or key != "absent")]
-    return "; ".join([*parts[:1], *([f"rebuilt: {', '.join(rebuilt)}"] if rebuilt else []), *parts[1:]])
+    shown = [key for key in _PARTS if key != "present" and report.get(key) and (verbose or key != "absent")]
+    parts = [_PARTS[key].format(report[key]) for key in ("present", *shown)]
+    return "; ".join([parts[0], *([f"rebuilt: {', '.join(rebuilt)}"] if rebuilt else []), *parts[1:]])
 
 
 def set_aside() -> Path:

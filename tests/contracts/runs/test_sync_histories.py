@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from gradtrail.stages.common.files import digest, read_json, write_json
 from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_origin, snapshot_of
 from gradtrail.tracking.mlflow.stored_run import StoredRun
-from gradtrail.tracking.sync import sync
+from gradtrail.tracking.sync import describe, sync
 
 LR, CLIP, BINS, TOP = (
     "train.adamw.learning_rate",
@@ -251,7 +251,7 @@ def test_unreadable_outs_of_a_commit_are_reported_in_a_line(
     project.dvc("commit", "-f")
     project.git("commit", "-q", "--all", "--amend", "-m", "metrics that are not flat")
     Path("mlflow.db").unlink()
-    assert sync() == {"present": 0, "fetch": 1, "train": 1, "gradients": 1, "unreadable": 1}
+    assert describe(sync()) == "0 runs present; rebuilt: fetch, train, gradients; skipped, not readable: 1"
     message = capsys.readouterr().err
     assert "no run can be rebuilt (results/metrics/evaluate.json: dataset should be text, got None)" in message
 
@@ -281,5 +281,5 @@ def test_commit_whose_metrics_lie_elsewhere_is_skipped_without_a_word(
         Path(name).write_text(text)
     project.git("commit", "-q", "--all", "-m", "this layout")
     Path("mlflow.db").unlink()
-    assert sync() == {"present": 0, "fetch": 1, "train": 1, "evaluate": 1, "gradients": 1}
+    assert describe(sync()) == "0 runs present; rebuilt: fetch, train, evaluate, gradients"
     assert capsys.readouterr().err == ""

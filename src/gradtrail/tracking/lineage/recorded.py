@@ -41,7 +41,7 @@ from gradtrail.stages.common.pipeline_file import (
     stages_below_training,
 )
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import GitError, blob_ids, blobs, git, git_bytes, head_commit
+from gradtrail.support.git import GitError, blob_ids, blobs, git, git_bytes
 from gradtrail.support.paths import private_folder, working_folder
 from gradtrail.tracking.lineage.state import Experiment, Identity, Snapshot, state_key
 
@@ -60,10 +60,8 @@ class RecordedStates:
     def only_in_run_cache(self, is_known: Callable[[str], bool]) -> list[Snapshot]:
         """Return a snapshot for each state that only the run-cache has, oldest first, if DVC's cache has its files.
 
-        The last stage of a snapshot is that of the entry; the stages before it may be in other entries or in locks.
-
-        Args:
-            is_known: True if a state, given by its key, needs no snapshot.
+        The last stage of a snapshot is that of the entry; the stages before it may be in other entries or in locks. The
+        states for which `is_known` is true, given the key, need no snapshot.
         """
         if not self.snapshots:
             return []
@@ -178,33 +176,30 @@ def has_files(stage: Identity, *, commit: str = "") -> bool:
 def recorded_origin(stage: Identity) -> dict[str, str]:
     """Return the tags of the commit and the experiment of a recorded state, for a run that is rebuilt.
 
-    They say whether the state has other code or params than the commit. For a state that no commit records, the commit
-    is the one that is checked out if it has the same code and params.
+    They say whether the state has other code or params than the commit.
     """
-    snapshot = stage.snapshot
-    experiment = snapshot.experiment if snapshot else None
+    experiment = stage.snapshot.experiment if stage.snapshot else None
     tags = {"dvc.exp_name": experiment.name, "dvc.exp_baseline": experiment.baseline} if experiment else {}
-    commit = (snapshot.commit if snapshot else "") or head_commit()
-    is_dirty = not commit or not _commit_has(stage, commit)
-    if is_dirty and not (snapshot and snapshot.commit):
-        return tags
-    return tags | {"mlflow.source.git.commit": commit, "git.dirty": str(is_dirty).lower()}
+    if stage.commit:
+        is_dirty = str(not _commit_has(stage)).lower()
+        tags |= {"mlflow.source.git.commit": stage.commit, "git.dirty": is_dirty}
+    return tags
 
 
-def _commit_has(stage: Identity, commit: str) -> bool:
-    """Whether a commit has the code and the params that a state, and all states before it, were made with."""
-    entries = {name: stage.entry(name) for name in stage.lineage}
-    code = {name: {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep)} for name, entry in entries.items()}
-    paths = {path for name, entry in entries.items() for path in (*code[name], *entry.params)}
+def _commit_has(stage: Identity) -> bool:
+    """Whether a state's commit has the code and the params that it, and all states before it, were made with."""
+    entries = [stage.entry(name) for name in stage.lineage]
+    code = [{dep: md5 for dep, md5 in entry.deps.items() if is_code(dep)} for entry in entries]
+    paths = {path for entry, deps in zip(entries, code, strict=True) for path in (*deps, *entry.params)}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            archive = git_bytes("archive", commit, "--", *sorted(paths))
+            archive = git_bytes("archive", stage.commit, "--", *sorted(paths))
             with tarfile.open(fileobj=io.BytesIO(archive)) as files:
                 files.extractall(folder, filter="data")
-            for name, entry in entries.items():
+            for entry, deps in zip(entries, code, strict=True):
                 params = {file: tuple(values) for file, values in entry.params.items()}
-                spec = StageSpec(cmd=entry.cmd, deps=tuple(code[name]), params=params, outs=())
-                if live_entry(spec, Path(folder)) != dataclasses.replace(entry, deps=code[name]):
+                spec = StageSpec(cmd=entry.cmd, deps=tuple(deps), params=params, outs=())
+                if live_entry(spec, Path(folder)) != dataclasses.replace(entry, deps=deps):
                     return False
         except (UserError, OSError):  # the commit lacks a file, or it is no params file
             return False

@@ -76,23 +76,23 @@ class Identity(Stage):
 
     @cached_property
     def folder(self) -> Path:
-        """The folder that deps and outputs are relative to."""
         return self.place or working_folder()
 
     @cached_property
     def pipeline(self) -> dict[str, StageSpec]:
-        """All stages."""
         return self.snapshot.pipeline if self.snapshot else super().pipeline
+
+    @property
+    def commit(self) -> str:
+        """The commit that records the state; empty if none does."""
+        return self.snapshot.commit if self.snapshot else ""
 
     def entry(self, name: str) -> Entry:
         """Return what determines the outputs of this stage, or of a stage before it.
 
         For a stage before this one, that is the entry of `dvc.lock` unless the working folder has other outputs: later
-        changes of its code or params do not count, and in a partial checkout some outputs are missing. In any other
-        case, it is the files as they are now.
-
-        Raises:
-            FileNotFoundError: A dep of this stage is missing. Missing deps of stages before it are left out.
+        changes of its code or params do not count, and in a partial checkout some deps and outputs are missing. In any
+        other case, it is the files as they are now; FileNotFoundError is raised if a dep of this stage is missing.
         """
         if name not in self._entries:
             is_before = name != self.name and name in self.lineage
@@ -105,7 +105,6 @@ class Identity(Stage):
         return self._entries[name]
 
     def state_of(self, name: str) -> str:
-        """Return the key of the state of a stage."""
         return state_key(name, self.entry(name))
 
     @property
@@ -128,7 +127,7 @@ class Identity(Stage):
 
     @property
     def is_below_training(self) -> bool:
-        """Whether the run of this stage is a child of a training's run."""
+        """Whether the stage's run is a child of a training's run."""
         return self.name in stages_below_training(self.pipeline)
 
     @property
@@ -203,13 +202,7 @@ class PlannedStages:
         return {name: values_of(contents[name], keys, name) for name, keys in files.items()}
 
     def entry(self, stage: str, params: Mapping[str, Any], outs: Mapping[str, str]) -> Entry | None:
-        """Return what determines a stage's outputs; None if the digest of a dep is unknown.
-
-        Args:
-            stage: The stage.
-            params: Content of `params.yaml`.
-            outs: Digests of the outputs of the stages before it, path → digest.
-        """
+        """Return what determines a stage's outputs, given those before it (path → digest); None if a dep is unknown."""
         deps = {dep: self._digest(dep, outs) for dep in self.pipeline[stage].deps}
         known = {dep: md5 for dep, md5 in deps.items() if md5 is not None}
         if len(known) < len(deps):
@@ -217,7 +210,7 @@ class PlannedStages:
         return Entry(cmd=self.pipeline[stage].cmd, params=self.values(stage, params), deps=known)
 
     def locked_outs(self, stage: str, entry: Entry | None) -> dict[str, str] | None:
-        """Return the outputs of a stage, path → digest, if `dvc.lock` records this entry; otherwise None."""
+        """Return the outputs of a stage, path → digest, if `dvc.lock` records this entry."""
         section = self._lock.get(stage)
         return output_digests(section) if section and locked_entry(section) == entry else None
 
