@@ -148,15 +148,15 @@ class States:
         execution of its own state; and both executions are known, or DVC wrote the record instead of the known one's.
         """
         outs = stage.out_digests()
-        own = self._executed.get(stage.state, [])
-        makers = [run for run in self._executed.get(sha256_of(outs), []) if run not in own]
-        if not (own or makers) or any(outputs(run.data.tags) == outs for run in own):
+        executions = self._executed.get(stage.state, [])
+        makers = [run for run in self._executed.get(sha256_of(outs), []) if run not in executions]
+        if not (executions or makers) or any(outputs(run.data.tags) == outs for run in executions):
             return False
         entries = self._entries(stage.name, stage.state, outs)
-        late = [run for run in (*makers, *own) if self._was_recorded_as(run, entries)]
-        run = self.index[(late or makers or own)[0].info.run_id]
+        late = [run for run in (*makers, *executions) if self._was_recorded_as(run, entries)]
+        run = self.index[(late or makers or executions)[0].info.run_id]
         states = run.data.tags.get(MISRECORDED, "").split()
-        if not (late or (own and makers) or stage.state in states):
+        if not (late or (executions and makers) or stage.state in states):
             return False
         for entry in entries:  # else DVC would restore these outputs for the new inputs
             entry.unlink()

@@ -69,8 +69,8 @@ def sync() -> dict[str, int]:
 def describe(report: Mapping[str, int], *, verbose: bool = False) -> str:
     """Return a report as one line; states whose files are missing, as in a fresh clone, only if `verbose`."""
     rebuilt = [f"{key} ({count})" if count > 1 else key for key, count in report.items() if key not in _PARTS]
-    shown = [key for key in _PARTS if key != "present" and report.get(key) and (verbose or key != "absent")]
-    parts = [_PARTS[key].format(report[key]) for key in ("present", *shown)]
+    keys = [key for key in _PARTS if key != "present" and report.get(key) and (verbose or key != "absent")]
+    parts = [_PARTS[key].format(report[key]) for key in ("present", *keys)]
     return "; ".join([parts[0], *([f"rebuilt: {', '.join(rebuilt)}"] if rebuilt else []), *parts[1:]])
 
 

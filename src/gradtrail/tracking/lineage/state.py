@@ -204,10 +204,10 @@ class PlannedStages:
     def entry(self, stage: str, params: Mapping[str, Any], outs: Mapping[str, str]) -> Entry | None:
         """Return what determines a stage's outputs, given those before it (path → digest); None if a dep is unknown."""
         deps = {dep: self._digest(dep, outs) for dep in self.pipeline[stage].deps}
-        known = {dep: md5 for dep, md5 in deps.items() if md5 is not None}
-        if len(known) < len(deps):
+        digests = {dep: md5 for dep, md5 in deps.items() if md5 is not None}
+        if len(digests) < len(deps):
             return None
-        return Entry(cmd=self.pipeline[stage].cmd, params=self.values(stage, params), deps=known)
+        return Entry(cmd=self.pipeline[stage].cmd, params=self.values(stage, params), deps=digests)
 
     def locked_outs(self, stage: str, entry: Entry | None) -> dict[str, str] | None:
         """Return the outputs of a stage, path → digest, if `dvc.lock` records this entry."""
