@@ -28,15 +28,6 @@ def train_elsewhere(project: Project) -> str:
     return project.run("sh", "pipeline/stage.sh", "train", env={"OTHER_BYTES": "!"})
 
 
-def test_comment_in_upstream_code_leads_to_no_second_training(project: Project) -> None:
-    (training,) = project.runs_of("train")
-    with (project.folder / "pipeline/fetch.py").open("a") as code:
-        code.write("# a comment\n")
-    assert project.ran(project.dvc("repro", "evaluate")) == ["fetch"]
-    project.sync()
-    assert [run["id"] for run in project.runs_of("train")] == [training["id"]]
-
-
 @pytest.mark.slow
 def test_a_partial_checkout_trains_on(project: Project) -> None:
     """What made the data is not there, and what it read neither; the stage's own deps are."""

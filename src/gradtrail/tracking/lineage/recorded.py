@@ -19,6 +19,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,7 @@ class RecordedStates:
 
 
 def recorded_states() -> RecordedStates:
-    """Read what commits, experiments and the working folder record.
-
-    Raises:
-        UserError: The `dvc.yaml` or `dvc.lock` of the working folder cannot be read.
-    """
+    """Read what commits, experiments and the working folder record."""
     committed, num_unreadable = committed_snapshots()
     working = working_snapshot()
     return RecordedStates(snapshots=[*committed, *([working] if working else [])], num_unreadable=num_unreadable)
@@ -108,7 +105,7 @@ def working_snapshot() -> Snapshot | None:
     if not (folder / "dvc.lock").is_file():
         return None
     paths = {name: folder / name for name in FILES if (folder / name).is_file()}
-    return _snapshot({name: _parsed(_blob_id(path), path.read_bytes, name) for name, path in paths.items()})
+    return _snapshot({name: (_blob_id(path), path.read_bytes) for name, path in paths.items()})
 
 
 def snapshot_of(commit: str) -> Snapshot | None:
@@ -187,48 +184,39 @@ def recorded_origin(stage: Identity) -> dict[str, str]:
 
 
 def _commit_has(stage: Identity) -> bool:
-    """Whether a state's commit has the code and the params that it, and all states before it, were made with."""
-    entries = [stage.entry(name) for name in stage.lineage]
-    code = [{dep: md5 for dep, md5 in entry.deps.items() if is_code(dep)} for entry in entries]
-    paths = {path for entry, deps in zip(entries, code, strict=True) for path in (*deps, *entry.params)}
+    """Whether a state's commit has the code and the params that it was made with."""
+    entry = stage.entry(stage.name)
+    code = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep)}
+    params = {file: tuple(values) for file, values in entry.params.items()}
+    spec = StageSpec(cmd=entry.cmd, deps=tuple(code), params=params, outs=())
     with tempfile.TemporaryDirectory() as folder:
         try:
-            archive = git_bytes("archive", stage.commit, "--", *sorted(paths))
+            archive = git_bytes("archive", stage.commit, "--", *code, *params)
             with tarfile.open(fileobj=io.BytesIO(archive)) as files:
                 files.extractall(folder, filter="data")
-            for entry, deps in zip(entries, code, strict=True):
-                params = {file: tuple(values) for file, values in entry.params.items()}
-                spec = StageSpec(cmd=entry.cmd, deps=tuple(deps), params=params, outs=())
-                if live_entry(spec, Path(folder)) != dataclasses.replace(entry, deps=deps):
-                    return False
+            return live_entry(spec, Path(folder)) == dataclasses.replace(entry, deps=code)
         except (UserError, OSError):  # the commit lacks a file, or it is no params file
             return False
-    return True
-
-
-def _snapshot(contents: Mapping[str, Any]) -> Snapshot:
-    """Return the snapshot of the `FILES` that exist, by the content of each."""
-    pipeline: dict[str, StageSpec] = {}
-    lock: dict[str, Any] = {}
-    for name, content in contents.items():
-        if name.endswith(".lock"):
-            lock |= parse_lock(content, name)
-        else:
-            pipeline |= parse_pipeline(content, name)
-    return Snapshot(pipeline=pipeline, lock=lock)
 
 
 def _commit_snapshot(commit: str, ids: Sequence[str]) -> Snapshot | None:
     """Return the snapshot of a commit whose `FILES` have these ids; the id of a missing file is empty."""
-    files = {name: blob for name, blob in zip(FILES, ids, strict=True) if blob}
+    present = {name: blob for name, blob in zip(FILES, ids, strict=True) if blob}
+    reads = {name: (blob, functools.partial(git_bytes, "cat-file", "blob", blob)) for name, blob in present.items()}
     try:
-        reads = {name: functools.partial(git_bytes, "cat-file", "blob", blob) for name, blob in files.items()}
-        contents = {name: _parsed(blob, reads[name], name) for name, blob in files.items()}
-        return dataclasses.replace(_snapshot(contents), commit=commit)
+        return dataclasses.replace(_snapshot(reads), commit=commit)
     except GitError:
         raise
     except UserError:  # from another project, or with merge conflicts
         return None
+
+
+def _snapshot(files: Mapping[str, tuple[str, Callable[[], bytes]]]) -> Snapshot:
+    """Return the snapshot of the `FILES` that exist: name → git's id of the content, and a function that reads it."""
+    contents = {name: _parsed(blob, read, name) for name, (blob, read) in files.items()}
+    pipelines = (parse_pipeline(contents[name], name) for name in FILES[::2] if name in contents)
+    locks = (parse_lock(contents[name], name) for name in FILES[1::2] if name in contents)
+    return Snapshot(pipeline=functools.reduce(or_, pipelines), lock=functools.reduce(or_, locks))
 
 
 def _parsed(key: str, read: Callable[[], bytes], name: str) -> Any:
