@@ -52,11 +52,10 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
     """Rebuild missing runs, link children to their parents, and copy headline metrics to trainings.
 
     Returns:
-        The report; and the open runs of other hosts, or None while a process of this host works on a run, as the report
-        will then soon be outdated.
+        The report; and the open runs of other hosts, or None while a process of this host works on a run.
     """
     client = open_store()
-    # What stages wrote for MLflow in vain belongs here: before the runs are read, and rebuilt from less
+    # Journals of dead stages are to be logged here: before the runs are read, and rebuilt from outputs alone
     states = States(client)
     states.remove_duplicates()
     recorded = recorded_states()
@@ -234,10 +233,7 @@ class States:
         self.index.refresh([stored.run_id])
         self.rebuilt[stage.name] += 1
         if stage.state in self._executed:
-            _warn(
-                stage,
-                "records other outputs than its execution here wrote; both have a run, one with the tag `rebuilt`",
-            )
+            _warn(stage, "records other outputs than its execution here wrote; both have a run")
         return stored.run_id
 
     def _ensure_model(self, stage: Identity, train: Run) -> None:

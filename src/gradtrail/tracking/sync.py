@@ -1,11 +1,8 @@
 """Brings MLflow's store up to date: a run for every state that was made, headline metrics on every training's run.
 
-If DVC skips or restores a stage, no code of this project runs; a sync closes that gap. It reads states from the working
-folder's `dvc.lock`, from every commit's, from DVC's experiments and from its run-cache; `backfill.py` makes the runs.
-
-A sync with nothing to do imports neither MLflow nor DVC: one digest covers the `dvc.yaml` and `dvc.lock` of the working
-folder, commits and experiments, the contents of DVC's cache, the database and its open runs. A store that was moved
-counts as changed until it is relocated. A server is always queried.
+If DVC skips or restores a stage, no code of this project runs; a sync closes that gap, by `backfill.py`. With nothing
+to do it imports neither MLflow nor DVC: one digest covers all that a sync reads. A store that was moved counts as
+changed until it is relocated; a server is always queried.
 """
 
 import contextlib
@@ -40,10 +37,7 @@ _PARTS = {  # texts of a report, by its keys; all other keys are stages, with th
 
 
 def sync() -> dict[str, int]:
-    """Backfill the runs of all states; do nothing if nothing has changed since the last sync.
-
-    Returns:
-        The report; see `describe`.
+    """Backfill the runs of all states, unless nothing has changed since the last sync; return a report for `describe`.
 
     Raises:
         UserError: git fails, or the `dvc.yaml` or `dvc.lock` of the working folder cannot be read.
@@ -75,11 +69,7 @@ def describe(report: Mapping[str, int], *, verbose: bool = False) -> str:
 
 
 def set_aside() -> Path:
-    """Rename the database and SQLite's files next to it to free names; return the database's.
-
-    Raises:
-        UserError: The store is a server.
-    """
+    """Rename the database and SQLite's files next to it to free names; return the database's."""
     if not store_uri().startswith(SQLITE):
         raise UserError(f"{store_uri()}: its database is damaged; repair it on the server")
     database = database_path(store_uri())

@@ -1,7 +1,5 @@
 """Reads the states that the working folder, commits, experiments and DVC's run-cache record.
 
-`gradtrail sync` backfills their runs; `gradtrail gc` removes the runs of all other states.
-
 DVC's run-cache has an entry for every stage that ran: the stage's section of `dvc.lock`, without its name and without
 the stages before it. The name follows from the command; the stages before it are looked up by the digests of what it
 read. An entry of another pipeline than the newest is ignored.
@@ -96,11 +94,7 @@ def find_experiments() -> list[Experiment]:
 
 
 def working_snapshot() -> Snapshot | None:
-    """Return the snapshot of the working folder; None if it has no lock.
-
-    Raises:
-        UserError: One of the files is not a `dvc.yaml` or `dvc.lock`.
-    """
+    """Return the snapshot of the working folder; None if it has no lock."""
     folder = working_folder()
     if not (folder / "dvc.lock").is_file():
         return None
@@ -171,10 +165,7 @@ def has_files(stage: Identity, *, commit: str = "") -> bool:
 
 
 def recorded_origin(stage: Identity) -> dict[str, str]:
-    """Return the tags of the commit and the experiment of a recorded state, for a run that is rebuilt.
-
-    They say whether the state has other code or params than the commit.
-    """
+    """Return tags of a recorded state: experiment, commit, and whether the state has other code or params than that."""
     experiment = stage.snapshot.experiment if stage.snapshot else None
     tags = {"dvc.exp_name": experiment.name, "dvc.exp_baseline": experiment.baseline} if experiment else {}
     if stage.commit:
@@ -245,10 +236,7 @@ def _stage_of(section: Section, pipeline: Mapping[str, StageSpec]) -> str:
 def _lineage(
     name: str, section: Section, made: Mapping[str, Sequence[Section]], pipeline: Mapping[str, StageSpec]
 ) -> dict[str, Section]:
-    """Return a lock of a stage, as its last section, and all before it; empty if one is missing.
-
-    A stage below training needs its training also if it reads no output of it, but its params.
-    """
+    """Return a lock with a stage, last, its training if it is below one, and all before them; empty if none fits."""
     needed = {*stages_before(name, pipeline)}
     if name in stages_below_training(pipeline):
         needed |= {TRAIN, *stages_before(TRAIN, pipeline)}
