@@ -37,8 +37,7 @@ from gradtrail.support.running_time import seconds_running
 from gradtrail.support.secrets import redacted
 from gradtrail.support.signals import stop_request
 from gradtrail.tracking.lineage.environment import environment
-from gradtrail.tracking.lineage.snapshots import Snapshot
-from gradtrail.tracking.lineage.state import Identity, state_lock
+from gradtrail.tracking.lineage.state import Identity, Snapshot, state_lock
 from gradtrail.tracking.mlflow.tags import origin_tags, process_tags, write_diff
 
 if TYPE_CHECKING:
