@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import gradtrail
 from gradtrail.stages.common.dvc_cache import restoring_outs
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, remove_variables, require_jax
+from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.pipeline_file import Entry, StageSpec
 from gradtrail.stages.common.stage import Stage
@@ -350,8 +351,7 @@ def write_identity(journal: Path, stage: Identity) -> None:
     """Write the state of a journal and those before it, as later the working folder has others."""
     entries = {name: dataclasses.asdict(stage.entry(name)) for name in stage.lineage}
     pipeline = {name: dataclasses.asdict(spec) for name, spec in stage.pipeline.items()}
-    content = {"name": stage.name, "entries": entries, "pipeline": pipeline}
-    (journal / IDENTITY).write_text(json.dumps(content), encoding="utf-8")
+    write_json(journal / IDENTITY, {"name": stage.name, "entries": entries, "pipeline": pipeline})
 
 
 def read_identity(journal: Path) -> Identity:
@@ -377,7 +377,7 @@ def keep_outs(journal: Path, stage: Identity) -> None:
                 (temporary / out).parent.mkdir(parents=True, exist_ok=True)
                 source = stage.folder / out
                 (shutil.copytree if source.is_dir() else shutil.copyfile)(source, temporary / out)
-        (journal / f"{OUTS}.json").write_text(json.dumps(stage.out_digests()), encoding="utf-8")
+        write_json(journal / f"{OUTS}.json", stage.out_digests())
         temporary.rename(journal / OUTS)
     for path in (*journal.rglob("*"), journal):
         descriptor = os.open(path, os.O_RDONLY)

@@ -33,6 +33,7 @@ from filelock import FileLock, Timeout
 from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 
+from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.pipeline_file import Entry
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import private_folder
@@ -173,7 +174,7 @@ class RunLog:
     def _use(self, stored: StoredRun) -> None:
         """Log to a run from now on."""
         self._stored = stored
-        (self._journal / _RUN).write_text(json.dumps({"run_id": stored.run_id, "attempt": stored.attempt}))
+        write_json(self._journal / _RUN, {"run_id": stored.run_id, "attempt": stored.attempt})
         stored.describe(self._stage, self._execution)
 
     def _close(self, status: str, at: float) -> None:
