@@ -20,7 +20,7 @@ from gradtrail.stages.artifacts.weights import read_weights
 from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train.privacy import redacted_history
 from gradtrail.tracking.mlflow import artifacts as curve_tables
-from gradtrail.tracking.mlflow.training_log import live_curves
+from gradtrail.tracking.training_log import live_curves
 
 NORMS = ("part_grad_norm", "grad_norm")
 IDS = np.arange(100, 110, dtype=np.int32)  # of the examples of the split

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from gradtrail.core.profile.benchmark import MachineRates
-from gradtrail.tracking.mlflow import compile_report
-from gradtrail.tracking.mlflow.compile_report import compiling, profile_rows
+from gradtrail.tracking import compile_report
+from gradtrail.tracking.compile_report import compiling, profile_rows
 
 RATES = MachineRates(flops_per_second=1e9, bytes_per_second=1e8)
 

@@ -25,15 +25,15 @@ from gradtrail.stages.common.files import scratch_folder, write_csv
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.support.errors import one_line
 from gradtrail.support.tracing import Recorder
+from gradtrail.tracking.journal import Journal
 from gradtrail.tracking.mlflow.naming import COMPILED
-from gradtrail.tracking.mlflow.run import TrackedRun
 
 _MIB = 2**20
 Row = dict[str, Any]
 
 
 @contextlib.contextmanager
-def compiling(run: TrackedRun) -> Iterator[Compiler]:
+def compiling(run: Journal) -> Iterator[Compiler]:
     """Yield the compiler of a stage; when the block ends without an error, log what was compiled. Changes no result.
 
     A stage compiles ahead of time, or computes on the host: a compilation that a call causes is a warning with the
@@ -57,7 +57,7 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
 
 
 @contextlib.contextmanager
-def _tracing(run: TrackedRun) -> Iterator[Wrapper | None]:
+def _tracing(run: Journal) -> Iterator[Wrapper | None]:
     """Yield a wrapper of functions whose calls are recorded, and log `trace/`; None without `runtime.trace`."""
     stage = run.stage
     if not (stage.runtime.trace and run.is_open):
@@ -77,7 +77,7 @@ def _tracing(run: TrackedRun) -> Iterator[Wrapper | None]:
             run.files(trace, "trace")
 
 
-def _log_profile(run: TrackedRun, compiler: Compiler, log: CompileLog, process: dict[str, float]) -> None:
+def _log_profile(run: Journal, compiler: Compiler, log: CompileLog, process: dict[str, float]) -> None:
     """Log metrics, timings and the folder `compile/`; `process` is what was measured of the whole stage.
 
     `functions.csv` has a row for each ahead-of-time compilation, `calls.csv` one for each that a call caused;
