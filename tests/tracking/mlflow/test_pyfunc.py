@@ -196,7 +196,7 @@ def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
     metrics = [(metric.key, metric.value, metric.run_id) for metric in model.metrics]
     assert metrics == [("eval/accuracy", 0.5, run.info.run_id)]
     evaluation = client.get_run(evaluation.info.run_id)
-    assert [item.model_id for item in evaluation.inputs.model_inputs] == [model.model_id], "only once"
+    assert [item.model_id for item in evaluation.inputs.model_inputs] == [model.model_id]
     assert client.get_run(run.info.run_id).data.metrics == {"eval/accuracy": 0.5}
     assert len(client.get_metric_history(run.info.run_id, "eval/accuracy")) == 1
     assert all(link_evaluation(client, item, run) is None for item in other)

@@ -122,9 +122,8 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
     for model in models_of(client, train):
         is_calibrated = math.isclose(float(model.tags[_TEMPERATURE]), temperature, rel_tol=1e-5)
         if is_calibrated and model.tags[WEIGHTS] == weights and model.status == LoggedModelStatus.READY:
-            run = client.get_run(evaluation.info.run_id)  # MLflow's search returns runs without their model inputs
-            if model.model_id not in {logged.model_id for logged in run.inputs.model_inputs}:
-                client.log_inputs(run.info.run_id, models=[LoggedModelInput(model.model_id)])
+            # MLflow keeps one input of a model, however often it is logged.
+            client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
             return model
     return None
 
