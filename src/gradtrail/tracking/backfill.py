@@ -18,6 +18,7 @@ from mlflow.entities import Run
 from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, output_digests, sha256_of
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.journal import is_referenced
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.recorded import (
     Section,
@@ -28,6 +29,7 @@ from gradtrail.tracking.lineage.recorded import (
     snapshot_of,
 )
 from gradtrail.tracking.lineage.state import Experiment, Identity, Snapshot, state_key
+from gradtrail.tracking.logger import log_journals
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, training_of
 from gradtrail.tracking.mlflow.models import EXPORT, log_export, logged_exports
@@ -35,13 +37,13 @@ from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, is_f
 from gradtrail.tracking.mlflow.stored_run import (
     REBUILT,
     REPLACED,
+    Execution,
     close_dead_runs,
     find_own_run,
-    is_referenced,
     open_run,
     remove_run,
 )
-from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs
+from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs, process_tags
 
 MISRECORDED = "misrecorded_as"  # tag of a run: states that DVC recorded for its outputs by mistake
 RECORDING_SECONDS = 60  # usual time from a run's end until DVC has recorded the state
@@ -55,8 +57,9 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
         The report; and the open runs of other hosts, or None while a process of this host works on a run.
     """
     client = open_store()
-    # Journals of dead stages are to be logged here: before the runs are read, and rebuilt from outputs alone
+    num_completed = len(log_journals())
     states = States(client)
+    states.counts["completed"] = num_completed
     states.remove_duplicates()
     recorded = recorded_states()
     trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
@@ -213,13 +216,15 @@ class States:
                 self.counts["absent"] += 1
                 return None
             stage = dataclasses.replace(stage, place=place)
-            began = find_own_run(self._client, stage, is_live=False)  # another process may have created it meanwhile
+            began = find_own_run(self._client, stage, None)  # another process may have created it meanwhile
             if began and is_finished_or_live(began):
                 self.index.refresh([began.info.run_id])
                 return str(began.info.run_id)
             try:
-                stored = open_run(self._client, stage, recorded_origin(stage))
-                stored.log_outs(stage)
+                execution = Execution(tags=process_tags() | recorded_origin(stage))
+                stored = open_run(self._client, stage, execution)
+                stored.describe(stage, execution)
+                stored.log_outs(stage, stage.out_digests())
             except UserError as error:
                 _warn(stage, f"no run can be rebuilt ({error})")
                 self.counts["unreadable"] += 1
@@ -228,7 +233,7 @@ class States:
                 if stored and not began:
                     self._client.delete_run(stored.run_id)
                 return None
-        stored.set_tags({REBUILT: "true"})
+        self._client.set_tag(stored.run_id, REBUILT, "true")
         self._client.set_terminated(stored.run_id, "FINISHED")
         self.index.refresh([stored.run_id])
         self.rebuilt[stage.name] += 1

@@ -6,7 +6,7 @@ from importlib.metadata import version
 import pytest
 
 from gradtrail.tracking.lineage import environment as module
-from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key
+from gradtrail.tracking.lineage.environment import environment, machine_key
 
 MILAN = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -44,7 +44,6 @@ def test_environment_has_versions_and_switches_as_plain_values(monkeypatch: pyte
     assert description["packages"]["jax"] == version("jax")
     assert description["switches"]["XLA_FLAGS"] == "--xla_cpu_max_isa=AVX2"
     assert "UNRELATED" not in description["switches"]
-    assert environment_tags() == {"machine": description["machine"], "jax": version("jax")}
 
 
 def test_environment_has_what_changes_compiled_code_and_its_speed(texts: dict[str, str]) -> None:

@@ -24,23 +24,10 @@ _FEATURES = re.compile(  # of a processor that a compiler uses
 )
 _DRIVER = re.compile(r"Kernel Module\D.*?\s(\d+\.[\d.]+)")
 _SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
-_stage_process: dict[str, Any] = {}  # description of the stage's process, in its tracker
-
-
-def use_stage_environment(description: dict[str, Any]) -> None:
-    """Make this process, a tracker without JAX, describe its stage's process instead of itself."""
-    _stage_process.update(description)
-
-
-def stage_value(key: str) -> Any:
-    """Return `tags`, `origin` or `diff` of the stage's process, in its tracker; None in any other process."""
-    return _stage_process.get(key)
 
 
 def environment() -> dict[str, Any]:
     """Return the processor, memory, accelerators, packages and switches of this process, as plain values."""
-    if _stage_process:
-        return dict(_stage_process["environment"])
     processor = _processor()
     processor["features"] = sorted(name for name in processor.pop("flags") if _FEATURES.fullmatch(name))
     return {
@@ -56,15 +43,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-def environment_tags() -> dict[str, str]:
-    """Return the tags `machine` and `jax` of a run, to search by."""
-    return {"machine": machine_key(), "jax": _versions().get("jax", "")}
-
-
 def machine_key() -> str:
     """Return a short key of the type of machine: processor, such as `AuthenticAMD-25-1-avx2`, and GPUs."""
-    if _stage_process:
-        return str(_stage_process["environment"]["machine"])
     processor = _processor()
     vector = next((name for name in _VECTOR_INSTRUCTIONS if name in processor["flags"]), "")
     parts = [processor[key] for key in ("vendor", "family", "model") if key in processor] or [platform.machine()]
