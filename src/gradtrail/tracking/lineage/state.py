@@ -193,7 +193,7 @@ class PlannedStages:
         self.pipeline = read_pipeline()
         self.params = read_yaml(PARAMS)
         self._lock = read_locks(Path())
-        self._digests: dict[str, str | None] = {}  # dep → digest of the file or folder as it is now
+        self._digests: dict[str, str] = {}  # dep → digest of the file or folder as it is now; empty if it is missing
 
     def values(self, stage: str, params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Return the values that a stage reads, by params file, if `params.yaml` has this content."""
@@ -204,22 +204,21 @@ class PlannedStages:
     def entry(self, stage: str, params: Mapping[str, Any], outs: Mapping[str, str]) -> Entry | None:
         """Return what determines a stage's outputs, given those before it (path → digest); None if a dep is unknown."""
         deps = {dep: self._digest(dep, outs) for dep in self.pipeline[stage].deps}
-        digests = {dep: md5 for dep, md5 in deps.items() if md5 is not None}
-        if len(digests) < len(deps):
+        if "" in deps.values():
             return None
-        return Entry(cmd=self.pipeline[stage].cmd, params=self.values(stage, params), deps=digests)
+        return Entry(cmd=self.pipeline[stage].cmd, params=self.values(stage, params), deps=deps)
 
     def locked_outs(self, stage: str, entry: Entry | None) -> dict[str, str] | None:
         """Return the outputs of a stage, path → digest, if `dvc.lock` records this entry."""
         section = self._lock.get(stage)
         return output_digests(section) if section and locked_entry(section) == entry else None
 
-    def _digest(self, dep: str, outs: Mapping[str, str]) -> str | None:
+    def _digest(self, dep: str, outs: Mapping[str, str]) -> str:
         for out, md5 in outs.items():
             if contains_path(out, dep):
-                return digest_within(out, md5, dep)
+                return digest_within(out, md5, dep) or ""
         if dep not in self._digests:
-            self._digests[dep] = digest(Path(dep)) if Path(dep).exists() else None
+            self._digests[dep] = digest(Path(dep)) if Path(dep).exists() else ""
         return self._digests[dep]
 
 
