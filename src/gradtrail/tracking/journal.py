@@ -281,7 +281,7 @@ class Journal:
     def _write(self, event: str, **values: Any) -> None:
         if self._logger is None or (self._is_broken and event != "end"):
             return
-        line = json.dumps({"event": event, "at": time.time(), **values})
+        line = json.dumps({"event": event, "time": time.time(), **values})
         with (self.folder / EVENTS).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 

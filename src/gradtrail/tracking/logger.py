@@ -119,7 +119,7 @@ class RunLog:
         """
         sources = Events(self._journal / SYSTEM), Events(self._journal / EVENTS)
         while not self._is_finished:
-            events = sorted((event for source in sources for event in source.new()), key=lambda event: event["at"])
+            events = sorted((event for source in sources for event in source.new()), key=lambda event: event["time"])
             for event in events:
                 self._handle(event)
             self._log_curves()
@@ -128,30 +128,30 @@ class RunLog:
             if not events:
                 time.sleep(POLL_SECONDS)
         if not self._is_finished:
-            self._close("KILLED", events[-1]["at"])
+            self._close("KILLED", events[-1]["time"])
 
     def _handle(self, event: Event) -> None:
         """Handle an event. Points of curves are collected, so that a slow store gets many in one request."""
         if event["event"] == "curves":
             curves = {name: dict(pairs) for name, pairs in event["points"].items()}
-            self._points.append((curves, event["at"]))
+            self._points.append((curves, event["time"]))
             return
         self._log_curves()
         match event:
             case {"event": "begin"}:
                 self._open(event)
             case {"event": "metrics", "values": values}:
-                self._stored.log_points((self._as_points(values), event["at"]))
+                self._stored.log_points((self._as_points(values), event["time"]))
             case {"event": "files", "path": path, "under": under}:
                 self._stored.log_files(self._journal / path, under)
             case {"event": "outs"}:
                 self._log_outs()
             case {"event": "end", "status": status, "timings": timings}:
                 if self._is_live:
-                    timings["seconds"]["tracking"] = time.time() - event["at"]
+                    timings["seconds"]["tracking"] = time.time() - event["time"]
                 file = attempt_file("timings", self._stored.attempt)
                 self._stored.client.log_dict(self._stored.run_id, timings, file)
-                self._close(status, event["at"])
+                self._close(status, event["time"])
             case _:
                 raise ValueError(f"no such event: {event}")
 
@@ -163,7 +163,7 @@ class RunLog:
         else:
             self._stage = read_identity(self._journal)
         diff = self._journal / "git.diff" if begin["has_diff"] else None
-        self._execution = Execution(tags=begin["tags"], environment=begin["environment"], diff=diff, began=begin["at"])
+        self._execution = Execution(tags=begin["tags"], environment=begin["environment"], diff=diff, began=begin["time"])
         client, opened = open_store(), self._journal / _RUN
         stored = continue_run(client, self._stage, **json.loads(opened.read_bytes())) if opened.exists() else None
         self._use(stored or open_run(client, self._stage, self._execution))
@@ -177,10 +177,10 @@ class RunLog:
         write_json(self._journal / _RUN, {"run_id": stored.run_id, "attempt": stored.attempt})
         stored.describe(self._stage, self._execution)
 
-    def _close(self, status: str, at: float) -> None:
+    def _close(self, status: str, ended: float) -> None:
         """Close the run; that of a state which another attempt finished stays as it is."""
         is_finished = not self._is_live and self._stored.has_outs
-        self._stored.client.set_terminated(self._stored.run_id, "FINISHED" if is_finished else status, int(at * 1000))
+        self._stored.client.set_terminated(self._stored.run_id, "FINISHED" if is_finished else status, int(ended * 1000))
         self._is_finished = True
 
     def _as_points(self, values: dict[str, float]) -> dict[str, dict[int, float]]:
@@ -268,7 +268,7 @@ def sample_system(journal: Path) -> Iterator[None]:
             points |= {f"system/{name}": [(step, values[name])] for name in SYSTEM_METRICS if name in values}
             monitor.clear_metrics()
         with (journal / SYSTEM).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": "curves", "at": time.time(), "points": points}) + "\n")
+            file.write(json.dumps({"event": "curves", "time": time.time(), "points": points}) + "\n")
         step += 1
         yield
 

@@ -86,8 +86,8 @@ class StoredRun:
     def log_points(self, *timed: tuple[Points, float]) -> None:
         """Log metrics, each with its time, in one request; points that the run already has stay."""
         new = [
-            Metric(name, float(value), int(at * 1000), int(step))
-            for points, at in timed
+            Metric(name, float(value), int(seconds * 1000), int(step))
+            for points, seconds in timed
             for name, curve in points.items()
             for step, value in curve.items()
             if step not in self._steps(name)
