@@ -90,15 +90,13 @@ def repro(arguments: tuple[str, ...]) -> int:
 
 
 @gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss")
-@click.option(
-    "--sort-by", default="eval/accuracy", metavar="KEY", show_default=True, help="Metric or param to sort by."
-)
+@click.option("--sort-by", default="eval/accuracy", metavar="METRIC", show_default=True, help="Metric to sort by.")
 @click.option(
     "--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="Order of the runs."
 )
 @click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Required value of a param; repeatable.")
-@click.option("--limit", type=_COUNT, metavar="N", help="Maximum number of runs.")
-def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int | None) -> None:
+@click.option("--limit", type=_COUNT, default=50, show_default=True, metavar="N", help="Maximum number of runs.")
+def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int) -> None:
     """List training runs and the params that differ between them."""
     from gradtrail.experiments.list_runs import print_runs
 
