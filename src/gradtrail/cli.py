@@ -119,14 +119,14 @@ def show(folder: Path, run: str) -> int:
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")
 @click.option("--port", type=_PORT, default=5000, show_default=True, help="Port of the UI.")
-def ui(port: int) -> int:
+def ui(port: int) -> None:
     """Add missing runs, then serve the MLflow UI.
 
     Prints a link to a comparison of all training runs. Ctrl-C or SIGTERM stops the server.
     """
     from gradtrail.experiments.ui import serve
 
-    return with_store(lambda: serve(port))
+    with_store(lambda: serve(port))
 
 
 @gradtrail.command(

@@ -57,9 +57,7 @@ def test_failing_store_is_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     monkeypatch.setattr(repro, "sync", failing)
     repro.backfill()
-    assert capsys.readouterr().err == (
-        "warning: MLflow's store failed: no such host; `gradtrail sync` tries again\n"
-    )
+    assert capsys.readouterr().err == ("warning: MLflow's store failed: no such host; `gradtrail sync` tries again\n")
 
 
 def test_stand_in_changes_one_word_and_is_announced(params: Path, capsys: pytest.CaptureFixture[str]) -> None:
