@@ -112,7 +112,7 @@ def show(folder: Path, run: str) -> int:
 
     RUN is the id or name of a run, a state, a DVC experiment, or a file that a run wrote.
     """
-    from gradtrail.experiments.show.main import show
+    from gradtrail.experiments.show import show
 
     return with_store(lambda: show(run, folder))
 
@@ -146,7 +146,7 @@ def ui(port: int) -> None:
 @click.pass_obj
 def review(folder: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Path | None, **options: Any) -> None:
     """Review suspected label errors in a browser, and correct them."""
-    from gradtrail.experiments.review.main import merge, review
+    from gradtrail.experiments.review import merge, review
 
     if is_merge != bool(files):
         raise UserError("--merge: needs files to merge, such as: gradtrail review --merge ann.csv ben.csv")
