@@ -177,7 +177,7 @@ def choose_suspects(splits: Mapping[str, Split], split: str | None, limit: int) 
         UserError: There is no audit, it was made for other data, or the split has no example.
     """
     table = read_parquet(SUSPECTS, _COLUMNS, made_by="make audit").sort_values("score", ascending=False, kind="stable")
-    suspects: list[dict[str, Any]] = []
+    suspects: list[dict[Any, Any]] = []
     for row in (table[table["split"] == split] if split else table).head(limit).to_dict("records"):
         data = splits[row["split"]]
         place = int(np.searchsorted(data.example_id, row["example_id"]))
