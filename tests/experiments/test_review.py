@@ -67,14 +67,10 @@ def test_suspects_have_the_highest_scores_and_their_true_neighbours(splits: dict
 
 
 def test_audit_of_other_data_is_one_line(splits: dict[str, Split]) -> None:
-    columns = reviewing._COLUMNS
-    table = read_parquet(SUSPECTS, columns)
-    for changed, message in (
-        ({"example_id": 10**6}, r"data/processed has no \w+ 1000000; run `make audit` again$"),
-        ({"label": (table["label"] + 1) % NUM_CLASSES}, "has another label now; run `make audit`$"),
-    ):
+    table = read_parquet(SUSPECTS, reviewing._COLUMNS)
+    for changed in ({"example_id": 10**6}, {"label": (table["label"] + 1) % NUM_CLASSES}):
         table.assign(**changed).to_parquet(SUSPECTS, index=False)
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=r"made for other data than data/processed; run `make audit` again$"):
             choose_suspects(splits, None, 3)
 
 

@@ -39,8 +39,8 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     conditions = [trainings, *(f"{columns[key]} ILIKE '{value}'" for key, value in where.items())]
     order = f"metrics.`{sort_by}` {'ASC' if ascending else 'DESC'}"
     runs = client.search_runs(experiments, " and ".join(conditions), max_results=limit, order_by=[order])
-    if not runs and where and (others := client.search_runs(experiments, trainings)):
-        raise UserError(_no_match(others, where))
+    if not runs and where and (all_runs := client.search_runs(experiments, trainings)):
+        raise UserError(_no_match(all_runs, where))
     if not runs:
         print("no training runs yet; `gradtrail repro` makes the first, `gradtrail sync` adds those of earlier results")
         return

@@ -181,11 +181,10 @@ def choose_suspects(splits: Mapping[str, Split], split: str | None, limit: int) 
     for row in (table[table["split"] == split] if split else table).head(limit).to_dict("records"):
         data = splits[row["split"]]
         place = int(np.searchsorted(data.example_id, row["example_id"]))
-        if place == len(data) or data.example_id[place] != row["example_id"]:
-            raise UserError(f"{SUSPECTS}: {_DATA} has no {row['split']} {row['example_id']}; run `make audit` again")
-        labels = {int(column[place]) for column in (data.labels, data.given_labels, data.corrected_labels)}
-        if row["label"] not in labels:
-            raise UserError(f"{SUSPECTS}: {row['split']} {row['example_id']} has another label now; run `make audit`")
+        is_known = place < len(data) and data.example_id[place] == row["example_id"]
+        columns = (data.labels, data.given_labels, data.corrected_labels)
+        if not is_known or row["label"] not in {int(column[place]) for column in columns}:
+            raise UserError(f"{SUSPECTS}: made for other data than {_DATA}; run `make audit` again")
         suspects.append(row | {"row": place, "label": int(data.given_labels[place])})
     if not suspects:
         raise UserError(f"{SUSPECTS}: no example to review; another --split may have some")
@@ -207,10 +206,8 @@ def _nearest(suspects: Sequence[Mapping[str, Any]], splits: Mapping[str, Split])
     count = min(_NUM_NEIGHBOURS + 1, len(train))
     search = NearestNeighbors(n_neighbors=count, algorithm="brute").fit(train.reshape(len(train), -1) / np.float32(255))
     near = search.kneighbors(images.reshape(len(images), -1) / np.float32(255), return_distance=False)
-    itself = [suspect["row"] if suspect["split"] == "train" else -1 for suspect in suspects]
-    return [
-        [row for row in among[rows] if row != own][:_NUM_NEIGHBOURS] for rows, own in zip(near, itself, strict=True)
-    ]
+    rows = [suspect["row"] if suspect["split"] == "train" else -1 for suspect in suspects]
+    return [[row for row in among[near[i]] if row != rows[i]][:_NUM_NEIGHBOURS] for i in range(len(suspects))]
 
 
 def merge(paths: Sequence[Path], into: Path) -> None:
