@@ -17,8 +17,8 @@ from gradtrail.stages.common.pipeline_file import dvc_target, is_code
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
-from gradtrail.tracking.lineage.snapshots import Snapshot, committed_snapshots, find_experiments, working_snapshot
-from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.lineage.recorded import committed_snapshots, find_experiments, working_snapshot
+from gradtrail.tracking.lineage.state import Identity, Snapshot
 from gradtrail.tracking.lookup.runs import look_up
 from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.client import open_store

@@ -15,7 +15,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, private_folder, store_uri, working_folder
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 from gradtrail.tracking.mlflow.ui_view import shared_views, write_views
-from gradtrail.tracking.sync import sync
+from gradtrail.tracking.sync import describe, sync
 
 _GRACE_SECONDS = 5.0
 
@@ -33,7 +33,7 @@ def serve(port: int) -> None:
     if not is_server:
         _require_free(port)
     try:
-        print(sync.sync().describe())
+        print(describe(sync()))
     except UserError as error:  # the UI can still show the runs in the store
         print(f"gradtrail: {error}", file=sys.stderr)
     client = open_store()
