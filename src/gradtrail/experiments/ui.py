@@ -1,5 +1,6 @@
 """`gradtrail ui`: MLflow's UI for this repository's store; the last line printed is the link to the training runs."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -70,8 +71,10 @@ def _run_until_stopped(port: int, link: str) -> None:
         )
     is_ready = False
     while not stopped and server.poll() is None:
-        if not is_ready and (is_ready := _answers(port)):
-            print(link, flush=True)
+        with contextlib.suppress(requests.RequestException):
+            if not is_ready and requests.get(f"http://127.0.0.1:{port}/health", timeout=1).ok:
+                is_ready = True
+                print(link, flush=True)
         time.sleep(0.2)
     if not stopped:
         raise UserError(f"MLflow's UI ended with exit status {server.returncode}; {path} says why")
@@ -80,10 +83,3 @@ def _run_until_stopped(port: int, link: str) -> None:
         process.terminate()
     for process in psutil.wait_procs(processes, _GRACE_SECONDS)[1]:
         process.kill()
-
-
-def _answers(port: int) -> bool:
-    try:
-        return requests.get(f"http://127.0.0.1:{port}/health", timeout=1).ok
-    except requests.RequestException:
-        return False
