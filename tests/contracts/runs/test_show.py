@@ -127,17 +127,6 @@ def test_an_experiment_is_restored(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_renamed_experiment_has_its_new_name_after_a_sync(project: Project) -> None:
-    project.dvc("exp", "run", "--temp", "-S", f"{LR}=0.5", "--name", "old")
-    project.dvc("exp", "rename", "old", "new")
-    project.dvc("exp", "run", "--temp", "-S", f"{LR}=0.75", "--name", "old")
-    project.sync()
-    names = {run["params"][LR]: run["tags"].get("dvc.exp_name") for run in project.runs_of("train")}
-    assert names == {"0.005": None, "0.5": "new", "0.75": "old"}
-    assert "experiment new, of" in show(project, "new")
-
-
-@pytest.mark.slow
 def test_state_in_no_lock_is_reproduced(project: Project) -> None:
     """From the commit and its diff."""
     project.set(LR, 0.5)
