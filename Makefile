@@ -78,7 +78,7 @@ audit: env ## look for wrong labels: a pipeline of its own, within 10 minutes on
 privacy-audit: env ## audit the private training of params.yaml with canaries: a pipeline of its own
 	@$(BIN)/gradtrail repro pipeline/privacy_audit/dvc.yaml
 
-ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
+ui: env ## the MLflow UI; prints the link to the training runs. PORT=5001 chooses another port than 5000
 	@$(BIN)/gradtrail ui --port $(or $(PORT),5000)
 
 results: env ## the results of the recipes that were run, as a Markdown table

@@ -11,7 +11,7 @@ from factories import ROOT
 
 from gradtrail import cli
 from gradtrail.experiments import repro as reproduction
-from gradtrail.experiments.show import main as showing
+from gradtrail.experiments import show as showing
 from gradtrail.experiments.sweep import recipes
 from gradtrail.serving.predict import main as predicting
 

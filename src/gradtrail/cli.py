@@ -90,15 +90,13 @@ def repro(arguments: tuple[str, ...]) -> int:
 
 
 @gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss")
-@click.option(
-    "--sort-by", default="eval/accuracy", metavar="KEY", show_default=True, help="Metric or param to sort by."
-)
+@click.option("--sort-by", default="eval/accuracy", metavar="METRIC", show_default=True, help="Metric to sort by.")
 @click.option(
     "--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="Order of the runs."
 )
 @click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Required value of a param; repeatable.")
-@click.option("--limit", type=_COUNT, metavar="N", help="Maximum number of runs.")
-def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int | None) -> None:
+@click.option("--limit", type=_COUNT, default=50, show_default=True, metavar="N", help="Maximum number of runs.")
+def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int) -> None:
     """List training runs and the params that differ between them."""
     from gradtrail.experiments.list_runs import print_runs
 
@@ -114,21 +112,21 @@ def show(folder: Path, run: str) -> int:
 
     RUN is the id or name of a run, a state, a DVC experiment, or a file that a run wrote.
     """
-    from gradtrail.experiments.show.main import show
+    from gradtrail.experiments.show import show
 
     return with_store(lambda: show(run, folder))
 
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")
 @click.option("--port", type=_PORT, default=5000, show_default=True, help="Port of the UI.")
-def ui(port: int) -> int:
+def ui(port: int) -> None:
     """Add missing runs, then serve the MLflow UI.
 
     Prints a link to a comparison of all training runs. Ctrl-C or SIGTERM stops the server.
     """
     from gradtrail.experiments.ui import serve
 
-    return with_store(lambda: serve(port))
+    with_store(lambda: serve(port))
 
 
 @gradtrail.command(
@@ -148,7 +146,7 @@ def ui(port: int) -> int:
 @click.pass_obj
 def review(folder: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Path | None, **options: Any) -> None:
     """Review suspected label errors in a browser, and correct them."""
-    from gradtrail.experiments.review.main import merge, review
+    from gradtrail.experiments.review import merge, review
 
     if is_merge != bool(files):
         raise UserError("--merge: needs files to merge, such as: gradtrail review --merge ann.csv ben.csv")

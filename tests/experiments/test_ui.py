@@ -1,41 +1,21 @@
-"""`gradtrail ui` ends with every process that it started, whoever is asked to stop; a taken port is told first."""
+"""`gradtrail ui` prints one link, last, and ends with every process that it started."""
 
 import os
 import signal
 import socket
 import sys
 from pathlib import Path
-from subprocess import Popen
 
 import psutil
 import pytest
+import requests
 from projects import ROOT, Project
 from servers import free_port
 from small_project import finished_small_project
 
 from gradtrail import cli
 
-UP = "Uvicorn running on"
 _LONGEST = 120  # seconds
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    """A project with runs, for a test to change."""
-    return finished_small_project().copy(tmp_path / "project")
-
-
-def started_by(process: Popen[str]) -> list[psutil.Process]:
-    """Return the processes of a command once its server answers, and MLflow's job runner has started its own."""
-    assert process.stdout
-    printed = []
-    for line in process.stdout:
-        printed.append(line)
-        if UP in line:
-            break
-    else:
-        pytest.fail("".join(printed))
-    return psutil.Process(process.pid).children(recursive=True)
 
 
 @pytest.mark.slow
@@ -45,16 +25,15 @@ def started_by(process: Popen[str]) -> list[psutil.Process]:
         ("make", True, signal.SIGINT),  # Ctrl-C
         # gradtrail gets it twice, as make passes it on
         pytest.param("make", True, signal.SIGTERM, marks=pytest.mark.nightly),
-        ("make", False, signal.SIGTERM),
         ("gradtrail", False, signal.SIGTERM),
         pytest.param("gradtrail", False, signal.SIGINT, marks=pytest.mark.nightly),
     ],
 )
 def test_signal_ends_the_server_and_all_its_processes(
-    command: str, to_all: bool, number: signal.Signals, project: Project
+    command: str, to_all: bool, number: signal.Signals, tmp_path: Path
 ) -> None:
-    makefile = "ui:\n\t@$(PYTHON) -m gradtrail ui --port $(PORT)\n"
-    (project.folder / "Makefile").write_text(makefile)
+    project: Project = finished_small_project().copy(tmp_path / "project")
+    (project.folder / "Makefile").write_text("ui:\n\t@$(PYTHON) -m gradtrail ui --port $(PORT)\n")
     assert "$(BIN)/gradtrail ui --port" in (ROOT / "Makefile").read_text()
     port = str(free_port())
     ways = {
@@ -62,20 +41,24 @@ def test_signal_ends_the_server_and_all_its_processes(
         "gradtrail": (sys.executable, "-m", "gradtrail", "ui", "--port", port),
     }
     process = project.start(*ways[command], env={"PYTHONPATH": str(project.folder / "src")})
-    below = started_by(process)
-    assert len(below) >= 2 + (command == "make")
+    assert process.stdout
+    link = next(line for line in process.stdout if "http" in line).split()[-1]
+    assert requests.get(link, timeout=_LONGEST).ok, "it is printed once the server answers"
+    assert "/runs?viewStateShareKey=" in link
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 1 + (command == "make")
     (os.killpg if to_all else os.kill)(process.pid, number)
-    process.communicate(timeout=_LONGEST)  # its pipe, which all of them inherited, is closed with the last of them
-    _, alive = psutil.wait_procs(below, timeout=_LONGEST)
+    rest, _ = process.communicate(timeout=_LONGEST)
+    assert "http" not in rest
+    _, alive = psutil.wait_procs(started, timeout=_LONGEST)
     assert not alive
     if command == "gradtrail":
         assert process.returncode == 0
+    assert "Uvicorn running" in (project.folder / ".gradtrail" / "ui.log").read_text()
 
 
-def test_used_port_is_reported_before_anything_else(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(Path(ROOT))
+def test_used_port_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

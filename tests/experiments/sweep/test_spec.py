@@ -8,7 +8,7 @@ import pytest
 from factories import ROOT
 
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.experiments.sections import section_configs
+from gradtrail.experiments.sections import SECTIONS
 from gradtrail.experiments.sweep import recipes, spec
 from gradtrail.experiments.sweep.grid import read_sweep
 from gradtrail.experiments.sweep.main import compare
@@ -34,11 +34,10 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_variants_of_the_repository_are_valid_and_distinct() -> None:
-    configs = section_configs()
     for name, comparison in read_comparisons().items():
         variants = [params_of(Training(label, range(1)), comparison, PARAMS) for label in comparison.variants]
         for params in variants:
-            for section, into in configs.items():
+            for section, into in SECTIONS.items():
                 validate(params[section], into, name)
         assert all(one not in variants[:place] for place, one in enumerate(variants))
         assert len(comparison.seeds) >= 3

@@ -15,11 +15,11 @@ from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import make_program
-from gradtrail.experiments.sections import section_configs
+from gradtrail.experiments.sections import SECTIONS
 from gradtrail.stages.common.params import active_params, as_written, flatten, load_section, read_yaml, validate
 from gradtrail.support.errors import UserError
 
-PARAMS, SECTIONS = read_yaml(ROOT / "params.yaml"), section_configs(ROOT)
+PARAMS = read_yaml(ROOT / "params.yaml")
 TRAIN = PARAMS["train"]
 
 

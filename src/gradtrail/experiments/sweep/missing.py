@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradtrail.experiments.sections import section_configs
+from gradtrail.experiments.sections import SECTIONS
 from gradtrail.experiments.sweep.engine import Engine
 from gradtrail.experiments.sweep.members import read_table, varies_all
 from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
@@ -71,8 +71,8 @@ def _without(planned: Sequence[PlannedRun], completed: Sequence[CompletedRun]) -
 
 def _require_valid(trainings: Sequence[Training], comparison: Comparison, source: str) -> None:
     """Refuse params that a stage would refuse, before any experiment starts."""
-    params, configs = read_yaml(PARAMS), section_configs()
+    params = read_yaml(PARAMS)
     for training in trainings:
         changed_params = params_of(training, comparison, params)
-        for section, into in configs.items():
+        for section, into in SECTIONS.items():
             validate(changed_params.get(section), into, f"{source}.{training.label}: {section}")
