@@ -84,8 +84,8 @@ def test_params_of_the_command_line_are_a_grid_in_yaml() -> None:
     comparison = parse_params(["train.cnn.channels=[8,16],[32]", "train.clip_norm=null", f"{SEED}=0,2"])
     assert comparison.seeds == (0, 2)
     assert comparison.variants == {
-        "channels=[8, 16]": {"train.cnn.channels": [8, 16], "train.clip_norm": None},
-        "channels=[32]": {"train.cnn.channels": [32], "train.clip_norm": None},
+        "cnn.channels=[8, 16]": {"train.cnn.channels": [8, 16], "train.clip_norm": None},
+        "cnn.channels=[32]": {"train.cnn.channels": [32], "train.clip_norm": None},
     }
     assert [*parse_params(["train.epochs=1"]).variants] == ["epochs=1"]
 
