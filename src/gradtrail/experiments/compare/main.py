@@ -143,8 +143,8 @@ def _describe(comparison: Comparison, planner: Planner) -> str:
     if not trainings:
         return text
     times = [planner.seconds(training, comparison) for training in trainings]
-    known = [seconds for seconds in times if seconds is not None]
-    minutes = f", about {max(1, round(sum(known) / 60))} min" if len(known) == len(times) else ""
+    estimates = [seconds for seconds in times if seconds is not None]
+    minutes = f", about {max(1, round(sum(estimates) / 60))} min" if len(estimates) == len(times) else ""
     return f"{text}; {len(trainings)} training{'s' if len(trainings) > 1 else ''} to run{minutes}"
 
 

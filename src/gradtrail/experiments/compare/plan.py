@@ -67,9 +67,9 @@ class Planner:
         for run in sorted(itertools.chain(*runs.values()), key=lambda run: REBUILT in run.data.tags):
             self._by_state[run.data.tags["state"]].append(run)
         self._seeds_together = {seeds for run in runs[TRAIN] if (seeds := _seeds_together(run))}
-        here = machine_key()
+        machine = machine_key()
         self._timed = [
-            run for run in runs[TRAIN] if run.data.tags.get("machine") == here and _SECONDS in run.data.metrics
+            run for run in runs[TRAIN] if run.data.tags.get("machine") == machine and _SECONDS in run.data.metrics
         ]
 
     def completed(self, comparison: Comparison) -> list[CompletedRun]:
@@ -90,8 +90,8 @@ class Planner:
 
     def trainings(self, comparison: Comparison, completed: Sequence[CompletedRun] = ()) -> list[Training]:
         """Return the trainings of the runs that are not among the completed ones."""
-        done = {(run.variant, run.seed) for run in completed}
-        missing = [run for run in comparison.runs if run not in done]
+        complete = {(run.variant, run.seed) for run in completed}
+        missing = [run for run in comparison.runs if run not in complete]
         return trainings_of(missing, together=self._is_together(comparison))
 
     def seconds(self, training: Training, comparison: Comparison) -> float | None:
@@ -120,8 +120,8 @@ class Planner:
         if len(training.seeds) > 1:
             metrics = self._read_members(evaluation)
         else:
-            own = {key.removeprefix("eval/"): value for key, value in evaluation.data.metrics.items()}
-            metrics = {training.seeds[0]: own}
+            single = {key.removeprefix("eval/"): value for key, value in evaluation.data.metrics.items()}
+            metrics = {training.seeds[0]: single}
         tags, timings = train.data.tags, train.data.metrics
         seconds = timings.get(_SECONDS)
         return {

@@ -128,8 +128,8 @@ def trainings_of(runs: Iterable[PlannedRun], *, together: bool) -> list[Training
 
 
 def _comparison(name: str, content: Any, place: str) -> Comparison:
-    named = content | {"name": name} if isinstance(content, dict) else content
-    entry, params = validate(named, Comparison, place), read_yaml(PARAMS)
+    fields = content | {"name": name} if isinstance(content, dict) else content
+    entry, params = validate(fields, Comparison, place), read_yaml(PARAMS)
     if entry.variants and entry.grid:
         raise UserError(f"{place}: has variants and a grid; one of them is allowed")
     grid = {key: values for key, values in entry.grid.items() if key != SEED}
@@ -156,6 +156,6 @@ def _comparison(name: str, content: Any, place: str) -> Comparison:
 
 def _combinations(grid: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     """Return all combinations of a grid, labelled by the keys that have several values, or else by all keys."""
-    named = [key for key, values in grid.items() if len(values) > 1] or [*grid]
+    varied = [key for key, values in grid.items() if len(values) > 1] or [*grid]
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    return {", ".join(f"{key.removeprefix('train.')}={point[key]}" for key in named): point for point in points}
+    return {", ".join(f"{key.removeprefix('train.')}={point[key]}" for key in varied): point for point in points}

@@ -111,8 +111,8 @@ def are_times_comparable(run: CompletedRun, other: CompletedRun, runs: Sequence[
 
 def median(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are known; None if none is."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
 
 
 def _overlaps(run: CompletedRun, began: float, ended: float) -> bool:
