@@ -22,7 +22,7 @@ from gradtrail.stages.common.params import PARAMS, changed, read_yaml, validate
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import head_commit
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.sync.sync import sync
+from gradtrail.tracking.sync import sync
 
 _REPORTS = Path("results/comparisons")
 _MOST_LABELS = 8  # more variants are listed by their number
