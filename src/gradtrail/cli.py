@@ -250,7 +250,6 @@ def compare(
     entries, what is there of each, and what the rest would take.
     """
     from gradtrail.cluster.engine import engine
-    from gradtrail.experiments import search
     from gradtrail.experiments.compare.main import compare, list_entries, print_results
     from gradtrail.experiments.compare.queue import DvcQueue
     from gradtrail.experiments.compare.spec import Comparison, choose, parse_params
@@ -268,7 +267,9 @@ def compare(
         if isinstance(entry, Comparison):
             statuses.append(with_store(functools.partial(compare, entry, on, seeds, markdown=markdown)))
         else:
-            statuses.append(search.run(name, entry, on=on))
+            from gradtrail.experiments import search  # late: Optuna takes half a second
+
+            statuses.append(with_store(functools.partial(search.run, name, entry, on)))
     return max(statuses)
 
 
