@@ -52,9 +52,7 @@ class Search:
     space: dict[str, Any]  # key of params.yaml → list of values, or the fields of Optuna's `FloatDistribution`
     set: dict[str, Any] = field(default_factory=dict)  # changes to the params of all trials
     prune_after: Count | None = None  # epochs of every trial, after which the best go on; None for whole trainings
-    keep_one_in: Annotated[int, Bounds(at_least=2)] = (
-        3  # of this many trials one goes on, to this many times the epochs
-    )
+    keep_one_in: Annotated[int, Bounds(at_least=2)] = 3  # of so many trials one goes on, to so many times the epochs
     about: str = ""
 
 
@@ -91,18 +89,22 @@ def run(name: str, entry: Mapping[str, Any], on: Engine) -> int:
         if status := on.prepare(name):
             return status
         trials = find(search, space, stops, functools.partial(_train, name, search, stages, on))
-    if best := trials[0].run:
-        num_epochs, experiment = sum(len(trial.curve) for trial in trials), best.data.tags.get("dvc.exp_name")
-        print(f"{name}: the best of {len(trials)} trials, in {num_epochs} epochs: {trials[0]}: ", end="")
-        print(f"test accuracy {best.data.metrics[_TEST]:.2%}; `dvc exp apply {experiment}` restores it")
+    best, num_epochs = trials[0].run, sum(len(trial.curve) for trial in trials)
+    if best is None or _TEST not in best.data.metrics:
+        raise UserError(f"{name}: all {len(trials)} trainings diverged")
+    print(f"{name}: the best of {len(trials)} trials, in {num_epochs} epochs: {trials[0]}: ", end="")
+    print(
+        f"test accuracy {best.data.metrics[_TEST]:.2%}; `dvc exp apply {best.data.tags.get('dvc.exp_name')}` restores it"
+    )
     return 0
 
 
 def read_space(search: Search, params: Mapping[str, Any], place: str) -> dict[str, BaseDistribution]:
     """Return the distribution of each param; raise UserError if a key or a value is invalid."""
     require_known(params, search.set | search.space, place)
-    if other := [key for key in search.set | search.space if not key.startswith(f"{TRAIN}.")]:
-        raise UserError(f"{place}: {other[0]}: a search changes params of `{TRAIN}` alone")
+    for key in search.set | search.space:
+        if not key.startswith("train.") or (key == "train.epochs" and key in search.space):
+            raise UserError(f"{place}: {key}: a search changes only how a network is trained in the same epochs")
     space: dict[str, BaseDistribution] = {}
     for key, values in search.space.items():
         try:
