@@ -92,9 +92,10 @@ def run(name: str, entry: Mapping[str, Any], on: Engine) -> int:
     best, num_epochs = trials[0].run, sum(len(trial.curve) for trial in trials)
     if best is None or _TEST not in best.data.metrics:
         raise UserError(f"{name}: all {len(trials)} trainings diverged")
-    experiment = best.data.tags.get("dvc.exp_name")
     print(f"{name}: the best of {len(trials)} trials, in {num_epochs} epochs: {trials[0]}")
-    print(f"test accuracy {best.data.metrics[_TEST]:.2%}; `dvc exp apply {experiment}` restores it")
+    print(
+        f"test accuracy {best.data.metrics[_TEST]:.2%}; `gradtrail show {best.info.run_id[:8]}` says how to restore it"
+    )
     return 0
 
 
