@@ -13,7 +13,7 @@ from gradtrail.experiments.compare.main import compare
 from gradtrail.experiments.compare.queue import DvcQueue, Tasks
 from gradtrail.experiments.compare.spec import Comparison, Training, parse_params, trainings_of
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.lineage.snapshots import Experiment
+from gradtrail.tracking.lineage.state import Experiment
 
 UNREADABLE = ValueError("half a file")
 LABELS = {"a": "on, seed 0", "b": "off, seed 0"}

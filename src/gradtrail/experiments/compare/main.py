@@ -24,7 +24,7 @@ from gradtrail.support.git import head_commit
 from gradtrail.support.paths import private_folder
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
-from gradtrail.tracking.sync.sync import sync
+from gradtrail.tracking.sync import sync
 
 _REPORTS = Path("results/comparisons")
 _MOST_LABELS = 8  # more variants are listed by their number

@@ -22,8 +22,7 @@ from gradtrail.experiments.compare.spec import STAGE, Comparison, PlannedRun, Tr
 from gradtrail.stages.common.params import MEMBERS, SEED, VARY, changed, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, stages_before
 from gradtrail.tracking.lineage.environment import machine_key
-from gradtrail.tracking.lineage.keys import state_key
-from gradtrail.tracking.lineage.planned import PlannedStages
+from gradtrail.tracking.lineage.state import PlannedStages, state_key
 from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import Find, StoredRuns

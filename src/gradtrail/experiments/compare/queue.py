@@ -25,7 +25,7 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.interpreter import with_this_interpreter
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import stop_request
-from gradtrail.tracking.lineage.snapshots import find_experiments
+from gradtrail.tracking.lineage.recorded import find_experiments
 
 _MOST_READS = 4
 _PAUSE_SECONDS = 0.5
