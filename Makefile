@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|import.* cases\b" tests))
 
 .DEFAULT_GOAL := help
-.PHONY: help env lock repro test test-slow nightly check gate format audit privacy-audit ui results compare bench sync clean
+.PHONY: help env lock repro test test-slow nightly check gate format audit privacy-audit ui compare bench sync clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,10 +81,7 @@ privacy-audit: env ## audit the private training of params.yaml with canaries: a
 ui: env ## the MLflow UI; prints the link to the training runs. PORT=5001 chooses another port than 5000
 	@$(BIN)/gradtrail ui --port $(or $(PORT),5000)
 
-results: env ## the results of the recipes that were run, as a Markdown table
-	@$(BIN)/gradtrail results
-
-compare: env ## compare ways of training over seeds: NAME=precision, SEEDS=0,1,2, JOBS=1; without NAME list the comparisons
+compare: env ## compare ways of training over seeds: NAME=precision, SEEDS=0,1,2, JOBS=1; without NAME list the entries
 	@$(BIN)/gradtrail compare $(NAME) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
 
 bench: env ## what everything costs, beside its peers; a table and a JSON file each, in about two hours

@@ -271,8 +271,8 @@ def run_recipes() -> None:
     if not names:
         raise SystemExit("experiments.yaml has no recipe whose name begins with dp_")
     for name in names:
-        subprocess.run(("gradtrail", "recipes", name, "--seeds", RECIPE_SEEDS), check=True)
-    subprocess.run(("gradtrail", "results"), check=True)
+        subprocess.run(("gradtrail", "compare", name, "--seeds", RECIPE_SEEDS), check=True)
+    subprocess.run(("gradtrail", "compare", "--all", "--markdown", "--seeds", RECIPE_SEEDS), check=True)
 
 
 def main() -> None:

@@ -24,11 +24,11 @@ from gradtrail.core.data import Split
 from gradtrail.core.evaluate import fit_temperature, log_softmax
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.experiments.sweep.stats import paired_difference
 from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.support.progress import progress_bar
+from gradtrail.support.significance import paired_difference
 
 SMOOTHINGS = (0.1, 0.05, 0.0)
 NOISE = 0.1

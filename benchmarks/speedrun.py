@@ -26,7 +26,7 @@ from benchmarks.training import machine
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.keys import keys_of
-from gradtrail.experiments.sweep.recipes import read_recipes
+from gradtrail.experiments.compare.spec import Comparison, read_entries
 from gradtrail.stages.artifacts.data_files import read_info, read_split
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
 from gradtrail.stages.common.params import PARAMS, changed, load_section, read_yaml, validate
@@ -57,6 +57,12 @@ class Speedrun:
     load: float
 
 
+def recipes() -> dict[str, Comparison]:
+    """Return the entries of `experiments.yaml` that have one variant."""
+    entries = read_entries().items()
+    return {name: entry for name, entry in entries if isinstance(entry, Comparison) and entry.baseline is None}
+
+
 def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
     """Train and evaluate the recipe with each seed; in another precision, where one is given."""
     import jax
@@ -69,7 +75,7 @@ def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
     from gradtrail.core.train.privacy import NOT_PRIVATE
     from gradtrail.core.xla.compiler import Compiler
 
-    params = changed(read_yaml(PARAMS), read_recipes()[recipe].set)
+    params = changed(read_yaml(PARAMS), recipes()[recipe].set)
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
     config = dataclasses.replace(validate(params["train"], TrainConfig, f"{recipe}: train"), privacy=NOT_PRIVATE)
     config = dataclasses.replace(config, precision=precision or config.precision)
@@ -126,7 +132,7 @@ def as_table(found: Speedrun) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", default="cnn_fast", choices=list(read_recipes()))
+    parser.add_argument("--recipe", default="cnn_fast", choices=list(recipes()))
     parser.add_argument("--precision", choices=get_args(Precision), help="in the place of the recipe's")
     parser.add_argument("--seeds", type=int, default=30)
     arguments = parser.parse_args()

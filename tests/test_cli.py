@@ -12,7 +12,7 @@ from factories import ROOT
 from gradtrail import cli
 from gradtrail.experiments import repro as reproduction
 from gradtrail.experiments import show as showing
-from gradtrail.experiments.sweep import recipes
+from gradtrail.experiments.compare import main as comparing
 from gradtrail.serving.predict import main as predicting
 
 VERBS = sorted(cli.gradtrail.commands)
@@ -38,7 +38,6 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
     [
         ("bogus", "gradtrail: No such command 'bogus'. See `gradtrail --help`."),
         ("rums", "gradtrail: No such command 'rums'. Did you mean 'runs'? See"),
-        ("recipes mpl", "gradtrail: experiments.yaml: no recipe mpl; it has mlp, "),
         ("sync --verbos", "gradtrail sync: No such option '--verbos'. (Did you mean"),
         ("ui --port 0", "gradtrail ui: Invalid value for '--port': 0 is not in the range"),
         ("show", "gradtrail show: Missing argument 'RUN'. See `gradtrail show --help`."),
@@ -47,14 +46,18 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
             "runs --where train.model",
             "gradtrail: --where: must be KEY=VALUE, such as train.model=cnn; got 'train.model'",
         ),
-        ("compare clip", "gradtrail: experiments.yaml: no comparison clip; it has precision, "),
+        ("compare clip", "gradtrail: experiments.yaml: no entry clip; it has precision, "),
         (
             "compare clipping --seeds 1,1",
             "gradtrail: --seeds: must be distinct integers from 0 to 4,294,967,295, such as 0,1,2; got 1, 1",
         ),
         ("compare clipping --seeds one", "gradtrail: --seeds: must be integers separated by commas"),
-        ("sweep nothing.yaml", "gradtrail: nothing.yaml: no such file"),
-        ("sweep x.yaml --cpus -1", "gradtrail sweep: Invalid value for '--cpus': -1.0 is not in the range"),
+        ("compare --params", "gradtrail: --params: needs KEY=VALUE,VALUE..., such as: "),
+        (
+            "compare --params train.sed=1",
+            "gradtrail: --params.grid.train.sed is not a key of params.yaml; did you",
+        ),
+        ("compare x --cpus -1", "gradtrail compare: Invalid value for '--cpus': -1.0 is not in the range"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(
@@ -78,7 +81,6 @@ def test_verb_outside_of_a_project_is_refused_and_writes_nothing(
         "verdict": ["run"],
         "promote": ["run"],
         "upgrade": ["jax==0.10.1"],
-        "sweep": ["rates.yaml"],
     }.get(verb, [])
     assert run(monkeypatch, verb, *arguments) == 2
     out, err = capsys.readouterr()
@@ -145,8 +147,8 @@ def test_ctrl_c_is_exit_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped() -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recipes, "list_recipes", stopped)
-    assert run(monkeypatch, "recipes") == 130
+    monkeypatch.setattr(comparing, "list_entries", stopped)
+    assert run(monkeypatch, "compare") == 130
 
 
 def test_help_and_version_import_neither_jax_nor_mlflow(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> int:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr(recipes, "list_recipes", broken)
-    monkeypatch.setattr("sys.argv", ["gradtrail", "recipes"])
+    monkeypatch.setattr(comparing, "list_entries", broken)
+    monkeypatch.setattr("sys.argv", ["gradtrail", "compare"])
     with pytest.raises(AttributeError):
         cli.main()

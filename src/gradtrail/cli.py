@@ -3,6 +3,7 @@
 A verb imports its function when it is called, as many functions import JAX or MLflow.
 """
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -189,26 +190,6 @@ def gc(*, yes: bool) -> None:
     with_store(lambda: collect_garbage(yes=yes))
 
 
-@gradtrail.command(epilog="Example: gradtrail recipes cnn --seeds 0,1,2")
-@click.argument("name", required=False)
-@click.option("--seeds", type=_seeds, default="0", metavar="LIST", show_default=True, help="Seeds of the training.")
-def recipes(name: str | None, seeds: list[int]) -> int:
-    """List the recipes of experiments.yaml, or run one as DVC experiments."""
-    if name:
-        require_jax()
-    from gradtrail.experiments.sweep.recipes import list_recipes, run_recipe
-
-    return run_recipe(name, seeds) if name else list_recipes()
-
-
-@gradtrail.command(epilog="Example: gradtrail results > table.md")
-def results() -> None:
-    """Print the results of the recipes as a Markdown table."""
-    from gradtrail.experiments.sweep.recipes import as_markdown, collect_results
-
-    print(as_markdown(with_store(collect_results)))
-
-
 def _engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that choose where experiments run."""
     for option in (
@@ -240,44 +221,54 @@ def _engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     return verb
 
 
-@gradtrail.command(epilog="Example: gradtrail compare precision --seeds 0,1,2 --jobs 2")
-@click.argument("name", required=False)
+@gradtrail.command(epilog="Example: gradtrail compare --params train.seed=0,1,2 train.precision=float32,bfloat16")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--params", "is_params", is_flag=True, help="Take KEY=VALUE,VALUE... in place of NAMEs: a grid of params."
+)
 @click.option(
     "--seeds", type=_seeds, metavar="LIST", help="Seeds of the training.  [default: those of experiments.yaml]"
 )
+@click.option("--all", "is_all", is_flag=True, help="Print the results of all entries, and run nothing.")
+@click.option("--markdown", is_flag=True, help="Print Markdown.")
 @_engine_options
-def compare(name: str | None, seeds: list[int] | None, *, jobs: int, **engine_options: Any) -> int:
+def compare(
+    names: tuple[str, ...],
+    *,
+    is_params: bool,
+    seeds: list[int] | None,
+    is_all: bool,
+    markdown: bool,
+    jobs: int,
+    **engine_options: Any,
+) -> int:
     """Compare variants of the training over seeds.
 
-    Runs the missing experiments of a comparison and prints its table. Without a NAME, lists those of experiments.yaml.
+    Runs the missing trainings of entries of experiments.yaml and prints their results. Without a NAME, lists the
+    entries, what is there of each, and what the rest would take.
     """
     from gradtrail.cluster.engine import engine
+    from gradtrail.experiments.compare.main import compare, list_entries, print_results
+    from gradtrail.experiments.compare.queue import DvcQueue
+    from gradtrail.experiments.compare.spec import Comparison, choose, parse_params
 
-    runner = engine(**engine_options)
-    if name and runner is None:
+    if is_params and not names:
+        raise UserError("--params: needs KEY=VALUE,VALUE..., such as: gradtrail compare --params train.seed=0,1,2")
+    if not names:
+        with_store(lambda: print_results(seeds, markdown=markdown) if is_all else list_entries())
+        return 0
+    on = engine(**engine_options) or DvcQueue(jobs)
+    if isinstance(on, DvcQueue):
         require_jax()
-    from gradtrail.experiments.sweep.main import compare, list_comparisons
+    statuses = []
+    for name, entry in ({"": parse_params(names)} if is_params else {name: choose(name) for name in names}).items():
+        if isinstance(entry, Comparison):
+            statuses.append(with_store(functools.partial(compare, entry, on, seeds, markdown=markdown)))
+        else:
+            from gradtrail.experiments import search  # late: Optuna takes half a second
 
-    return compare(name, seeds, runner, jobs=jobs) if name else with_store(list_comparisons)
-
-
-@gradtrail.command(epilog="Example: gradtrail sweep rates.yaml --on http://10.0.0.5:8265")
-@click.argument("file", type=_PATH, metavar="FILE.yaml")
-@_engine_options
-@click.pass_obj
-def sweep(folder: Path, /, file: Path, *, jobs: int, **engine_options: Any) -> int:
-    """Run a grid or a list of params, and list the results.
-
-    FILE.yaml has `grid` (key → values), `points` (a list of changes) or both, and optionally `set` (changes to all).
-    """
-    from gradtrail.cluster.engine import engine
-
-    runner = engine(**engine_options)
-    if runner is None:
-        require_jax()
-    from gradtrail.experiments.sweep.grid import sweep
-
-    return sweep(folder / file, runner, jobs=jobs)
+            statuses.append(with_store(functools.partial(search.run, name, entry, on)))
+    return max(statuses)
 
 
 @gradtrail.command(epilog="Example: gradtrail diff HEAD workspace")

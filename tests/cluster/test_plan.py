@@ -10,7 +10,7 @@ from cluster_repository import new_request
 from projects import ROOT
 from ruamel.yaml import YAML
 
-from gradtrail.cluster.plan import RequestedExperiment, plan_experiments
+from gradtrail.cluster.plan import plan_experiments
 from gradtrail.cluster.request import Experiment, Request, own_packages, own_python, require_same_versions
 from gradtrail.stages.common.pipeline_file import live_entry, read_pipeline
 from gradtrail.support.errors import UserError
@@ -29,7 +29,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan(changes: dict[str, Any], commit: str = COMMIT, stage: str = "evaluate") -> Experiment:
-    (experiment,) = plan_experiments([RequestedExperiment("a label", changes, stage)], commit)
+    (experiment,) = plan_experiments({"a label": changes}, stage, commit)
     return experiment
 
 
@@ -41,8 +41,8 @@ def test_name_depends_on_commit_stage_and_the_params_that_are_read() -> None:
     assert plan({"train.seed": 1}, commit="b" * 40).name != one.name
     assert plan({"train.seed": 1}, stage="gradients").name != one.name
     assert plan({"train.seed": 1, "gradients.num_largest": 7}).name == plan({"train.seed": 1}).name
-    requested = [RequestedExperiment(label, {"train.seed": 1}, "evaluate") for label in ("one", "again")]
-    (experiment,) = plan_experiments(requested, COMMIT)
+    changes = {label: {"train.seed": 1} for label in ("one", "again")}
+    (experiment,) = plan_experiments(changes, "evaluate", COMMIT)
     assert experiment.label == "one"
 
 

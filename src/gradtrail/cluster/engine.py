@@ -11,7 +11,7 @@ from gradtrail.cluster.client import Cluster
 from gradtrail.cluster.home import fetch_experiments
 from gradtrail.cluster.local import local_cluster
 from gradtrail.cluster.places import Places, local_places, shared_places
-from gradtrail.cluster.plan import RequestedExperiment, plan_experiments
+from gradtrail.cluster.plan import plan_experiments
 from gradtrail.cluster.progress import show
 from gradtrail.cluster.request import Request, own_packages, own_python
 from gradtrail.support.secrets import redacted
@@ -58,8 +58,8 @@ class RayEngine:
             UserError: The job as a whole failed.
         """
         places = self._places()
-        names = [experiment.name for experiment in plan_experiments(_requested(planned, stage), places.commit)]
-        experiments = plan_experiments(_requested(missing, stage), places.commit)
+        names = [experiment.name for experiment in plan_experiments(planned, stage, places.commit)]
+        experiments = plan_experiments(missing, stage, places.commit)
         request = Request(
             git_url=places.git_url,
             commit=places.commit,
@@ -107,7 +107,3 @@ def engine(on: str | None, cpus: float, gpus: float) -> RayEngine | None:
     """Return the engine that `--on` or `RAY_API_SERVER_ADDRESS` names; None for DVC's queue."""
     address = on or os.environ.get(VARIABLE)
     return RayEngine(on=address, cpus=cpus, gpus=gpus) if address else None
-
-
-def _requested(experiments: Mapping[str, Mapping[str, Any]], stage: str) -> list[RequestedExperiment]:
-    return [RequestedExperiment(label, dict(changes), stage) for label, changes in experiments.items()]

@@ -17,7 +17,7 @@ from gradtrail.cluster.checkout import node_folder
 from gradtrail.cluster.home import fetch_experiments
 from gradtrail.cluster.make import make_experiment
 from gradtrail.cluster.places import Places
-from gradtrail.cluster.plan import RequestedExperiment, plan_experiments
+from gradtrail.cluster.plan import plan_experiments
 from gradtrail.cluster.records import ensure_runs, states_of
 from gradtrail.cluster.refs import experiment_ref
 from gradtrail.cluster.request import Experiment as PlannedExperiment
@@ -54,9 +54,8 @@ def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = project.git("rev-parse", "HEAD").strip()
-    changes = {RATE: 0.25}, {RATE: 0.25, "evaluate.calibration_bins": 7}
-    requested = [RequestedExperiment(f"bins {number}", change, "evaluate") for number, change in enumerate(changes)]
-    experiment, same_training = plan_experiments(requested, commit)
+    changes = {"default bins": {RATE: 0.25}, "7 bins": {RATE: 0.25, "evaluate.calibration_bins": 7}}
+    experiment, same_training = plan_experiments(changes, "evaluate", commit)
     assert len(experiment.shared) == 1, "the training; the fetched data are in the lock"
     assert same_training.shared == experiment.shared
     store = f"sqlite:///{tmp_path / 'store.db'}"
@@ -120,7 +119,7 @@ def test_refused_key_of_s3_is_one_line_and_a_good_one_works(
         project.dvc("push", "--run-cache", env=good)
         key = require_keys(url)
         commit = project.git("rev-parse", "HEAD").strip()
-        (experiment,) = plan_experiments([RequestedExperiment("a rate", {RATE: 0.25}, "evaluate")], commit)
+        (experiment,) = plan_experiments({"a rate": {RATE: 0.25}}, "evaluate", commit)
         store = f"sqlite:///{tmp_path / 'store.db'}"
         request = _request(tmp_path, commit, store, experiment)
         for name, value in key.items():
@@ -140,15 +139,14 @@ def test_refused_key_of_s3_is_one_line_and_a_good_one_works(
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="not installed: ray")
-def test_sweep_runs_on_a_local_ray(project: Project, tmp_path: Path) -> None:
+def test_grid_runs_on_a_local_ray(project: Project) -> None:
     evaluate = project.folder / "pipeline" / "evaluate.py"
     evaluate.write_text(evaluate.read_text().replace('"length"', '"accuracy": 0.9, "loss": 0.5, "length"'))
     project.commit("a figure to compare")
-    (tmp_path / "rates.yaml").write_text(f"grid: {{{RATE}: [0.25, 0.5]}}\n")
-    command = (sys.executable, "-m", "gradtrail", "sweep", str(tmp_path / "rates.yaml"), "--on", "local")
+    command = (sys.executable, "-m", "gradtrail", "compare", "--params", f"{RATE}=0.25,0.5", "--on", "local")
     message = project.run(*command, env=_own_code(project))
     assert "2 of 2" in message
-    assert "learning_rate=0.25" in message
+    assert "adamw.learning_rate=0.25" in message
     again = project.run(*command, env=_own_code(project))
     assert "job" not in again, "nothing was missing"
     refs = project.git("for-each-ref", "--format=%(refname)", "refs/exps/*/*/gradtrail-*").splitlines()

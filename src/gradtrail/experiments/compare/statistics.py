@@ -1,8 +1,7 @@
 """Statistics of a comparison: metrics of each variant, and whether it differs significantly from the baseline.
 
 Two trainings with the same seed start from the same weights and see the examples in the same order, so they are
-compared in pairs, which removes the effect of the seed. The tests cover the seed only: with another test split the
-result may differ.
+compared in pairs. The tests cover the seed only: with another test split the result may differ.
 
 Intervals and tests are duals: with m variants, all m intervals hold together with a probability of at least 95 %
 (Bonferroni), and a difference is significant if and only if its interval excludes 0, that is, if m times its p value is
@@ -13,35 +12,32 @@ Source: O. J. Dunn, "Multiple comparisons among means", Journal of the American 
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gradtrail.experiments.sweep.runs import CompletedRun
-from gradtrail.experiments.sweep.spec import Comparison
+from gradtrail.experiments.compare.plan import CompletedRun
 from gradtrail.support.significance import Difference, paired_difference
 
 _CLOSE_SECONDS = 3600.0
-
-_Pair = tuple[CompletedRun, CompletedRun]
-
 SIGNIFICANT, NOT_SIGNIFICANT = "significant", "not significant"
-_ONE_SEED, _NO_SEED = "unknown: one seed", "unknown: no seed in common"
+_Pairs = Sequence[tuple[CompletedRun, CompletedRun]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """The results of a variant."""
 
-    label: str
+    variant: str
     runs: tuple[CompletedRun, ...]  # at least one, ordered by seed
-    is_baseline: bool  # True if the other variants are compared with this one
+    is_compared: bool  # True if there is a baseline
+    is_baseline: bool
     difference: Difference | None  # accuracies minus the baseline's, over the common seeds; None without any
     log_time_ratio: Difference | None  # the same for log training times, over seeds with comparable times
 
     @property
     def accuracies(self) -> tuple[float, ...]:
         """The accuracies on the test split, in the order of the seeds."""
-        return tuple(run.accuracy for run in self.runs)
+        return tuple(run.test_accuracy for run in self.runs)
 
     @property
     def mean(self) -> float:
@@ -49,19 +45,9 @@ class Summary:
         return statistics.mean(self.accuracies)
 
     @property
-    def loss(self) -> float:
-        """The mean loss on the test split."""
-        return statistics.mean(run.loss for run in self.runs)
-
-    @property
     def seconds(self) -> float | None:
-        """The median time of the training loop."""
-        return _median([run.seconds for run in self.runs])
-
-    @property
-    def compile_seconds(self) -> float | None:
-        """The median time of compiling."""
-        return _median([run.compile_seconds for run in self.runs])
+        """The median time of the training loop; None if none is known."""
+        return median([run.train_seconds for run in self.runs])
 
     @property
     def verdict(self) -> str:
@@ -69,37 +55,39 @@ class Summary:
         if self.is_baseline:
             return "baseline"
         if self.difference is None:
-            return _NO_SEED
+            return "unknown: no seed in common"
         if self.difference.num_pairs < 2:
-            return _ONE_SEED
+            return "unknown: one seed"
         return SIGNIFICANT if self.difference.is_significant else NOT_SIGNIFICANT
 
 
-def summarize(runs: Sequence[CompletedRun], comparison: Comparison) -> list[Summary]:
-    """Summarize the runs of each variant that has any, in the order of the comparison."""
-    baseline = {run.planned.seed: run for run in runs if run.planned.label == comparison.baseline}
-    by_label = {label: [run for run in runs if run.planned.label == label] for label in comparison.variants}
+def summarize(runs: Sequence[CompletedRun], baseline: str | None) -> list[Summary]:
+    """Summarize the runs of each variant, in the order of the runs; without a baseline nothing is compared."""
+    by_variant: dict[str, list[CompletedRun]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        by_variant.setdefault(run.variant, []).append(run)
+    of_baseline = {run.seed: run for run in by_variant.get(baseline or "", ())}
     pairs = {
-        label: [(run, baseline[run.planned.seed]) for run in variant_runs if run.planned.seed in baseline]
-        for label, variant_runs in by_label.items()
-        if label != comparison.baseline
+        variant: [(run, of_baseline[run.seed]) for run in variant_runs if run.seed in of_baseline]
+        for variant, variant_runs in by_variant.items()
+        if variant != baseline
     }
     timed = {
-        label: [pair for pair in variant_pairs if are_times_comparable(*pair, runs)]
-        for label, variant_pairs in pairs.items()
+        variant: [pair for pair in variant_pairs if are_times_comparable(*pair, runs)]
+        for variant, variant_pairs in pairs.items()
     }
-    differences = _differences(pairs, lambda run: run.accuracy)
-    log_time_ratios = _differences(timed, lambda run: math.log(run.seconds or 1))
+    differences = _differences(pairs, lambda run: run.test_accuracy)
+    log_time_ratios = _differences(timed, lambda run: math.log(run.train_seconds or 1))
     return [
         Summary(
-            label=label,
-            runs=tuple(sorted(variant_runs, key=lambda run: run.planned.seed)),
-            is_baseline=label == comparison.baseline,
-            difference=differences.get(label),
-            log_time_ratio=log_time_ratios.get(label),
+            variant=variant,
+            runs=tuple(by_variant[variant]),
+            is_compared=baseline is not None,
+            is_baseline=variant == baseline,
+            difference=differences.get(variant),
+            log_time_ratio=log_time_ratios.get(variant),
         )
-        for label, variant_runs in by_label.items()
-        if variant_runs
+        for variant in dict.fromkeys(run.variant for run in runs)
     ]
 
 
@@ -110,7 +98,7 @@ def are_times_comparable(run: CompletedRun, other: CompletedRun, runs: Sequence[
     hour, with only runs of their seed in between.
     """
     first, last = sorted((run, other), key=lambda training: training.began)
-    if not (run.seconds and other.seconds and run.machine) or run.machine != other.machine:
+    if not (run.train_seconds and other.train_seconds and run.machine) or run.machine != other.machine:
         return False
     if not first.ended <= last.began <= first.ended + _CLOSE_SECONDS:
         return False
@@ -118,27 +106,28 @@ def are_times_comparable(run: CompletedRun, other: CompletedRun, runs: Sequence[
     if any(_overlaps(third, pair.began, pair.ended) for third in remaining for pair in (first, last)):
         return False
     between = [third for third in remaining if _overlaps(third, first.began, last.ended)]
-    return all(third.planned.seed == run.planned.seed for third in between)
+    return all(third.seed == run.seed for third in between)
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are known; None if none is."""
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
 
 
 def _overlaps(run: CompletedRun, began: float, ended: float) -> bool:
     return run.began < ended and began < run.ended
 
 
-def _differences(pairs: Mapping[str, Sequence[_Pair]], value: Callable[[CompletedRun], float]) -> dict[str, Difference]:
+def _differences(pairs: Mapping[str, _Pairs], value: Callable[[CompletedRun], float]) -> dict[str, Difference]:
     """Return the difference of each variant that has a pair; variants with one pair do not count as comparisons."""
     num_comparisons = max(1, sum(len(variant_pairs) > 1 for variant_pairs in pairs.values()))
     return {
-        label: paired_difference(
+        variant: paired_difference(
             [value(run) for run, _ in variant_pairs],
             [value(other) for _, other in variant_pairs],
             num_comparisons=num_comparisons,
         )
-        for label, variant_pairs in pairs.items()
+        for variant, variant_pairs in pairs.items()
         if variant_pairs
     }
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    measured = [value for value in values if value is not None]
-    return statistics.median(measured) if measured else None

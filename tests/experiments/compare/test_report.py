@@ -9,15 +9,14 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from gradtrail.experiments.sweep.render import answer, as_markdown, draw_comparison, times_note
-from gradtrail.experiments.sweep.runs import CompletedRun
-from gradtrail.experiments.sweep.spec import Comparison, PlannedRun
-from gradtrail.experiments.sweep.stats import Summary, are_times_comparable, summarize
+from gradtrail.experiments.compare.figure import draw_comparison
+from gradtrail.experiments.compare.plan import CompletedRun
+from gradtrail.experiments.compare.report import as_markdown, table_rows
+from gradtrail.experiments.compare.statistics import Summary, are_times_comparable, summarize
 from gradtrail.stages.artifacts import plotting
 from gradtrail.support.significance import Difference, paired_difference
 
 LABELS = ("plain", "better", "same", "other")
-COMPARISON = Comparison(about="which?", seeds=(0, 1, 2), variants={label: {} for label in LABELS})
 PLAIN, BETTER, SAME = [0.900, 0.910, 0.895], [0.921, 0.930, 0.9155], [0.901, 0.9095, 0.8945]
 
 
@@ -28,24 +27,27 @@ def completed(
     began = {seed: 60.0 * seed + 5 * LABELS.index(label) for seed in range(first, first + len(accuracies))}
     return [
         CompletedRun(
-            planned=PlannedRun(label, seed),
-            accuracy=accuracy,
-            loss=1 - accuracy,
-            seconds=None if seconds is None else seconds + 0.01 * ((seed + LABELS.index(label)) % 3 - 1),
+            variant=label,
+            seed=seed,
+            test_accuracy=accuracy,
+            test_accuracy_corrected_labels=None,
+            test_loss=1 - accuracy,
+            num_parameters=7,
+            train_seconds=None if seconds is None else seconds + 0.01 * ((seed + LABELS.index(label)) % 3 - 1),
             compile_seconds=None if seconds is None else 0.5,
             began=began[seed],
             ended=began[seed] + 4,
             machine=machine,
             dataset="digits 01234567",
-            run_id=f"{label}{seed}",
+            mlflow_run=f"{label}{seed}",
         )
         for seed, accuracy in enumerate(accuracies, start=first)
     ]
 
 
 def of(*runs: list[CompletedRun]) -> dict[str, Summary]:
-    summaries = summarize([one for part in runs for one in part], COMPARISON)
-    return {summary.label: summary for summary in summaries}
+    summaries = summarize([one for part in runs for one in part], "plain")
+    return {summary.variant: summary for summary in summaries}
 
 
 def test_variants_are_compared_with_the_first_in_pairs() -> None:
@@ -61,7 +63,15 @@ def test_variants_are_compared_with_the_first_in_pairs() -> None:
     assert ratio is not None
     assert ratio.mean == pytest.approx(math.log(0.5), abs=0.01)
     assert ratio.is_significant
-    assert summaries["better"].loss == pytest.approx(1 - sum(BETTER) / 3)
+
+
+def test_single_variant_and_single_seeds_have_no_columns_of_differences() -> None:
+    (row,) = table_rows(summarize(completed("plain", PLAIN), None))
+    assert [*row] == ["variant", "seeds", "test accuracy, %", "test loss", "training, s", "compile, s"]
+    assert row["test accuracy, %"] == "90.17 ± 0.76"
+    summaries = [*of(completed("plain", PLAIN[:1]), completed("better", BETTER[:1])).values()]
+    assert "verdict" not in table_rows(summaries)[0]
+    assert table_rows(summaries)[1]["difference, points"] == "+2.10"
 
 
 def test_single_seed_has_no_verdict_and_no_effect_on_the_adjustment() -> None:
@@ -79,17 +89,15 @@ def test_single_seed_has_no_verdict_and_no_effect_on_the_adjustment() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "p_value", "cells"),
     [
-        (0.00002, 0.003, 0.0499, "+0.10 (+0.002 to +0.30) | < 0.05 | significant"),
-        (-0.00002, 0.003, 0.0501, "+0.10 (−0.002 to +0.30) | ≥ 0.05 | not significant"),
-        (-0.003, 0.0, 0.05, "+0.10 (−0.30 to 0.00) | ≥ 0.05 | not significant"),
+        (0.00002, 0.003, 0.0499, "+0.10 (+0.002 to +0.30) | significant"),
+        (-0.00002, 0.003, 0.0501, "+0.10 (−0.002 to +0.30) | not significant"),
+        (-0.003, 0.0, 0.05, "+0.10 (−0.30 to 0.00) | not significant"),
     ],
 )
-def test_rounding_keeps_the_side_of_zero_and_of_the_level(low: float, high: float, p_value: float, cells: str) -> None:
+def test_rounding_keeps_the_side_of_zero(low: float, high: float, p_value: float, cells: str) -> None:
     summaries = of(completed("plain", PLAIN), completed("same", SAME))
     difference = Difference(mean=0.001, low=low, high=high, p_value=p_value, num_pairs=3)
-    assert f"| {cells} |" in as_markdown(
-        [summaries["plain"], replace(summaries["same"], difference=difference)], "", ""
-    )
+    assert f"| {cells} |" in as_markdown([summaries["plain"], replace(summaries["same"], difference=difference)], "")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +106,7 @@ def test_rounding_keeps_the_side_of_zero_and_of_the_level(low: float, high: floa
         ({}, True),
         ({"machine": "AuthenticAMD-26"}, False),
         ({"machine": None}, False),
-        ({"seconds": None}, False),
+        ({"train_seconds": None}, False),
         ({"began": 3.0}, False),
         ({"began": 3000.0, "ended": 3004.0}, False),  # the other seed was trained in between
         ({"began": 9000.0, "ended": 9004.0}, False),
@@ -118,12 +126,9 @@ def test_runs_in_blocks_of_a_variant_have_no_time_ratio() -> None:
     """As they are trained where the queue was filled variant by variant: what drifts looks like a difference."""
     better = [replace(run, began=run.began + 600, ended=run.ended + 600) for run in completed("better", BETTER)]
     summaries = list(of(completed("plain", PLAIN), better).values())
-    assert "× baseline" not in as_markdown(summaries, "", "")
-    assert "trains" not in answer(summaries)
-    assert times_note(summaries).startswith(
-        "The training times of better are not comparable with those of the baseline"
-    )
-    assert times_note(list(of(completed("plain", PLAIN), completed("better", BETTER)).values())) == ""
+    assert "× baseline |" not in as_markdown(summaries, "")
+    in_turn = list(of(completed("plain", PLAIN), completed("better", BETTER)).values())
+    assert "× baseline |" in as_markdown(in_turn, "")
 
 
 def drawn(summaries: list[Summary], path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:
@@ -140,8 +145,8 @@ def test_bar_reaches_the_baseline_if_and_only_if_not_significant(
     """Also where the seeds that both have are not all: then the means of all seeds differ by another amount."""
     summaries = of(completed("plain", [*PLAIN, 0.5]), completed("better", BETTER), completed("same", SAME))
     accuracy = drawn(list(summaries.values()), tmp_path / "a.png", monkeypatch).axes[0]
-    bars = [bar for bar in accuracy.containers if isinstance(bar, ErrorbarContainer) and bar.has_yerr]
+    bars = [bar for bar in accuracy.containers if isinstance(bar, ErrorbarContainer) and bar.has_xerr]
     line = 100 * summaries["plain"].mean
-    spans = [bar.lines[2][0].get_segments()[0][:, 1] for bar in bars]
+    spans = [bar.lines[2][0].get_segments()[0][:, 0] for bar in bars]
     assert [not low <= line <= high for low, high in spans] == [True, False]
     assert [summaries[label].verdict for label in ("better", "same")] == ["significant", "not significant"]

@@ -12,8 +12,9 @@ from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunTag
 from ruamel.yaml import YAML
 
 from gradtrail.core.train.config import VARIED
-from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
-from gradtrail.experiments.sweep.spec import Comparison, PlannedRun, planned_runs
+from gradtrail.experiments.compare import plan
+from gradtrail.experiments.compare.plan import CompletedRun, Planner
+from gradtrail.experiments.compare.spec import Comparison, PlannedRun
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.lineage.state import Identity
@@ -30,8 +31,13 @@ PARAMS = {
     "evaluate": {"bins": 5},
     "runtime": {"trace": False},
 }
-RATES = Comparison(about="", seeds=(0, 1), variants={"low": {"train.rate": 0.5}, "high": {"train.rate": 0.9}})
-NOISES = Comparison(about="", seeds=(0,), variants={"none": {"fetch.noise": 0.0}, "some": {"fetch.noise": 0.1}})
+RATES = Comparison(
+    name="rates",
+    about="",
+    seeds=(0, 1),
+    variants={"low": {"train.rate": 0.5}, "high": {"train.rate": 0.9}},
+)
+NOISES = dataclasses.replace(RATES, seeds=(0,), variants={"none": {"fetch.noise": 0.0}, "some": {"fetch.noise": 0.1}})
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +103,7 @@ def played(name: str, accuracy: float, status: str, number: int) -> Run:
     tags = state_tags(Identity(name)) | output_tags(Identity(name), {out: digest(Path(out))}) | {"dataset": "words"}
     tags |= {"dataset_digest": hashlib.sha256(b"").hexdigest()}
     metrics = {
-        "train": {"train/seconds": float(number), "eval/accuracy": 0.1},
+        "train": {"train/seconds": float(number), "train/num_parameters": 7.0},
         "evaluate": {"eval/accuracy": accuracy, "eval/loss": 1 - accuracy},
     }.get(name, {})
     info = RunInfo(
@@ -133,8 +139,8 @@ def members_of(evaluation: Run) -> dict[int, dict[str, float]]:
 
 
 def completed(store: Store, comparison: Comparison = RATES) -> dict[PlannedRun, CompletedRun]:
-    results = RunFinder(store, members_of).find(planned_runs(comparison, comparison.seeds), comparison)
-    return {result.planned: result for result in results}
+    results = Planner(store, members_of).completed(comparison)
+    return {PlannedRun(result.variant, result.seed): result for result in results}
 
 
 def test_members_of_a_training_count_as_runs_of_their_seeds() -> None:
@@ -142,14 +148,36 @@ def test_members_of_a_training_count_as_runs_of_their_seeds() -> None:
     store.run(0.9, train__members=2)
     store.run(0.8, train__rate=0.9, train__members=2, train__vary=["order"])
     store.run(0.7, train__rate=0.9, train__seed=1, train__members=3)
-    results = {run: (result.accuracy, result.seconds) for run, result in completed(store).items()}
+    results = {run: (result.test_accuracy, result.train_seconds) for run, result in completed(store).items()}
     assert results == {
         PlannedRun("low", 0): (0.9, 0.5),
         PlannedRun("low", 1): (0.901, 0.5),
         PlannedRun("high", 1): (pytest.approx(0.701), pytest.approx(7 / 3)),
     }
     store.run(0.95, train__seed=1)
-    assert completed(store)[PlannedRun("low", 1)].accuracy == 0.95, "one that was trained by itself counts first"
+    assert completed(store)[PlannedRun("low", 1)].test_accuracy == 0.95, "one that was trained by itself counts first"
+
+
+def test_missing_trainings_are_estimated_by_the_most_similar_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_SAME_PACE", ("train.model",))
+    monkeypatch.setattr(plan, "machine_key", lambda: "mine")
+    write_params({**PARAMS, "train": {**PARAMS["train"], "epochs": 2, "model": "mlp"}})
+    store = Store()
+    for rate, model in ((0.5, "mlp"), (0.9, "mlp"), (0.9, "cnn")):
+        store.run(train__rate=rate, train__model=model, train__seed=1)
+        store.runs[-2].data.tags["machine"] = "mine"
+    planner = Planner(store, members_of)
+    missing = planner.trainings(RATES, planner.completed(RATES))
+    assert [*map(str, missing)] == ["high, seed 0", "low, seed 0"]
+    assert [planner.seconds(training, RATES) for training in missing] == [4.0, 1.0]
+    longer = dataclasses.replace(RATES, variants={"long": {"train.epochs": 4, "train.rate": 0.9}})
+    assert [planner.seconds(training, longer) for training in planner.trainings(longer)] == [4.0 * 2 * 2]
+    other = dataclasses.replace(RATES, variants={"other": {"train.model": "linear"}})
+    assert [planner.seconds(training, other) for training in planner.trainings(other)] == [None]
+
+
+def test_constant_of_all_random_choices_is_that_of_the_training() -> None:
+    assert {*VARIED} == plan._VARIED
 
 
 def test_members_do_not_count_if_they_share_random_numbers_or_times_matter() -> None:
@@ -190,13 +218,13 @@ def test_runs_are_matched_by_their_params() -> None:
     store.run(0.93, train__rate=0.7)
     store.run(0.94, train__seed=2)
     results = completed(store)
-    assert {run: result.accuracy for run, result in results.items()} == {
+    assert {run: result.test_accuracy for run, result in results.items()} == {
         PlannedRun("low", 0): 0.91,
         PlannedRun("high", 1): 0.92,
     }
     low = results[PlannedRun("low", 0)]
-    assert (low.loss, low.seconds, low.dataset) == (pytest.approx(0.09), 1.0, "words e3b0c442")
-    assert low.run_id == store.runs[1].info.run_id, "the training's"
+    assert (low.test_loss, low.train_seconds, low.dataset) == (pytest.approx(0.09), 1.0, "words e3b0c442")
+    assert low.mlflow_run == store.runs[1].info.run_id, "the training's"
 
 
 def test_run_without_finished_evaluation_does_not_count() -> None:
@@ -224,7 +252,7 @@ def test_data_are_traced_through_upstream_stages() -> None:
     store.run(0.9)
     store.run(0.8, fetch__noise=0.1)
     results = completed(store, NOISES)
-    assert [result.accuracy for result in results.values()] == [0.9, 0.8]
+    assert [result.test_accuracy for result in results.values()] == [0.9, 0.8]
     assert list(completed(store)) == [PlannedRun("low", 0)], "the noisy one is of other data"
 
 
@@ -234,9 +262,9 @@ def test_executed_run_is_preferred_to_a_rebuilt_one() -> None:
     store.run()
     rebuilt = store.runs[-2]
     rebuilt.data.tags["rebuilt"] = "true"
-    assert completed(store)[PlannedRun("low", 0)].seconds == 1.0
+    assert completed(store)[PlannedRun("low", 0)].train_seconds == 1.0
     store.runs[1].data.tags["rebuilt"] = "true"
-    assert completed(store)[PlannedRun("low", 0)].seconds == 4.0
+    assert completed(store)[PlannedRun("low", 0)].train_seconds == 4.0
 
 
 def test_incomplete_newer_training_does_not_hide_a_complete_one() -> None:
@@ -247,6 +275,6 @@ def test_incomplete_newer_training_does_not_hide_a_complete_one() -> None:
     store.runs.append(played("train", 0.0, "FINISHED", 9))
     store.runs[-1].data.tags.update(output_tags(Identity("train"), {"models.txt": "0" * 32}))
     results = completed(store)[PlannedRun("low", 0)]
-    assert (results.run_id, results.accuracy) == (older, 0.91)
+    assert (results.mlflow_run, results.test_accuracy) == (older, 0.91)
     store.runs.append(played("evaluate", 0.95, "FINISHED", 10))
-    assert completed(store)[PlannedRun("low", 0)].run_id == older, "no evaluation has read the newer outs"
+    assert completed(store)[PlannedRun("low", 0)].mlflow_run == older, "no evaluation has read the newer outs"

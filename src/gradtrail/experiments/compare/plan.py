@@ -1,0 +1,191 @@
+"""Which runs of a comparison are complete, and what the missing ones would take.
+
+A planned run is complete if DVC would find nothing to do for its params: each stage up to the evaluation has a finished
+run with the same command, params, versions, code and data as `dvc.lock` would record. Runs of all machines count.
+"""
+
+import csv
+import itertools
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Run
+
+from gradtrail.experiments.compare.spec import STAGE, Comparison, PlannedRun, Training, trainings_of
+from gradtrail.stages.common.params import MEMBERS, SEED, VARY, changed, flatten
+from gradtrail.stages.common.pipeline_file import TRAIN, stages_before
+from gradtrail.tracking.lineage.environment import machine_key
+from gradtrail.tracking.lineage.state import PlannedStages, state_key
+from gradtrail.tracking.mlflow.artifacts import download
+from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.mlflow.search import Find, StoredRuns
+from gradtrail.tracking.mlflow.stored_run import REBUILT
+from gradtrail.tracking.mlflow.tags import outputs, param_text
+
+_MEMBERS_TABLE = "results/members.csv"  # artifact of an evaluation: a row per member
+_EPOCHS = "train.epochs"
+_SECONDS, _COMPILE_SECONDS = "train/seconds", "train/compile_total_seconds"
+_VARIED = {"initialization", "order", "augmentation", "dropout"}  # as core/train/config.py has it, which imports JAX
+_SAME_PACE = ("fetch.dataset", "train.model")  # params without which times say nothing about each other
+MemberMetrics = Mapping[int, Mapping[str, float]]  # seed → metric → value
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletedRun:
+    """The metrics of a planned run that is complete: a row of the CSV file."""
+
+    variant: str
+    seed: int
+    test_accuracy: float
+    test_accuracy_corrected_labels: float | None  # None without corrections
+    test_loss: float
+    train_seconds: float | None  # time of the training loop, per member; None for a rebuilt run
+    compile_seconds: float | None  # None for a rebuilt run
+    began: float  # start of the training's run, in seconds since 1970
+    ended: float
+    machine: str | None  # kind of machine that trained; None if unknown
+    num_parameters: float | None
+    dataset: str  # name of the data set and the first digits of its digest
+    mlflow_run: str  # id of the training's run
+
+
+class Planner:
+    """Finds the completed runs of comparisons, after one search of the store for each stage up to the evaluation."""
+
+    def __init__(self, find: Find, read_members: Callable[[Run], MemberMetrics]):
+        self._read_members = read_members
+        self._stages = PlannedStages()
+        self._chain = [*stages_before(STAGE, self._stages.pipeline), STAGE]
+        self._by_state: dict[str, list[Run]] = defaultdict(list)
+        runs = {stage: find({"stage": stage}, finished=True) for stage in self._chain}
+        for run in sorted(itertools.chain(*runs.values()), key=lambda run: REBUILT in run.data.tags):
+            self._by_state[run.data.tags["state"]].append(run)
+        self._seeds_together = {seeds for run in runs[TRAIN] if (seeds := _seeds_together(run))}
+        machine = machine_key()
+        self._timed = [
+            run for run in runs[TRAIN] if run.data.tags.get("machine") == machine and _SECONDS in run.data.metrics
+        ]
+
+    def completed(self, comparison: Comparison) -> list[CompletedRun]:
+        """Return the completed runs, in the order of the comparison; of several trainings of a seed, the newest.
+
+        A member of a training counts as the run of its seed, unless times are compared.
+        """
+        alone = [range(seed, seed + 1) for seed in comparison.seeds]
+        together = self._seeds_together if self._is_together(comparison) else set()
+        completed: dict[PlannedRun, CompletedRun] = {}
+        for variant in comparison.variants:
+            for seeds in [*alone, *sorted(together, key=lambda seeds: (len(seeds), seeds.start))]:
+                missing = [PlannedRun(variant, seed) for seed in comparison.seeds if seed in seeds]
+                missing = [run for run in missing if run not in completed]
+                if missing:
+                    completed |= self._results(Training(variant, seeds), missing, comparison)
+        return [completed[run] for run in comparison.runs if run in completed]
+
+    def trainings(self, comparison: Comparison, completed: Sequence[CompletedRun] = ()) -> list[Training]:
+        """Return the trainings of the runs that are not among the completed ones."""
+        complete = {(run.variant, run.seed) for run in completed}
+        missing = [run for run in comparison.runs if run not in complete]
+        return trainings_of(missing, together=self._is_together(comparison))
+
+    def seconds(self, training: Training, comparison: Comparison) -> float | None:
+        """Estimate the time of a training by the most similar one on this kind of machine; None without any."""
+        nested = changed(self._stages.params, training.changes(comparison))
+        params = {key: param_text(value) for key, value in flatten(nested).items()}
+        alike = [run for run in self._timed if all(run.data.params.get(key) == params[key] for key in _SAME_PACE)]
+        if not alike:
+            return None
+        nearest = max(alike, key=lambda run: len(run.data.params.items() & params.items()))
+        work, done = (float(one[_EPOCHS]) * float(one[MEMBERS]) for one in (params, nearest.data.params))
+        return nearest.data.metrics[_SECONDS] * work / done + nearest.data.metrics.get(_COMPILE_SECONDS, 0.0)
+
+    def _is_together(self, comparison: Comparison) -> bool:
+        """Whether seeds are trained together: members that share random numbers differ from trainings of one seed."""
+        return not comparison.timed and {*self._stages.params["train"]["vary"]} == _VARIED
+
+    def _results(
+        self, training: Training, planned: Sequence[PlannedRun], comparison: Comparison
+    ) -> dict[PlannedRun, CompletedRun]:
+        """Return those of the planned runs that a training completed; none if the training itself is incomplete."""
+        runs = self._find(self._chain, changed(self._stages.params, training.changes(comparison)), {})
+        if runs is None:
+            return {}
+        train, evaluation = runs[TRAIN], runs[STAGE]
+        if len(training.seeds) > 1:
+            metrics = self._read_members(evaluation)
+        else:
+            single = {key.removeprefix("eval/"): value for key, value in evaluation.data.metrics.items()}
+            metrics = {training.seeds[0]: single}
+        tags, timings = train.data.tags, train.data.metrics
+        seconds = timings.get(_SECONDS)
+        return {
+            run: CompletedRun(
+                variant=run.variant,
+                seed=run.seed,
+                test_accuracy=metrics[run.seed]["accuracy"],
+                test_accuracy_corrected_labels=metrics[run.seed].get("accuracy_corrected_labels"),
+                test_loss=metrics[run.seed]["loss"],
+                train_seconds=None if seconds is None else seconds / len(training.seeds),
+                compile_seconds=timings.get(_COMPILE_SECONDS),
+                began=train.info.start_time / 1000,
+                ended=train.info.end_time / 1000,
+                machine=tags.get("machine"),
+                num_parameters=timings.get("train/num_parameters"),
+                dataset=f"{tags['dataset']} {tags['dataset_digest'][:8]}",
+                mlflow_run=train.info.run_id,
+            )
+            for run in planned
+            if run.seed in metrics
+        }
+
+    def _find(self, names: Sequence[str], params: Mapping[str, Any], outs: Mapping[str, str]) -> dict[str, Run] | None:
+        """Return a finished run of each stage with these params, each with the outputs of the run before it as inputs.
+
+        The newest runs are preferred, and those that were not rebuilt. A state may have other outputs on another kind
+        of machine; so older runs are tried if the later stages have no run with the newest outputs. A stage before
+        training needs no run if `dvc.lock` records its state: a run of other code with the same outputs may stand for
+        it. Returns None if a run is missing.
+        """
+        if not names:
+            return {}
+        stage, *rest = names
+        entry = self._stages.entry(stage, params, outs)
+        if entry is None:
+            return None
+        runs = self._by_state.get(state_key(stage, entry), [])
+        if not runs and stage not in (TRAIN, STAGE) and (locked := self._stages.locked_outs(stage, entry)) is not None:
+            return self._find(rest, params, {**outs, **locked})
+        tried: list[dict[str, str]] = []
+        for run in runs:
+            written = outputs(run.data.tags)
+            if written not in tried and (later := self._find(rest, params, {**outs, **written})) is not None:
+                return {stage: run, **later}
+            tried.append(written)
+        return None
+
+
+def read_store() -> Planner:
+    """Return a planner with the runs of the store."""
+    client = open_store()
+
+    def read_members(evaluation: Run) -> MemberMetrics:
+        with tempfile.TemporaryDirectory() as folder:
+            path = download(client, evaluation.info.run_id, _MEMBERS_TABLE, Path(folder))
+            lines = path.read_text(encoding="utf-8").splitlines() if path else []
+        return {int(row["seed"]): {key: float(value) for key, value in row.items()} for row in csv.DictReader(lines)}
+
+    return Planner(StoredRuns(client), read_members)
+
+
+def _seeds_together(run: Run) -> range | None:
+    """Return the seeds of a training's run; None if it has one member, or if the members share random numbers."""
+    params = run.data.params
+    members = int(params.get(MEMBERS, 1))
+    if members == 1 or {*re.findall(r"\w+", params[VARY])} != _VARIED:
+        return None
+    return range(int(params[SEED]), int(params[SEED]) + members)

@@ -1,0 +1,219 @@
+"""`search: optuna` in an entry of experiments.yaml: finds good params in fewer epochs than a grid.
+
+Optuna's TPE proposes the params of each trial, which is a DVC experiment and a run like any other. With `prune_after`,
+trials are stopped, and the best go on (asynchronous successive halving, arXiv 1810.05934): their trainings resume from
+their checkpoints, which no pruner of Optuna can do. No study is stored. A proposal depends only on the trials before
+it, whose values are the curves of their runs in MLflow, so the same command continues an interrupted search, and trains
+nothing twice. Trials are compared by validation accuracy; the test accuracy of the best one is printed at the end.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import re
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import optuna
+import psutil
+from mlflow.entities import Run
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.trial import TrialState, create_trial
+
+from gradtrail.core.config import Bounds, Count, config
+from gradtrail.experiments.compare.main import Engine, comparison_lock
+from gradtrail.experiments.compare.queue import DvcQueue
+from gradtrail.experiments.compare.spec import PATH, STAGE
+from gradtrail.stages.common.params import MEMBERS, as_options, changed, require_known, validate
+from gradtrail.stages.common.pipeline_file import TRAIN
+from gradtrail.support.errors import UserError
+from gradtrail.support.interpreter import with_this_interpreter
+from gradtrail.support.shell import reason
+from gradtrail.tracking.lineage.state import PlannedStages, state_key
+from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.mlflow.search import StoredRuns
+from gradtrail.tracking.sync import sync
+
+_TEST = "eval/accuracy"  # metric of the run of a training that was evaluated
+
+
+@config
+class Search:
+    """An entry of experiments.yaml."""
+
+    search: Literal["optuna"]
+    trials: Count
+    space: dict[str, Any]  # key of params.yaml → list of values, or the fields of Optuna's `FloatDistribution`
+    set: dict[str, Any] = field(default_factory=dict)  # changes to the params of all trials
+    prune_after: Count | None = None  # epochs of every trial, after which the best go on; None for whole trainings
+    keep_one_in: Annotated[int, Bounds(at_least=2)] = 3  # of so many trials one goes on, to so many times the epochs
+    about: str = ""
+
+
+@dataclass(kw_only=True, eq=False)
+class Trial:
+    """A trial, whose training may be stopped and go on."""
+
+    point: dict[str, Any]  # key → value, as Optuna has it
+    changes: dict[str, Any]  # key → value in params.yaml
+    epochs: int = 0  # epochs until it was stopped, or all
+    curve: list[float] = field(default_factory=list)  # validation accuracy of each epoch; empty if it diverged
+    run: Run | None = None  # run of the training
+
+    def accuracy(self, epochs: int) -> float:
+        """Return the best validation accuracy of the first epochs, as a training returns its best weights."""
+        return max(self.curve[:epochs], default=0.0)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.changes.items())
+
+
+def run(name: str, entry: Mapping[str, Any], on: Engine) -> int:
+    """Search with one trial after the other, print the best one, and return the exit status.
+
+    On a cluster, whose machines share no checkpoints, no trial is stopped.
+
+    Raises:
+        UserError: The entry is invalid, or a training failed, other than by divergence.
+    """
+    search, stages = validate(dict(entry), Search, f"{PATH}: {name}"), PlannedStages()
+    space = read_space(search, stages.params, f"{PATH}: {name}")
+    stops = stops_of(search, changed(stages.params, search.set)[TRAIN]["epochs"], is_local=isinstance(on, DvcQueue))
+    with comparison_lock():
+        if status := on.prepare(name):
+            return status
+        trials = find(search, space, stops, functools.partial(_train, name, search, stages, on))
+    best, num_epochs = trials[0].run, sum(len(trial.curve) for trial in trials)
+    if best is None or _TEST not in best.data.metrics:
+        raise UserError(f"{name}: all {len(trials)} trainings diverged")
+    print(f"{name}: the best of {len(trials)} trials, in {num_epochs} epochs: {trials[0]}")
+    print(
+        f"test accuracy {best.data.metrics[_TEST]:.2%}; `gradtrail show {best.info.run_id[:8]}` says how to restore it"
+    )
+    return 0
+
+
+def read_space(search: Search, params: Mapping[str, Any], place: str) -> dict[str, BaseDistribution]:
+    """Return the distribution of each param; raise UserError if a key or a value is invalid."""
+    require_known(params, search.set | search.space, place)
+    for key in search.set | search.space:
+        if not key.startswith("train.") or (key == "train.epochs" and key in search.space):
+            raise UserError(f"{place}: {key}: a search changes only how a network is trained in the same epochs")
+    space: dict[str, BaseDistribution] = {}
+    for key, values in search.space.items():
+        try:
+            is_list = isinstance(values, list)
+            space[key] = CategoricalDistribution([*map(json.dumps, values)]) if is_list else FloatDistribution(**values)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{place}.space.{key}: must be a list, or have low, high and log: {error}") from None
+    return space
+
+
+def stops_of(search: Search, epochs: int, *, is_local: bool = True) -> list[int]:
+    """Return the numbers of epochs after which a trial is stopped; the last one is a whole training."""
+    if search.prune_after is None or not is_local:
+        return [epochs]
+    stops = (search.prune_after * search.keep_one_in**power for power in itertools.count())
+    return [*itertools.takewhile(lambda stop: stop < epochs, stops), epochs]
+
+
+def find(
+    search: Search, space: dict[str, BaseDistribution], stops: Sequence[int], train: Callable[[Trial, int], object]
+) -> list[Trial]:
+    """Return the trials of a search, the best first; `train` trains a trial until an epoch, and sets its curve."""
+    trials: list[Trial] = []
+    while True:
+        # A trial that may go on comes before a new one
+        trial = _promoted(trials, stops, search)
+        if trial is None and len(trials) < search.trials:
+            trial = _proposed(trials, space, stops[-1])
+            trials.append(trial)
+        if trial is None:
+            return sorted(trials, key=lambda trial: (-trial.epochs, -trial.accuracy(trial.epochs)))
+        until = min(stop for stop in stops if stop > trial.epochs)
+        train(trial, until)
+        trial.epochs = until
+
+
+def _promoted(trials: Sequence[Trial], stops: Sequence[int], search: Search) -> Trial | None:
+    """Return a trial that is one of the best at its stop; if there is no new trial to come, at least the best one."""
+    for stop in reversed(stops[:-1]):
+        ranked = sorted((trial for trial in trials if trial.epochs >= stop), key=lambda trial: -trial.accuracy(stop))
+        num_kept = len(ranked) // search.keep_one_in or int(len(trials) == search.trials)
+        for trial in ranked[:num_kept]:
+            if trial.epochs == stop:
+                return trial
+    return None
+
+
+def _proposed(trials: Sequence[Trial], space: dict[str, BaseDistribution], epochs: int) -> Trial:
+    """Return a new trial, which depends on nothing but the earlier ones."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(trials)))
+    for trial in trials:
+        value, is_whole = trial.accuracy(trial.epochs), trial.epochs == epochs
+        study.add_trial(
+            create_trial(
+                state=TrialState.COMPLETE if is_whole else TrialState.PRUNED,
+                value=value if is_whole else None,
+                intermediate_values={trial.epochs: value},
+                params=trial.point,
+                distributions=space,
+            )
+        )
+    point = study.ask(space).params
+    texts = {key: value if isinstance(value, str) else f"{value:.4g}" for key, value in point.items()}
+    return Trial(point=point, changes={key: json.loads(text) for key, text in texts.items()})
+
+
+def _train(name: str, search: Search, stages: PlannedStages, on: Engine, trial: Trial, until: int) -> None:
+    """Train a trial until an epoch as a DVC experiment, unless its run has the epoch; set its curve."""
+    changes, why = search.set | trial.changes | {MEMBERS: 1}, ""
+    params = changed(stages.params, changes)
+    sync()  # DVC may have restored outputs that have no run
+    if not _read(trial, stages, params, until):
+        if isinstance(on, DvcQueue):
+            why = _run_until(changes, until)
+        else:
+            why = on.run(name, {str(trial): changes}, {str(trial): changes}, STAGE).get(str(trial), "")
+        sync()
+        if "training diverged" in why:
+            trial.curve = []
+        elif not _read(trial, stages, params, until):
+            raise UserError(f"{name}: {trial}: {why or 'has no run in MLflow'}")
+    print(f"{name}: {trial}: validation {trial.accuracy(until):.2%} (epoch {until})", file=sys.stderr)
+
+
+def _read(trial: Trial, stages: PlannedStages, params: Mapping[str, Any], until: int) -> bool:
+    """Read the curve of a trial; return whether it has an epoch, and the training was evaluated if that is the last."""
+    store, entry = open_store(), stages.entry(TRAIN, params, {})
+    runs = StoredRuns(store)({"state": state_key(TRAIN, entry)}) if entry else []
+    if not runs:
+        return False
+    trial.run = next((run for run in runs if run.info.status == "FINISHED"), runs[0])
+    points = store.get_metric_history(trial.run.info.run_id, "train/validation_accuracy")
+    trial.curve = [point.value for point in sorted(points, key=lambda point: point.step)]
+    return len(trial.curve) >= until < params[TRAIN]["epochs"] or _TEST in trial.run.data.metrics
+
+
+def _run_until(changes: Mapping[str, Any], until: int) -> str:
+    """Run an experiment, and stop its training after an epoch unless it is the last; return why it failed."""
+    command = [sys.executable, "-m", "dvc", "exp", "run", "--temp", *as_options(changes), STAGE]
+    streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    last, is_stopped = deque[str](maxlen=40), False
+    with subprocess.Popen(command, env=with_this_interpreter(), **streams) as process:
+        for line in process.stdout or ():
+            last.append(line)
+            end = re.search(r"train: epoch .*\((\d+)/(\d+), ", line)
+            if end and not is_stopped and until <= int(end[1]) < int(end[2]):
+                is_stopped = True  # a second signal would end the training without a checkpoint
+                with contextlib.suppress(psutil.Error):
+                    for child in psutil.Process(process.pid).children(recursive=True):
+                        if child.cmdline()[1:] == ["-m", "pipeline.train"]:
+                            child.terminate()
+    return reason("".join(last)) if process.returncode and not is_stopped else ""

@@ -1,0 +1,144 @@
+"""What is missing of a comparison is given to an engine; DVC's queue is waited for as long as a worker may run it."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from factories import ROOT
+
+from gradtrail.experiments.compare import main
+from gradtrail.experiments.compare import queue as module
+from gradtrail.experiments.compare.main import compare
+from gradtrail.experiments.compare.queue import DvcQueue, Tasks
+from gradtrail.experiments.compare.spec import Comparison, Training, parse_params, trainings_of
+from gradtrail.support.errors import UserError
+
+UNREADABLE = ValueError("half a file")
+LABELS = {"a": "on, seed 0", "b": "off, seed 0"}
+Changes = Mapping[str, Mapping[str, Any]]
+
+
+def tasks(waiting: str = "", running: str = "", failed: str = "", *, has_worker: bool = True) -> Tasks:
+    return Tasks(waiting=tuple(waiting), running=tuple(running), failed=tuple(failed), has_worker=has_worker)
+
+
+class Queue(DvcQueue):
+    """A queue whose states follow each other; the last one stays."""
+
+    def __init__(self, *states: Tasks):
+        super().__init__()
+        self._states = list(states)
+        self.num_starts = 0
+
+    def read(self) -> Tasks:
+        return self._states.pop(0) if len(self._states) > 1 else self._states[0]
+
+    def start(self) -> None:
+        self.num_starts += 1
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_POLL_SECONDS", "_STARTUP_SECONDS", "_PAUSE_SECONDS"):
+        monkeypatch.setattr(module, name, 0)
+
+
+def test_queue_waits_for_its_experiments_and_prints_their_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    queue = Queue(tasks("ab"), tasks("bx", "a"), tasks("x", "b"), tasks("x", "b"), tasks("x", failed="b"), tasks("x"))
+    assert queue.wait(LABELS, "clipping") == ["b"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["clipping: on, seed 0: done (1 of 2)", "clipping: off, seed 0: failed (2 of 2)"]
+    assert queue.num_starts == 1
+    assert queue.read() == tasks("x"), "a task that was not waited for"
+
+
+def test_waiting_ends_if_no_worker_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Queue(tasks("b", has_worker=False)).wait(LABELS, "clipping") == ["b"]
+    assert "clipping: no worker is left for b: `dvc queue status` shows them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("num_faults", [3, 4])
+def test_incomplete_file_of_the_queue_is_read_again(num_faults: int, tmp_path: Any) -> None:
+    faults = [UNREADABLE] * num_faults
+
+    def read() -> list[object]:
+        if faults:
+            raise faults.pop()
+        return []
+
+    queue = DvcQueue()
+    queue._queue = SimpleNamespace(iter_queued=read, iter_active=list, iter_failed=list, wdir=tmp_path)
+    if num_faults < 4:
+        assert queue.read() == tasks(has_worker=False)
+    else:
+        with pytest.raises(UserError, match=r"^DVC's queue cannot be read: half a file$"):
+            queue.read()
+
+
+def test_queue_gets_the_changes_as_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued: list[list[str]] = []
+    names = ["one", "two", "three"]
+    monkeypatch.setattr(module, "queue_experiments", lambda commands: queued.extend(commands) or names)
+    changes = {"a": {"train.clip_norm": 1.0}, "b": {"train.clip_norm": None, "train.seed": 2}, "c": {}}
+    queue = Queue(Tasks(waiting=(), running=(), failed=("two",), has_worker=True))
+    assert queue.run("clip", {}, changes, "evaluate") == {"b": "`dvc queue logs two` shows why"}
+    assert [" ".join(command) for command in queued] == [
+        "exp run --queue -S train.clip_norm=1.0 evaluate",
+        "exp run --queue -S train.clip_norm=null -S train.seed=2 evaluate",
+        "exp run --queue evaluate",
+    ]
+
+
+class Planner:
+    """Plans trainings of one seed each, of which some are made."""
+
+    def __init__(self, made: set[str]):
+        self._made = made
+
+    def completed(self, comparison: Comparison) -> list[object]:
+        return []
+
+    def trainings(self, comparison: Comparison, completed: list[object] | None = None) -> list[Training]:
+        trainings = trainings_of(comparison.runs, together=False)
+        return [training for training in trainings if completed is None or str(training) not in self._made]
+
+
+class Engine:
+    """Makes all but what it is told to fail."""
+
+    def __init__(self, made: set[str], fails: Mapping[str, str]):
+        self.made, self.fails = made, fails
+        self.requests: list[tuple[Changes, Changes, str]] = []
+
+    def prepare(self, title: str) -> int:
+        return 0
+
+    def run(self, title: str, planned: Changes, missing: Changes, stage: str) -> dict[str, str]:
+        self.requests.append((planned, missing, stage))
+        self.made |= {label for label in missing if label not in self.fails}
+        return dict(self.fails)
+
+
+def test_engine_runs_only_missing_trainings_and_failures_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison = parse_params(["train.clip_norm=1.0,null", "train.seed=0,1"])
+    everything = {*map(str, trainings_of(comparison.runs, together=False))}
+    made = {"clip_norm=1.0, seed 0"}
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(main, "sync", lambda: None)
+    monkeypatch.setattr(main, "read_store", lambda: Planner(made))
+    engine = Engine(made, {"clip_norm=None, seed 1": "its log says why"})
+    assert compare(comparison, engine, markdown=False) == 1
+    ((planned, missing, stage),) = engine.requests
+    assert stage == "evaluate"
+    assert {*planned} == everything
+    assert {*missing} == everything - {"clip_norm=1.0, seed 0"}
+    assert missing["clip_norm=None, seed 1"] == {"train.clip_norm": None, "train.seed": 1, "train.members": 1}
+    assert capsys.readouterr().err.endswith("clip_norm=None, seed 1: failed; its log says why\n")
+    engine.fails = {}
+    assert compare(comparison, engine, markdown=False) == 0
+    assert len(engine.requests) == 2
+    assert compare(comparison, engine, markdown=False) == 0
+    assert len(engine.requests) == 2, "nothing was missing"
