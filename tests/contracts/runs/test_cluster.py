@@ -146,7 +146,7 @@ def test_grid_runs_on_a_local_ray(project: Project) -> None:
     command = (sys.executable, "-m", "gradtrail", "compare", "--params", f"{RATE}=0.25,0.5", "--on", "local")
     message = project.run(*command, env=_own_code(project))
     assert "2 of 2" in message
-    assert "learning_rate=0.25" in message
+    assert "adamw.learning_rate=0.25" in message
     again = project.run(*command, env=_own_code(project))
     assert "job" not in again, "nothing was missing"
     refs = project.git("for-each-ref", "--format=%(refname)", "refs/exps/*/*/gradtrail-*").splitlines()

@@ -56,36 +56,19 @@ def test_set_changes_all_variants_and_a_variant_comes_first(tmp_path: Path) -> N
 
 
 def test_grid_is_every_combination_labelled_by_what_differs(tmp_path: Path) -> None:
-    grid = {
-        RATE: [0.001, 0.003],
-        "train.epochs": [1],
-        "train.mlp.dropout": [0],
-        "train.cnn.dropout": [0, 1],
-        SEED: [4, 5],
-    }
-    entry = read({"grid": grid}, tmp_path)
+    entry = read({"grid": {RATE: [0.1, 0.2], "train.epochs": [1], "train.clip_norm": [1, 2], SEED: [4, 5]}}, tmp_path)
     assert entry.seeds == (4, 5)
-    assert [*entry.variants] == [
-        f"learning_rate={rate}, dropout={dropout}" for rate in (0.001, 0.003) for dropout in (0, 1)
-    ]
-    assert entry.variants["learning_rate=0.003, dropout=0"] == {
-        RATE: 0.003,
-        "train.epochs": 1,
-        "train.mlp.dropout": 0,
-        "train.cnn.dropout": 0,
-    }
-    activations = {f"train.{model}.activation": ["relu", "tanh"] for model in ("mlp", "cnn")}
-    assert [*read({"grid": activations}, tmp_path).variants][
-        1
-    ] == "train.mlp.activation=relu, train.cnn.activation=tanh"
+    labels = [f"adamw.learning_rate={rate}, clip_norm={norm}" for rate in (0.1, 0.2) for norm in (1, 2)]
+    assert [*entry.variants] == labels
+    assert entry.variants[labels[2]] == {RATE: 0.2, "train.epochs": 1, "train.clip_norm": 1}
 
 
 def test_params_of_the_command_line_are_a_grid_in_yaml() -> None:
     comparison = parse_params(["train.cnn.channels=[8,16],[32]", "train.clip_norm=null", f"{SEED}=0,2"])
     assert comparison.seeds == (0, 2)
     assert comparison.variants == {
-        "channels=[8, 16]": {"train.cnn.channels": [8, 16], "train.clip_norm": None},
-        "channels=[32]": {"train.cnn.channels": [32], "train.clip_norm": None},
+        "cnn.channels=[8, 16]": {"train.cnn.channels": [8, 16], "train.clip_norm": None},
+        "cnn.channels=[32]": {"train.cnn.channels": [32], "train.clip_norm": None},
     }
     assert [*parse_params(["train.epochs=1"]).variants] == ["epochs=1"]
 

@@ -42,7 +42,8 @@ def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> Non
         if summary.seconds is not None:
             bar = seconds.barh(row, summary.seconds, 0.6, color=colour, alpha=0.35)
             ratio = time_ratio(summary.log_time_ratio)
-            seconds.bar_label(bar, [f" {summary.seconds:.1f} s{f' × {ratio}' if ratio else ''}"], fontsize=9)
+            text = f"{summary.seconds:.1f} s{f', × {ratio}' if ratio else ''}"
+            seconds.bar_label(bar, [text], padding=6, fontsize=9)
             times = [run.train_seconds for run in summary.runs if run.train_seconds is not None]
             seconds.plot(times, [row] * len(times), "o", color=colour, markersize=4)
     for axis in axes.flat:
@@ -51,7 +52,7 @@ def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> Non
         axis.grid(visible=False, axis="y")
     if columns == 2:
         seconds.set(title="training, s: median and runs", yticklabels=[])
-        seconds.margins(x=0.4)
+        seconds.margins(x=0.8)
     accuracy.set(title="test accuracy, %: runs and mean")
     if summaries[0].is_compared:
         handles, labels = accuracy.get_legend_handles_labels()

@@ -1,9 +1,7 @@
 """Which runs of a comparison are complete, and what the missing ones would take.
 
 A planned run is complete if DVC would find nothing to do for its params: each stage up to the evaluation has a finished
-run with the same command, params, versions, code and data as `dvc.lock` would record. Runs of other code or other raw
-data are therefore never mixed in. Runs on any kind of machine count; `statistics.py` decides whose times are
-comparable.
+run with the same command, params, versions, code and data as `dvc.lock` would record. Runs of all machines count.
 """
 
 import csv
@@ -57,12 +55,7 @@ class CompletedRun:
 
 
 class Planner:
-    """Finds the completed runs of comparisons, after one search of the store for each stage up to the evaluation.
-
-    Args:
-        find: A search of runs by their tags.
-        read_members: Function that returns the metrics of each member, given an evaluation's run.
-    """
+    """Finds the completed runs of comparisons, after one search of the store for each stage up to the evaluation."""
 
     def __init__(self, find: Find, read_members: Callable[[Run], MemberMetrics]):
         self._read_members = read_members
@@ -73,9 +66,9 @@ class Planner:
         for run in sorted(itertools.chain(*runs.values()), key=lambda run: REBUILT in run.data.tags):
             self._by_state[run.data.tags["state"]].append(run)
         self._seeds_together = {seeds for run in runs[TRAIN] if (seeds := _seeds_together(run))}
-        here = machine_key()
+        machine = machine_key()
         self._timed = [
-            run for run in runs[TRAIN] if run.data.tags.get("machine") == here and _SECONDS in run.data.metrics
+            run for run in runs[TRAIN] if run.data.tags.get("machine") == machine and _SECONDS in run.data.metrics
         ]
 
     def completed(self, comparison: Comparison) -> list[CompletedRun]:
@@ -96,23 +89,20 @@ class Planner:
 
     def trainings(self, comparison: Comparison, completed: Sequence[CompletedRun] = ()) -> list[Training]:
         """Return the trainings of the runs that are not among the completed ones."""
-        done = {(run.variant, run.seed) for run in completed}
-        missing = [run for run in comparison.runs if run not in done]
+        complete = {(run.variant, run.seed) for run in completed}
+        missing = [run for run in comparison.runs if run not in complete]
         return trainings_of(missing, together=self._is_together(comparison))
-
-    def params(self, training: Training, comparison: Comparison) -> dict[str, Any]:
-        """Return the params of a training, nested as in `params.yaml`."""
-        return changed(self._stages.params, training.changes(comparison))
 
     def seconds(self, training: Training, comparison: Comparison) -> float | None:
         """Estimate the time of a training by the most similar one on this kind of machine; None without any."""
-        params = {key: param_text(value) for key, value in flatten(self.params(training, comparison)).items()}
+        nested = changed(self._stages.params, training.changes(comparison))
+        params = {key: param_text(value) for key, value in flatten(nested).items()}
         alike = [run for run in self._timed if all(run.data.params.get(key) == params[key] for key in _SAME_PACE)]
         if not alike:
             return None
         nearest = max(alike, key=lambda run: len(run.data.params.items() & params.items()))
-        metrics, work = nearest.data.metrics, _work(params) / _work(nearest.data.params)
-        return metrics[_SECONDS] * work + metrics.get(_COMPILE_SECONDS, 0.0)
+        work, done = (float(one[_EPOCHS]) * float(one[MEMBERS]) for one in (params, nearest.data.params))
+        return nearest.data.metrics[_SECONDS] * work / done + nearest.data.metrics.get(_COMPILE_SECONDS, 0.0)
 
     def _is_together(self, comparison: Comparison) -> bool:
         """Whether seeds are trained together: members that share random numbers differ from trainings of one seed."""
@@ -122,17 +112,33 @@ class Planner:
         self, training: Training, planned: Sequence[PlannedRun], comparison: Comparison
     ) -> dict[PlannedRun, CompletedRun]:
         """Return those of the planned runs that a training completed; none if the training itself is incomplete."""
-        runs = self._find(self._chain, self.params(training, comparison), {})
+        runs = self._find(self._chain, changed(self._stages.params, training.changes(comparison)), {})
         if runs is None:
             return {}
         train, evaluation = runs[TRAIN], runs[STAGE]
         if len(training.seeds) > 1:
             metrics = self._read_members(evaluation)
         else:
-            own = {key.removeprefix("eval/"): value for key, value in evaluation.data.metrics.items()}
-            metrics = {training.seeds[0]: own}
+            single = {key.removeprefix("eval/"): value for key, value in evaluation.data.metrics.items()}
+            metrics = {training.seeds[0]: single}
+        tags, timings = train.data.tags, train.data.metrics
+        seconds = timings.get(_SECONDS)
         return {
-            run: _completed_run(run, train, metrics[run.seed], num_members=len(training.seeds))
+            run: CompletedRun(
+                variant=run.variant,
+                seed=run.seed,
+                test_accuracy=metrics[run.seed]["accuracy"],
+                test_accuracy_corrected_labels=metrics[run.seed].get("accuracy_corrected_labels"),
+                test_loss=metrics[run.seed]["loss"],
+                train_seconds=None if seconds is None else seconds / len(training.seeds),
+                compile_seconds=timings.get(_COMPILE_SECONDS),
+                began=train.info.start_time / 1000,
+                ended=train.info.end_time / 1000,
+                machine=tags.get("machine"),
+                num_parameters=timings.get("train/num_parameters"),
+                dataset=f"{tags['dataset']} {tags['dataset_digest'][:8]}",
+                mlflow_run=train.info.run_id,
+            )
             for run in planned
             if run.seed in metrics
         }
@@ -183,26 +189,3 @@ def _seeds_together(run: Run) -> range | None:
     if members == 1 or {*re.findall(r"\w+", params[VARY])} != _VARIED:
         return None
     return range(int(params[SEED]), int(params[SEED]) + members)
-
-
-def _work(params: Mapping[str, str]) -> float:
-    return float(params[_EPOCHS]) * float(params.get(MEMBERS, 1))
-
-
-def _completed_run(planned: PlannedRun, train: Run, metrics: Mapping[str, float], *, num_members: int) -> CompletedRun:
-    tags, seconds = train.data.tags, train.data.metrics.get(_SECONDS)
-    return CompletedRun(
-        variant=planned.variant,
-        seed=planned.seed,
-        test_accuracy=metrics["accuracy"],
-        test_accuracy_corrected_labels=metrics.get("accuracy_corrected_labels"),
-        test_loss=metrics["loss"],
-        train_seconds=None if seconds is None else seconds / num_members,
-        compile_seconds=train.data.metrics.get(_COMPILE_SECONDS),
-        began=train.info.start_time / 1000,
-        ended=train.info.end_time / 1000,
-        machine=tags.get("machine"),
-        num_parameters=train.data.metrics.get("train/num_parameters"),
-        dataset=f"{tags['dataset']} {tags['dataset_digest'][:8]}",
-        mlflow_run=train.info.run_id,
-    )

@@ -1,9 +1,8 @@
 """DVC's queue of experiments: fills and starts it, and waits for experiments in it.
 
-The queue is read in this process: that takes a millisecond, `dvc queue status` takes seconds. It waits for tasks, never
-for workers: one of two workers sometimes misses the signal to stop and never ends. A repository has one queue; starting
-it also starts experiments that were queued before. Experiments use the code and params of the working folder at the
-time when they are queued. They continue when this process ends, and DVC lists them like any other.
+The queue is read in this process: that takes a millisecond, `dvc queue status` takes seconds. A repository has one
+queue, and starting it also starts experiments that were queued before. Experiments use the code and params of the
+working folder at the time when they are queued, and continue when this process ends.
 """
 
 import contextlib
@@ -25,7 +24,6 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.interpreter import with_this_interpreter
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import stop_request
-from gradtrail.tracking.lineage.recorded import find_experiments
 
 _MOST_READS = 4
 _PAUSE_SECONDS = 0.5
@@ -58,19 +56,13 @@ class DvcQueue:
     def prepare(self, title: str) -> int:
         """Wait for experiments that were queued before, and run `dvc repro`; return its exit status.
 
-        `dvc repro` runs all stages, as an experiment fails if DVC's cache lacks any output that `dvc.lock` names.
-
-        Raises:
-            UserError: DVC cannot copy the repository.
+        It runs all stages, as an experiment fails if DVC's cache lacks any output that `dvc.lock` names.
         """
         require_copies()
         with self._explaining_interrupts(title):
             tasks = self.read()
             self.wait({task: task for task in (*tasks.running, *tasks.waiting)}, "experiments queued before")
-            command = [sys.executable, "-m", "dvc", "repro"]
-            return subprocess.run(
-                command, check=False, stdout=sys.stderr.fileno(), env=with_this_interpreter()
-            ).returncode
+            return _dvc("repro", stdout=sys.stderr.fileno()).returncode
 
     def run(
         self, title: str, planned: Mapping[str, Mapping[str, Any]], missing: Mapping[str, Mapping[str, Any]], stage: str
@@ -81,21 +73,10 @@ class DvcQueue:
             commands = [["exp", "run", "--queue", *as_options(changes), stage] for changes in missing.values()]
             labels = dict(zip(queue_experiments(commands), missing, strict=True))
             failed = self.wait(labels, title)
-        existing = {experiment.name for experiment in find_experiments()}
-        lost = [name for name in labels if name not in existing and name not in failed]
-        reasons = dict.fromkeys(failed, "") | dict.fromkeys(lost, "DVC reports success, but stored no experiment; ")
-        return {labels[name]: f"{reason}`dvc queue logs {name}` shows why" for name, reason in reasons.items()}
+        return {labels[name]: f"`dvc queue logs {name}` shows why" for name in failed}
 
     def wait(self, labels: Mapping[str, str], title: str) -> list[str]:
-        """Start the queue and wait until some of its experiments have ended.
-
-        Args:
-            labels: Experiment → its name in messages.
-            title: Title of the bar, and prefix of each line.
-
-        Returns:
-            The experiments that failed or have no worker any more.
-        """
+        """Start the queue and wait for experiments (name → label); return those that failed or have no worker left."""
         if not labels:
             return []
         self.start()
@@ -120,10 +101,9 @@ class DvcQueue:
 
     def start(self) -> None:
         """Start workers. They outlive this process, so they inherit no pipe whose reader would wait."""
-        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        command = [sys.executable, "-m", "dvc", "queue", "start", "--jobs", str(self._jobs)]
-        done = subprocess.run(command, check=False, start_new_session=True, env=with_this_interpreter(), **streams)
-        if done.returncode:
+        null = subprocess.DEVNULL
+        jobs = ("--jobs", str(self._jobs))
+        if _dvc("queue", "start", *jobs, stdin=null, stdout=null, stderr=null, start_new_session=True).returncode:
             raise UserError("DVC's queue cannot be started; `dvc queue start` shows why")
 
     def read(self) -> Tasks:
@@ -166,19 +146,22 @@ def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
 
     One process runs all commands, as importing DVC takes longer than a command. DVC stashes the changes of the working
     folder while it runs, so a signal to stop takes effect after it has ended.
-
-    Raises:
-        UserError: DVC fails; the message is its last line.
     """
     with stop_request() as stop:
-        options: Any = {"capture_output": True, "text": True, "start_new_session": True}
         words = [sys.executable, "-c", _RUN_ALL, json.dumps(commands)]
+        options: Any = {"capture_output": True, "text": True, "start_new_session": True}
         done = subprocess.run(words, check=False, env=with_this_interpreter(), **options)
     stop.obey("stopped while experiments were queued")
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         raise UserError(f"DVC did not queue the experiment: {one_line(lines[-1] if lines else done.stdout)[:300]}")
     return _QUEUED.findall(done.stdout)
+
+
+def _dvc(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments], check=False, env=with_this_interpreter(), **options
+    )
 
 
 def _name(entry: Any) -> str:

@@ -4,16 +4,17 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from gradtrail.core.intervals import SIGNIFICANCE
 from gradtrail.experiments.compare.statistics import Summary, median
+from gradtrail.support.progress import stdout_console
 from gradtrail.support.significance import Difference
+from gradtrail.support.tables import table
 
-CAPTION = (
+_CAPTION = (
     "Test accuracy: mean ± standard deviation over the seeds. Difference to the baseline over the seeds that both "
-    "have, with its simultaneous 95 % confidence interval; significant: the interval excludes 0. p: two-sided paired "
-    "t-test, adjusted by Bonferroni for the number of variants. Training times are medians; × baseline: geometric mean "
-    "of the ratios, with its simultaneous 95 % confidence interval, if at least two seeds have comparable times: both "
-    "trained on the same kind of machine, one run at a time, within an hour and without another seed in between."
+    "have, with its simultaneous 95 % confidence interval (paired t-test, Bonferroni); significant: the interval "
+    "excludes 0. Training times are medians; × baseline: geometric mean of the ratios, with its simultaneous 95 % "
+    "confidence interval, if at least two seeds have comparable times: both trained on the same kind of "
+    "machine, one run at a time, within an hour and without another seed in between."
 )
 
 
@@ -30,7 +31,6 @@ def table_rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
             "seeds": ", ".join(str(run.seed) for run in summary.runs),
             "test accuracy, %": _mean_and_spread(summary.accuracies),
             "difference, points": _difference(summary.difference),
-            "p": _p_value(summary.difference) if is_tested else "",
             "verdict": summary.verdict if is_tested else "",
             "test loss": f"{statistics.mean(run.test_loss for run in summary.runs):.4f}",
             "corrected labels, %": _mean_and_spread([share for share in corrected if share is not None]),
@@ -42,12 +42,20 @@ def table_rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
     return [{column: row[column] for column in rows[0] if any(other[column] for other in rows)} for row in rows]
 
 
+def print_table(summaries: Sequence[Summary], title: str) -> None:
+    """Print the table on a terminal, with a caption if variants are compared."""
+    rows, console = table_rows(summaries), stdout_console()
+    console.print(table(title, rows, right=[*rows[0]][1:]))
+    if summaries[0].is_compared:
+        console.print(_CAPTION, style="dim")
+
+
 def as_markdown(summaries: Sequence[Summary], title: str) -> str:
     """Return a title, the table and a caption in Markdown."""
     rows = table_rows(summaries)
     lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
     text = "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in lines)
-    return "\n\n".join([f"**{title}**", text, *([CAPTION] if summaries[0].is_compared else [])]) + "\n"
+    return "\n\n".join([f"**{title}**", text, *([_CAPTION] if summaries[0].is_compared else [])]) + "\n"
 
 
 def _mean_and_spread(shares: Sequence[float]) -> str:
@@ -81,18 +89,6 @@ def time_ratio(log_ratio: Difference | None) -> str:
     if log_ratio is None or not log_ratio.has_interval:
         return ""
     return f"{math.exp(log_ratio.mean):.2f} ({math.exp(log_ratio.low):.2f} to {math.exp(log_ratio.high):.2f})"
-
-
-def _p_value(difference: Difference | None) -> str:
-    """Format a p value with enough digits to show whether it is below the level."""
-    if difference is None or math.isnan(difference.p_value):
-        return ""
-    if difference.p_value < 0.001:
-        return "< 0.001"
-    text = f"{difference.p_value:.3f}"
-    if float(text) != SIGNIFICANCE:
-        return text
-    return "< 0.05" if difference.p_value < SIGNIFICANCE else "≥ 0.05"
 
 
 def _number(value: float | None, form: str) -> str:

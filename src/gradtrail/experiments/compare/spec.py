@@ -6,7 +6,6 @@ them, and is the only variant of an entry without either. Out of scope: entries 
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,16 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradtrail.stages.artifacts.members import format_seeds
-from gradtrail.stages.common.params import (
-    MEMBERS,
-    PARAMS,
-    SEED,
-    VARY,
-    parse_yaml,
-    read_yaml,
-    require_known,
-    validate,
-)
+from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, VARY, parse_yaml, read_yaml, require_known, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError, suggestion
 
@@ -79,17 +69,12 @@ class Training:
 
 
 def read_entries(path: Path = PATH) -> dict[str, Comparison | dict[str, Any]]:
-    """Read all entries; one with the key `search` is returned as it is.
-
-    Raises:
-        UserError: An entry is invalid; the message names it and the fault.
-    """
-    return {
-        name: content
-        if isinstance(content, dict) and SEARCH in content
-        else _comparison(name, content, f"{path}: {name}")
-        for name, content in read_yaml(path).items()
-    }
+    """Read all entries; one with the key `search` is returned as it is. UserError names an invalid entry and key."""
+    entries: dict[str, Comparison | dict[str, Any]] = {}
+    for name, content in read_yaml(path).items():
+        is_search = isinstance(content, dict) and SEARCH in content
+        entries[name] = content if is_search else _comparison(name, content, f"{path}: {name}")
+    return entries
 
 
 def choose(name: str) -> Comparison | dict[str, Any]:
@@ -101,11 +86,7 @@ def choose(name: str) -> Comparison | dict[str, Any]:
 
 
 def parse_params(texts: Sequence[str]) -> Comparison:
-    """Return the comparison of all combinations of values, from texts such as `train.seed=0,1,2`.
-
-    Raises:
-        UserError: A text is invalid; the message names it.
-    """
+    """Return the comparison of all combinations of values, from texts such as `train.seed=0,1,2`."""
     grid: dict[str, Any] = {}
     for text in texts:
         key, sign, values = text.partition("=")
@@ -147,17 +128,25 @@ def trainings_of(runs: Iterable[PlannedRun], *, together: bool) -> list[Training
 
 
 def _comparison(name: str, content: Any, place: str) -> Comparison:
-    named = content | {"name": name} if isinstance(content, dict) else content
-    entry, params = validate(named, Comparison, place), read_yaml(PARAMS)
+    fields = content | {"name": name} if isinstance(content, dict) else content
+    entry, params = validate(fields, Comparison, place), read_yaml(PARAMS)
     if entry.variants and entry.grid:
         raise UserError(f"{place}: has variants and a grid; one of them is allowed")
     grid = {key: values for key, values in entry.grid.items() if key != SEED}
     seeds = entry.grid.get(SEED, entry.seeds or (params["train"]["seed"],))
+    sections = (*stages_before(STAGE, read_pipeline()), STAGE)
     changes = {f"{place}.set": entry.set, f"{place}.grid": grid}
     changes |= {f"{place}.variants.{label}": variant for label, variant in entry.variants.items()}
     for part, own_changes in changes.items():
-        _require_valid(part, own_changes, params, f"{place}.seeds")
-    variants = entry.variants or _combinations(grid, f"{place}.grid") or {name: {}}
+        require_known(params, own_changes, part)
+        for key in own_changes:
+            if key in (SEED, MEMBERS, VARY):
+                raise UserError(f"{part}.{key}: all variants use the same seeds, those in {place}.seeds")
+            if key.partition(".")[0] not in sections:
+                raise UserError(f"{part}.{key} changes neither training nor evaluation")
+    if empty := next((key for key, values in grid.items() if not values), None):
+        raise UserError(f"{place}.grid.{empty}: has no values")
+    variants = entry.variants or (_combinations(grid) if grid else {name: {}})
     return replace(
         entry,
         seeds=_require_seeds(seeds, f"{place}.seeds"),
@@ -165,25 +154,8 @@ def _comparison(name: str, content: Any, place: str) -> Comparison:
     )
 
 
-def _require_valid(place: str, changes: Mapping[str, Any], params: Mapping[str, Any], seeds: str) -> None:
-    require_known(params, changes, place)
-    sections = (*stages_before(STAGE, read_pipeline()), STAGE)
-    for key in changes:
-        if key in (SEED, MEMBERS, VARY):
-            raise UserError(f"{place}.{key}: all variants use the same seeds, those in {seeds}")
-        if key.partition(".")[0] not in sections:
-            raise UserError(f"{place}.{key} changes neither training nor evaluation")
-
-
-def _combinations(grid: Mapping[str, Sequence[Any]], place: str) -> dict[str, dict[str, Any]]:
+def _combinations(grid: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     """Return all combinations of a grid, labelled by the keys that have several values, or else by all keys."""
-    if empty := next((key for key, values in grid.items() if not values), None):
-        raise UserError(f"{place}.{empty}: has no values")
-    if not grid:
-        return {}
-    named = [key for key, values in grid.items() if len(values) > 1] or [*grid]
-    last_parts = {key: key.rpartition(".")[2] for key in named}
-    counts = Counter(last_parts.values())
-    names = {key: last if counts[last] == 1 else key for key, last in last_parts.items()}
+    varied = [key for key, values in grid.items() if len(values) > 1] or [*grid]
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    return {", ".join(f"{name}={point[key]}" for key, name in names.items()): point for point in points}
+    return {", ".join(f"{key.removeprefix('train.')}={point[key]}" for key in varied): point for point in points}

@@ -1,8 +1,7 @@
 """Statistics of a comparison: metrics of each variant, and whether it differs significantly from the baseline.
 
 Two trainings with the same seed start from the same weights and see the examples in the same order, so they are
-compared in pairs, which removes the effect of the seed. The tests cover the seed only: with another test split the
-result may differ.
+compared in pairs. The tests cover the seed only: with another test split the result may differ.
 
 Intervals and tests are duals: with m variants, all m intervals hold together with a probability of at least 95 %
 (Bonferroni), and a difference is significant if and only if its interval excludes 0, that is, if m times its p value is
@@ -48,7 +47,7 @@ class Summary:
     @property
     def seconds(self) -> float | None:
         """The median time of the training loop; None if none is known."""
-        return median(run.train_seconds for run in self.runs)
+        return median([run.train_seconds for run in self.runs])
 
     @property
     def verdict(self) -> str:
@@ -63,12 +62,7 @@ class Summary:
 
 
 def summarize(runs: Sequence[CompletedRun], baseline: str | None) -> list[Summary]:
-    """Summarize the runs of each variant, in the order of the runs.
-
-    Args:
-        runs: Completed runs of a comparison.
-        baseline: Variant that the others are compared with; None to compare none.
-    """
+    """Summarize the runs of each variant, in the order of the runs; without a baseline nothing is compared."""
     by_variant: dict[str, list[CompletedRun]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         by_variant.setdefault(run.variant, []).append(run)
@@ -117,8 +111,8 @@ def are_times_comparable(run: CompletedRun, other: CompletedRun, runs: Sequence[
 
 def median(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are known; None if none is."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
 
 
 def _overlaps(run: CompletedRun, began: float, ended: float) -> bool:
