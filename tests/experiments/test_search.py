@@ -140,6 +140,7 @@ entry = {
     "search": "optuna",
     "trials": 3,
     "prune_after": 2,
+    "keep_one_in": 50,
     "space": {"train.adamw.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}},
 }
 run("tuned", entry, Engine(1))
@@ -160,7 +161,7 @@ def test_trial_that_goes_on_has_the_bytes_of_a_training_that_was_never_stopped(t
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     first, again = output.split("again\n")
-    lines = re.findall(r"^tuned: learning_rate=(\S+): validation \S+ % \(epoch (\d+)\)", first, re.MULTILINE)
+    lines = re.findall(r"^tuned: learning_rate=(\S+): validation \S+% \(epoch (\d+)\)", first, re.MULTILINE)
     assert [epoch for _, epoch in lines] == ["2", "2", "2", "100"], first
     rate = lines[-1][0]
     runs = project.runs_of("train")
