@@ -12,8 +12,6 @@ from projects import Project, finished_project
 
 from gradtrail.experiments.diff import edits
 
-COUNTS = {"imports", "data", "compile", "compute", "tracking", "total"}
-
 
 def test_same_uncommitted_edit_of_both_runs_is_no_difference() -> None:
     both = "diff --git a/one.py b/one.py\n+ 1\n"
@@ -63,8 +61,6 @@ def test_attempts_of_one_state_have_equal_programs_and_separate_times(project: P
     old = project.runs_of("train")[1]["id"]
     result = json.loads(project.gradtrail("diff", f"{old}@1", f"{old}@2", "--json"))
     assert {row["program"] for row in result["functions"]} == {"same"}
-    assert {row["part"] for row in result["seconds"]} == COUNTS
-    assert all(row["A"] >= 0 and row["B"] >= 0 for row in result["seconds"])
     *parts, total = result["seconds"]
     assert sum(row["B − A"] for row in parts) == pytest.approx(total["B − A"], abs=0.05)
     assert any(row["B − A"] != 0 for row in parts)
@@ -79,16 +75,12 @@ def test_attempts_of_one_state_have_equal_programs_and_separate_times(project: P
         (["workspace", "HEAD~99"], "HEAD~99"),
         (["workspace", "workspace@9"], "workspace@9: the run has attempts 1 to"),
         (["--stage", "trian", "workspace", "workspace"], "trian"),
+        (["workspace", "EVALUATION"], "the runs are of the stages train and evaluate"),
     ],
 )
 def test_bad_input_is_one_line(project: Project, arguments: list[str], words: str) -> None:
-    assert words in refused(project, *arguments)
-
-
-@pytest.mark.slow
-def test_runs_of_different_stages_are_refused(project: Project) -> None:
     evaluation = project.runs_of("evaluate")[0]["id"]
-    assert "the runs are of the stages train and evaluate" in refused(project, "workspace", evaluation)
+    assert words in refused(project, *(argument.replace("EVALUATION", evaluation) for argument in arguments))
 
 
 @pytest.mark.slow

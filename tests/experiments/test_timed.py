@@ -1,7 +1,6 @@
 """Timed comparisons: the code that they time, and their statistics on machines that are made up."""
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster_repository import run_git
-from projects import Project, copy_project
 
+from gradtrail.experiments.timed import revisions
 from gradtrail.experiments.timed.ratio import LEVEL, WIDEST, Ratio, TimedProcess, burst_steps, compare_times
-from gradtrail.experiments.timed.revisions import check_out, run_timed_gate, scratch, write_params
+from gradtrail.experiments.timed.revisions import check_out, scratch, write_params
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.tags import CUT_OFF
@@ -94,23 +93,26 @@ def test_params_are_those_of_the_run(repository: Path) -> None:
 def test_gate_without_accepted_costs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"accepted\.json: is in no commit"):
-        run_timed_gate(Path("accepted.json"), seconds=1.0)
+        revisions.run_timed_gate(Path("accepted.json"), seconds=1.0)
 
 
-@pytest.mark.nightly
-def test_slower_training_in_the_working_folder_fails_the_gate(tmp_path: Path) -> None:
-    project: Project = copy_project(tmp_path / "project")
-    project.set("train.mlp.hidden", [32])
-    accepted = project.folder / "benchmarks/accepted_costs.json"
-    accepted.parent.mkdir()
-    accepted.write_text(json.dumps({"machine": {}, "params": {}, "costs": {}}))
-    project.commit("costs accepted")
-    project.set("train.mlp.hidden", [2048, 1024])
-    code = (
-        "import sys; from pathlib import Path; from gradtrail.experiments.timed.revisions import run_timed_gate; "
-        "sys.exit(run_timed_gate(Path('benchmarks/accepted_costs.json'), seconds=1.0))"
-    )
-    assert "timed gate: slower by more than 2%" in project.python("-c", code, status=1)
+@pytest.mark.usefixtures("repository")
+@pytest.mark.parametrize(
+    ("low", "high", "status", "words"),
+    [(0.99, 1.01, 0, "not slower"), (1.005, 1.03, 0, "no proof that it is slower"), (1.03, 1.06, 1, "slower")],
+)
+def test_gate_fails_only_if_the_whole_interval_is_too_slow(
+    low: float,
+    high: float,
+    status: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ratio = Ratio(ratio=low, low=low, high=high, num_processes=8, num_bursts=240, seconds=60.0)
+    monkeypatch.setattr(revisions, "time_revisions", lambda *_, **__: ratio)
+    assert revisions.run_timed_gate(Path("params.yaml"), seconds=1.0) == status
+    assert f"timed gate: {words} by more than 2%" in capsys.readouterr().out
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """`gradtrail upgrade`: which versions it accepts, how it resolves the lock, and what it reports."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from factories import ROOT
@@ -73,6 +74,15 @@ def test_error_of_uv_is_one_line_without_an_address(tmp_path: Path, monkeypatch:
     with pytest.raises(UserError, match=r"^uv: No solution found.* no version of jax==99 at \(an index\)$") as raised:
         upgrade._uv("pip", "compile")
     assert "\n" not in str(raised.value)
+
+
+def test_outputs_are_equal_only_with_equal_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(commit: str) -> SimpleNamespace:
+        outs = [{"path": "results/a", "md5": "1"}, {"path": "models/b", "md5": commit}]
+        return SimpleNamespace(lock={stage: {"outs": outs} for stage in upgrade._STAGES})
+
+    monkeypatch.setattr(upgrade, "snapshot_of", snapshot)
+    assert upgrade.equal_outputs("2", "3") == {"results/a": True, "models/b": False}
 
 
 _SAME_VERSIONS = """

@@ -204,11 +204,11 @@ def diff(before: str, after: str, stage: str | None, *, as_json: bool = False, t
     for line in (*notes, *([f"timed: {ratio.describe()}"] if ratio else [])):
         console.print(line, soft_wrap=True)
     for title, rows in tables.items():
-        shown = [row for place, row in enumerate(rows) if title != "instructions" or _is_shown(rows, place)]
-        more = f" ({len(rows) - len(shown)} more with --json)" if len(shown) < len(rows) else ""
-        if shown:
-            numeric = [key for key, value in shown[0].items() if not isinstance(value, str)]
-            cells = [{key: _cell(value) for key, value in row.items()} for row in shown]
+        first = [row for place, row in enumerate(rows) if title != "instructions" or _is_printed(rows, place)]
+        more = f" ({len(rows) - len(first)} more with --json)" if len(first) < len(rows) else ""
+        if first:
+            numeric = [key for key, value in first[0].items() if not isinstance(value, str)]
+            cells = [{key: _cell(value) for key, value in row.items()} for row in first]
             console.print(table(f"{title}{more}", cells, right=numeric))
 
 
@@ -335,7 +335,7 @@ def _changed_code(before: RunDetails, after: RunDetails) -> list[str]:
     return sorted(path for path in changed if any(path == dep or path.startswith(f"{dep}/") for dep in deps)) or deps
 
 
-def _is_shown(rows: Rows, place: int) -> bool:
+def _is_printed(rows: Rows, place: int) -> bool:
     """Whether a row is among the first ones of its function."""
     return place < _MOST_ROWS or rows[place - _MOST_ROWS]["function"] != rows[place]["function"]
 

@@ -113,9 +113,9 @@ def resolve(pins: Mapping[str, str], folder: Path, python: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    kept = [text for text in requirements if re.split(r"[^\w-]", text)[0] not in pins]
+    unchanged = [text for text in requirements if re.split(r"[^\w-]", text)[0] not in pins]
     pinned = [f"{name}=={version}" for name, version in pins.items()]
-    (folder / "requirements.in").write_text("\n".join([*kept, *pinned]), encoding="utf-8")
+    (folder / "requirements.in").write_text("\n".join([*unchanged, *pinned]), encoding="utf-8")
     lock = folder / LOCK.name
     lock.write_bytes(LOCK.read_bytes())
     options = ("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--quiet")

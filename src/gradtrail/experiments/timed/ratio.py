@@ -24,9 +24,8 @@ _FIRST_PAIRS = 10  # pairs of processes whose variance determines the number of 
 _FEWEST_PAIRS = 3  # for any budget
 _MOST_PAIRS = 200
 _BURST_SECONDS = 0.02  # shortest burst
-_SLICE, _LONGEST_SLICE = 1 / 18, 7.0  # longest time for one pair of processes: share of the budget, and seconds
+_SLICE, _LONGEST_SLICE = 1 / 18, 7.0  # time for one pair of processes: share of the budget, and most seconds
 _FEWEST_BURSTS = 30  # bursts per process
-_CLOSE = 0.005  # standard error of a pair's log ratio below which more bursts add little
 
 
 @dataclass(frozen=True)
@@ -127,21 +126,13 @@ def _time_in_turn(
     clock: Callable[[], float],
     rng: np.random.Generator,
 ) -> list[float]:
-    """Return the log ratios of adjacent bursts, B over A, of at most `seconds`."""
+    """Return the log ratios of adjacent bursts, B over A, that were run in some seconds."""
     bursts_per_epoch = {side: process.steps_per_epoch / steps[side] for side, process in processes.items()}
     ends, log_ratios = clock() + seconds, list[float]()
-    while len(log_ratios) < _FEWEST_BURSTS or (clock() < ends and not _is_precise(log_ratios)):
+    while len(log_ratios) < _FEWEST_BURSTS or clock() < ends:
         epochs = {side: processes[side].run(steps[side]) * bursts_per_epoch[side] for side in rng.permutation(SIDES)}
         log_ratios.append(math.log(epochs["B"] / epochs["A"]))
     return log_ratios
-
-
-def _is_precise(log_ratios: Sequence[float]) -> bool:
-    """Whether the median has a small standard error, estimated from the quartiles as if normal, despite outliers."""
-    if len(log_ratios) % _FEWEST_BURSTS:
-        return False
-    lower, _, upper = statistics.quantiles(log_ratios, n=4)
-    return 0.93 * (upper - lower) / math.sqrt(len(log_ratios)) <= _CLOSE
 
 
 def _half_width(first: Sequence[float], count: int) -> float:

@@ -153,8 +153,8 @@ def run_timed_gate(accepted: Path, *, seconds: float) -> int:
         before = Revision(f"A (commit {commit[:8]})", check_out("A", commit, folder / "A"))
         ratio = time_revisions(before, Revision("B (the working folder)", Path()), seconds=seconds, cache=folder)
     is_too_slow = ratio.low > 1 + TOLERANCE
-    known = "slower" if is_too_slow else "not slower" if ratio.high <= 1 + TOLERANCE else "no proof that it is slower"
+    verdict = "slower" if is_too_slow else "not slower" if ratio.high <= 1 + TOLERANCE else "no proof that it is slower"
     console = stdout_console()
     console.print(f"A is commit {commit[:8]}, which accepted the costs; B is the working folder", soft_wrap=True)
-    console.print(f"{ratio.describe()}\ntimed gate: {known} by more than {TOLERANCE:.0%}", soft_wrap=True)
+    console.print(f"{ratio.describe()}\ntimed gate: {verdict} by more than {TOLERANCE:.0%}", soft_wrap=True)
     return int(is_too_slow)
