@@ -14,48 +14,42 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from gradtrail.experiments.timed.main import Revision
+from gradtrail.experiments.timed.processes import running
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record
 from benchmarks.training import machine
-from gradtrail.experiments.timed.main import Revision, program_of
-from gradtrail.experiments.timed.processes import running
 from gradtrail.experiments.timed.ratio import WIDEST, Ratio, TimedProcess, compare_times
 from gradtrail.support.tables import table
 
 SLOWDOWN = 0.05
 
 
-@dataclass(frozen=True)
-class Slowed:
-    """A process that does its work and a share of it once more."""
+def slowed(process: TimedProcess) -> TimedProcess:
+    """Return a process that does its work and a share of it again; the share is rounded at random, exact on average."""
+    rng = np.random.default_rng()
 
-    process: TimedProcess
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.process.steps_per_epoch
-
-    def run(self, steps: int) -> float:
-        """Return the seconds of the steps and of the share, which is rounded at random: on average it is exact."""
+    def run(steps: int) -> float:
         more = SLOWDOWN * steps
-        whole = int(more) + (np.random.default_rng().random() < more % 1)
-        return self.process.run(steps + whole)
+        return process.run(steps + int(more) + (rng.random() < more % 1))
+
+    return TimedProcess(run, process.steps_per_epoch)
 
 
 def one(*, is_slowed: bool, seconds: float, cache: Path) -> Ratio:
     """Make one comparison."""
-    programs = {side: program_of(Revision(name=side, folder=Path()), cache) for side in "AB"}
+    revisions = {side: Revision(side, Path()) for side in "AB"}
 
     @contextlib.contextmanager
     def start() -> Iterator[Mapping[str, TimedProcess]]:
-        with running(programs) as workers:
-            yield {"A": workers["A"], "B": Slowed(workers["B"])} if is_slowed else workers
+        with running(revisions, cache) as processes:
+            yield {"A": processes["A"], "B": slowed(processes["B"])} if is_slowed else processes
 
     return compare_times(start, budget=seconds, clock=time.monotonic, rng=np.random.default_rng())
 

@@ -286,18 +286,18 @@ def compare(
 def diff(
     folder: Path, /, before: str, after: str, stage: str | None, *, as_json: bool, is_timed: bool, **timing_options: Any
 ) -> None:
-    """Compare two runs, down to single instructions, and explain why one was slower.
+    """Compare two runs: params, code, seconds, and programs down to single instructions.
 
     A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
     """
-    from gradtrail.experiments.diff.main import diff
-    from gradtrail.experiments.diff.timed import Timing, interpreter
+    from gradtrail.experiments.diff import Timing, diff
+    from gradtrail.support.interpreter import find_interpreter
 
     if not is_timed and (timing_options["python_a"] or timing_options["python_b"]):
         raise UserError("--python-a, --python-b: need --time")
     if is_timed:
         require_jax()
-    pythons = [interpreter(timing_options[name], folder, option) for name, option in _PYTHONS.items()]
+    pythons = [find_interpreter(timing_options[name], folder, option) for name, option in _PYTHONS.items()]
     timing = Timing(seconds=timing_options["seconds"], pythons=(pythons[0], pythons[1])) if is_timed else None
     with_store(lambda: diff(before, after, stage, as_json=as_json, timing=timing))
 
@@ -319,7 +319,7 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
     """
     require_jax()
     from gradtrail.experiments.cost_gate import ACCEPTED, run_gate
-    from gradtrail.experiments.timed.gate import run_timed_gate
+    from gradtrail.experiments.timed.revisions import run_timed_gate
 
     if accept and timed:
         raise UserError("--timed and --accept cannot be combined")
@@ -332,12 +332,16 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
 @click.option(
     "--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="Longest time for timing."
 )
-def upgrade(packages: tuple[str, ...], seconds: float) -> None:
-    """Rehearse other versions of packages: programs, costs, times, bits and accuracy. Changes nothing."""
+@click.option("--python", metavar="PATH", help="Interpreter for the new environment.  [default: this one]")
+@click.pass_obj
+def upgrade(folder: Path, /, packages: tuple[str, ...], *, seconds: float, python: str | None) -> None:
+    """Rehearse other versions of packages: programs, outputs, accuracy and time. Changes no file of the project."""
     require_jax()
-    from gradtrail.experiments.upgrade.main import upgrade
+    from gradtrail.experiments.upgrade import upgrade
+    from gradtrail.support.interpreter import find_interpreter
 
-    upgrade(packages, seconds=seconds)
+    interpreter = find_interpreter(python, folder, "--python")
+    with_store(lambda: upgrade(packages, python=interpreter, seconds=seconds))
 
 
 @gradtrail.command(epilog="Example: gradtrail versions")

@@ -1,9 +1,9 @@
-"""Reads optimized HLO, as XLA prints it, into instructions that are compared without their names and numbers."""
+"""Compares optimized HLO, as XLA prints it, without the names and numbers that XLA gives its instructions."""
 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.-]+ = ((?:\([^=]*?\)|\S+)) ([a-z][\w-]*)\(")
@@ -19,28 +19,22 @@ _PROJECT_FILE = re.compile(r".*?((?:src/gradtrail|pipeline)/.+)")
 _NO_WORK = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "copy"}  # opcodes that compute nothing
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Instruction:
     """An instruction, without its name."""
 
     opcode: str  # opcode such as `dot` or `fusion`
     shape: str  # shape of the result without its layout, such as `f32[128,10]`
-    function: (
-        str  # Python function of the project, such as `src/gradtrail/core/nn/losses.py, cross_entropy`; may be empty
-    )
+    function: str  # Python function of the project, such as `src/gradtrail/core/nn/losses.py, cross_entropy`
     line: str = field(compare=False)  # line in it, such as `src/gradtrail/core/nn/losses.py:42`; edits above move it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Program:
-    """A program."""
+    """A program: the instructions of all computations, and a hash that ignores names and source lines."""
 
-    instructions: tuple[Instruction, ...]  # instructions of all computations, including those inside of fusions
-    digest: str  # hash that ignores names and source lines
-
-    def float64_lines(self) -> Counter[str]:
-        """Count the instructions with a float64 result by source line."""
-        return Counter(item.line for item in self.instructions if re.search(r"\bf64\[", item.shape))
+    instructions: tuple[Instruction, ...]
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -49,15 +43,14 @@ class Change:
 
     opcode: str
     line: str  # source line of one of them, in the program that has more; empty if XLA made them
-    before: int  # count in the first program
-    after: int  # count in the second program
+    gained: int  # count in the second program minus that in the first
     shapes: tuple[str, ...]  # at most three shapes of results that only one of the programs has
 
 
 def read_program(text: str) -> Program:
     """Read a program from the text that `jax.stages.Compiled.as_text` returns."""
     header, _, body = text.partition("\n")
-    tables, rest = _tables(body)
+    tables, rest = _split_tables(body)
     lines = _source_lines(tables)
     instructions, normalized, names = [], [header.partition(",")[2]], dict[str, str]()
     for line in rest:
@@ -65,10 +58,10 @@ def read_program(text: str) -> Program:
         normalized.append(_NAME.sub(lambda match: names.setdefault(match[0], f"%{len(names)}"), code))
         if match := _INSTRUCTION.match(code):
             frame = _FRAME.search(line)
-            where = lines.get(int(frame[1]), ("", "")) if frame else ("", "")
-            instructions.append(Instruction(match[2], _LAYOUT.sub("", match[1]), *where))
+            place = lines.get(int(frame[1]), ("", "")) if frame else ("", "")
+            instructions.append(Instruction(match[2], _LAYOUT.sub("", match[1]), *place))
     digest = hashlib.sha256("\n".join(normalized).encode()).hexdigest()
-    return Program(instructions=tuple(instructions), digest=digest)
+    return Program(tuple(instructions), digest)
 
 
 def changes(before: Program, after: Program) -> list[Change]:
@@ -76,35 +69,20 @@ def changes(before: Program, after: Program) -> list[Change]:
 
     Instructions that only move data count if nothing else differs.
     """
-    sides = (before, after)
-    counts = [Counter(map(_place, program.instructions)) for program in sides]
-    instructions = [Counter(program.instructions) for program in sides]
-    only = [instructions[0] - instructions[1], instructions[1] - instructions[0]]
-    result = []
-    for key in counts[0].keys() | counts[1].keys():
-        numbers = counts[0][key], counts[1][key]
-        if numbers[0] != numbers[1]:
-            with_key = [[item for item in side if _place(item) == key] for side in only]
-            more = with_key[numbers[1] > numbers[0]]
-            shapes = tuple(sorted({item.shape for side in with_key for item in side})[:3])
-            result.append(Change(key[0], more[0].line if more else "", *numbers, shapes))
-    working = [change for change in result if change.opcode not in _NO_WORK] or result
-    return sorted(
-        working,
-        key=lambda change: (change.opcode != "dot", -abs(change.after - change.before), change.opcode, change.line),
-    )
-
-
-def reshaped(before: Program, after: Program) -> list[tuple[str, str, int]]:
-    """Return shape before, shape after and count of instructions that differ only in their shape, the most first."""
     lost, gained = (
         Counter(one.instructions) - Counter(other.instructions) for one, other in ((before, after), (after, before))
     )
-    pairs: Counter[tuple[str, str]] = Counter()
-    for key in set(map(_place, lost)) & set(map(_place, gained)):
-        shapes = (sorted(item.shape for item in side.elements() if _place(item) == key) for side in (lost, gained))
-        pairs.update(zip(*shapes, strict=False))
-    return [(*pair, count) for pair, count in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))]
+    # Instructions of another shape are lost and gained as often: their counts cancel
+    counts = Counter(map(_place, gained.elements()))
+    counts.subtract(map(_place, lost.elements()))
+    result = []
+    for place, count in counts.items():
+        if count:
+            items = [item for item in (*lost, *gained) if _place(item) == place]
+            more = next(item for item in (gained if count > 0 else lost) if _place(item) == place)
+            result.append(Change(place[0], more.line, count, tuple(sorted({item.shape for item in items})[:3])))
+    working = [change for change in result if change.opcode not in _NO_WORK] or result
+    return sorted(working, key=lambda one: (one.opcode != "dot", -abs(one.gained), one.opcode, one.line))
 
 
 def _place(instruction: Instruction) -> tuple[str, str]:
@@ -112,7 +90,7 @@ def _place(instruction: Instruction) -> tuple[str, str]:
     return instruction.opcode, instruction.function
 
 
-def _tables(body: str) -> tuple[dict[str, dict[int, str]], list[str]]:
+def _split_tables(body: str) -> tuple[dict[str, dict[int, str]], Iterable[str]]:
     """Split off the tables of source lines that precede the computations."""
     tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
     rest, current = [], ""

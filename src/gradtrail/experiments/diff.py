@@ -1,0 +1,356 @@
+"""`gradtrail diff A B`: what differs between two runs of one stage.
+
+Params, versions, data and code; the seconds of each part of the stage; costs and times of each compiled function, and
+the instructions that its program gained and lost, by line of Python. With `--time` both trainings run again, in turn.
+Out of scope: which difference caused another.
+"""
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from gradtrail.core.config import Positive, config
+from gradtrail.experiments.hlo import Program, changes, read_program
+from gradtrail.experiments.timed.ratio import Ratio
+from gradtrail.experiments.timed.revisions import Revision, check_out, scratch, time_revisions, write_params
+from gradtrail.stages.common.pipeline_file import TRAIN, is_code
+from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.git import git
+from gradtrail.support.progress import stdout_console
+from gradtrail.support.tables import table
+from gradtrail.tracking.lookup.runs import find_run
+from gradtrail.tracking.mlflow.artifacts import download
+from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.mlflow.search import RunIndex
+from gradtrail.tracking.mlflow.stored_run import REBUILT, attempt_file
+
+Rows = list[dict[str, Any]]
+Pair = tuple[Any, Any]  # a value of A and of B; printed as `A → B`, or once if both are the same text
+
+_MOST_ROWS = 12  # printed rows of instructions per function
+_COSTS = {
+    "flops": "FLOPs",
+    "bytes_accessed": "bytes",
+    "temporary_bytes": "temporaries",
+    "hlo_instructions": "instructions",
+    "hlo_fusions": "fusions",
+    "compile_seconds": "compile, s",
+}
+_ABSENT = "–"
+_IMAGES = re.compile(r"uint8\[(\d+),(\d+),(\d+)\]")
+
+
+@config
+class Timing:
+    """Options for timing two runs."""
+
+    seconds: Positive  # budget
+    pythons: tuple[Path, Path]  # interpreters of A and B
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """A run and its artifacts."""
+
+    run: Run
+    attempt: int  # number of the execution whose times are read
+    client: MlflowClient
+
+    @property
+    def stage(self) -> str:
+        return str(self.run.data.tags["stage"])
+
+    @property
+    def name(self) -> str:
+        attempt = f", attempt {self.attempt}" if int(self.run.data.tags.get("attempts", 1)) > 1 else ""
+        return f"{self.run.info.run_name} {self.run.info.run_id[:8]}{attempt}"
+
+    @property
+    def commit(self) -> str:
+        """The commit of the run; empty if none is recorded."""
+        return str(self.run.data.tags.get("mlflow.source.git.commit", ""))
+
+    @cached_property
+    def patch(self) -> str:
+        """The uncommitted changes of the run."""
+        return self._text("git.diff")
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """Facts about machine, system, versions and switches, by dotted key; empty if the run has none."""
+        return _flat(self._json(attempt_file("environment", self.attempt)))
+
+    @cached_property
+    def timings(self) -> dict[str, Any]:
+        """`timings.json` of the attempt; empty if there is none."""
+        return self._json(attempt_file("timings", self.attempt))
+
+    @cached_property
+    def functions(self) -> dict[str, dict[str, Any]]:
+        """Measured costs and times of each compiled function, in the order of compilation."""
+        return {row["function"]: row for row in self.timings.get("functions", ())}
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the attempt by part; empty if they are unknown or those of a resumed training."""
+        seconds: dict[str, float] = self.timings.get("seconds", {})
+        if not seconds or self.timings.get("resumed"):
+            return {}
+        compiling = min(float(self.timings.get("compile_seconds", 0.0)), seconds["work"])
+        parts = {"imports": seconds["imports"], "data": seconds["data"], "compile": compiling}
+        return parts | {"compute": seconds["work"] - compiling, "tracking": seconds["tracking"]}
+
+    def deps(self, *, code: bool) -> dict[str, str]:
+        """Return the deps of the stage that are code, or those that are data, path → digest."""
+        deps: dict[str, str] = self._json("lineage.json").get(self.stage, {}).get("deps", {})
+        return {path: md5[:12] for path, md5 in deps.items() if is_code(path) == code}
+
+    def program(self, function: str) -> Program | None:
+        """Return the optimized program of a function; None if none is stored."""
+        text = self._text(f"compile/{function}.hlo.txt")
+        return read_program(text) if text else None
+
+    @property
+    def missing_note(self) -> str:
+        """A note about artifacts that this run does not have; empty if it has all."""
+        if REBUILT in self.run.data.tags:
+            return f"{self.name} was rebuilt from its outputs: it has no times, programs or environment"
+        if not self.functions:
+            return f"{self.name} has no compile profile"
+        if self.timings.get("resumed"):
+            return f"{self.name} resumed from a checkpoint: the seconds of that attempt cover only the rest"
+        return ""
+
+    def _json(self, path: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self._text(path) or "{}")
+        return content
+
+    def _text(self, path: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            file = download(self.client, self.run.info.run_id, path, Path(folder))
+            return file.read_text(encoding="utf-8", errors="replace") if file else ""
+
+
+def find_details(words: Sequence[str], stage: str | None) -> list[RunDetails]:
+    """Return the runs that words refer to, which are of one stage.
+
+    Args:
+        words: Arguments of `find_run`; a suffix such as `@2` chooses the second execution of the state.
+        stage: Stage of the runs if a word stands for a training; None for the training itself.
+
+    Raises:
+        UserError: No run, or more than one, matches a word; or the runs are of different stages.
+    """
+    client = open_store()
+    runs, sides = RunIndex(client).runs(), []
+    for word in words:
+        match = re.fullmatch(r"(.+)@(\d+)", word)
+        run = find_run(match[1] if match else word, runs, stage)
+        attempts = int(run.data.tags.get("attempts", 1))
+        attempt = int(match[2]) if match else attempts
+        if not 1 <= attempt <= attempts:
+            raise UserError(f"{one_line(word)[:100]}: the run has attempts 1 to {attempts}")
+        sides.append(RunDetails(run, attempt, client))
+    if len({side.stage for side in sides}) > 1:
+        stages = " and ".join(side.stage for side in sides)
+        raise UserError(f"the runs are of the stages {stages}; `--stage {sides[0].stage}` compares those of one stage")
+    return sides
+
+
+def compare(before: RunDetails, after: RunDetails) -> dict[str, Rows]:
+    """Return the differences of two runs as tables of plain values, title → rows."""
+    environments = (before.environment, after.environment) if before.environment and after.environment else ({}, {})
+    functions, instructions = _functions(before, after)
+    return {
+        "params": _differing(before.run.data.params, after.run.data.params),
+        "environment": _differing(*environments),
+        "data": _differing(before.deps(code=False), after.deps(code=False)),
+        "code": [{"changed": path} for path in _changed_code(before, after)],
+        "seconds": _seconds(before, after),
+        "functions": functions,
+        "instructions": instructions,
+    }
+
+
+def diff(before: str, after: str, stage: str | None, *, as_json: bool = False, timing: Timing | None = None) -> None:
+    """Compare two runs, given as words for `find_details`, and print the differences.
+
+    Raises:
+        UserError: A run does not exist, the runs are of different stages, or one cannot be timed.
+    """
+    sides = find_details((before, after), stage)
+    tables = compare(sides[0], sides[1])
+    notes = [note for side in sides if (note := side.missing_note)]
+    ratio = time_runs(sides, timing) if timing else None
+    console = stdout_console()
+    if as_json:
+        runs = [{"id": side.run.info.run_id, "name": side.run.info.run_name, "attempt": side.attempt} for side in sides]
+        timed = {"timed": asdict(ratio)} if ratio else {}
+        console.print(json.dumps({"runs": runs, "notes": notes} | tables | timed, indent=2), soft_wrap=True)
+        return
+    for letter, side in zip("AB", sides, strict=True):
+        console.print(f"{letter}  {side.name}", soft_wrap=True)
+    if tables["seconds"]:
+        console.print(_headline(tables["seconds"]), style="bold", soft_wrap=True)
+    for line in (*notes, *([f"timed: {ratio.describe()}"] if ratio else [])):
+        console.print(line, soft_wrap=True)
+    for title, rows in tables.items():
+        first = [row for place, row in enumerate(rows) if title != "instructions" or _is_printed(rows, place)]
+        more = f" ({len(rows) - len(first)} more with --json)" if len(first) < len(rows) else ""
+        if first:
+            numeric = [key for key, value in first[0].items() if not isinstance(value, str)]
+            cells = [{key: _cell(value) for key, value in row.items()} for row in first]
+            console.print(table(f"{title}{more}", cells, right=numeric))
+
+
+def time_runs(sides: Sequence[RunDetails], timing: Timing) -> Ratio:
+    """Time the trainings of two runs in turn, with the code, the params and the data shapes of both runs."""
+    with scratch() as folder:
+        revisions = []
+        for letter, side, python in zip("AB", sides, timing.pythons, strict=True):
+            name = f"{letter} ({side.name})"
+            if side.stage != TRAIN:
+                raise UserError(f"{name}: a run of the stage {side.stage}; only trainings can be timed with --time")
+            images = _IMAGES.search(side.functions.get("train_step", {}).get("signature", ""))
+            if images is None:
+                raise UserError(f"{name}: has no compile profile, so the shapes of its data are unknown")
+            is_dirty = side.run.data.tags.get("git.dirty") == "true"
+            code = check_out(name, side.commit, folder / letter, side.patch if is_dirty else "")
+            write_params(code, side.run.data.params)
+            examples, *shape = map(int, images.groups())
+            classes = int(side.timings["classes"])
+            revisions.append(Revision(name, code, python, examples=examples, image_shape=shape, classes=classes))
+        return time_revisions(*revisions, seconds=timing.seconds, cache=folder / "cache")
+
+
+def _seconds(before: RunDetails, after: RunDetails) -> Rows:
+    """Return the seconds of each part of the stage, and the number of functions that the cache had compiled before."""
+    if not (before.seconds and after.seconds):
+        return []
+    cached = [sum(bool(row.get("cached")) for row in side.functions.values()) for side in (before, after)]
+    from_cache = f"{cached[0]} of {len(before.functions)}, then {cached[1]} of {len(after.functions)} from the cache"
+    totals = [side.seconds | {"total": sum(side.seconds.values())} for side in (before, after)]
+    return [
+        {
+            "part": part,
+            "A": round(totals[0][part], 2),
+            "B": round(totals[1][part], 2),
+            "B − A": round(totals[1][part] - totals[0][part], 2),
+            "functions": from_cache if part == "compile" else "",
+        }
+        for part in totals[0]
+    ]
+
+
+def _headline(seconds: Rows) -> str:
+    """Return the difference of the totals, and the parts that it consists of, the largest first."""
+    *parts, total = seconds
+    parts = sorted((part for part in parts if abs(part["B − A"]) >= 0.05), key=lambda part: -abs(part["B − A"]))
+    differences = ", ".join(f"{part['part']} {part['B − A']:+.1f} s" for part in parts)
+    return f"{total['A']:.1f} s, then {total['B']:.1f} s ({total['B − A']:+.1f} s){': ' if parts else ''}{differences}"
+
+
+def _functions(before: RunDetails, after: RunDetails) -> tuple[Rows, Rows]:
+    """Return the table of compiled functions, and that of the instructions that their programs gained and lost."""
+    functions, instructions = Rows(), Rows()
+    for name in dict.fromkeys([*before.functions, *after.functions]):
+        rows = before.functions.get(name, {}), after.functions.get(name, {})
+        programs = before.program(name), after.program(name)
+        steady = [1e3 * seconds if (seconds := _number(row, "steady_call_seconds")) else None for row in rows]
+        functions.append(
+            {"function": name, "program": _verdict(rows, programs)}
+            | {title: (_number(rows[0], key), _number(rows[1], key)) for key, title in _COSTS.items()}
+            | {"cached": (rows[0].get("cached"), rows[1].get("cached")), "call, ms": (steady[0], steady[1])}
+            | {"ratio": steady[1] / steady[0] if steady[0] and steady[1] else None}
+        )
+        if programs[0] and programs[1] and programs[0].digest != programs[1].digest:
+            instructions += [
+                {
+                    "function": name,
+                    "change": f"{change.gained:+d} {change.opcode}",
+                    "from": change.line or "(made by XLA)",
+                    "shapes": ", ".join(change.shapes),
+                }
+                for change in changes(programs[0], programs[1])
+            ]
+    return functions, instructions
+
+
+def _verdict(rows: tuple[Mapping[str, Any], Mapping[str, Any]], programs: tuple[Program | None, Program | None]) -> str:
+    if not all(rows):
+        return "only in A" if rows[0] else "only in B"
+    if not (programs[0] and programs[1]):
+        return "not stored"
+    return "same" if programs[0].digest == programs[1].digest else "other"
+
+
+def _number(row: Mapping[str, Any], key: str) -> float | None:
+    """Return a number of a table; None if it is missing or NaN, which stands for unknown."""
+    number = row.get(key)
+    return None if number is None or math.isnan(number) else number
+
+
+def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> Rows:
+    rows = [
+        {"key": key, "A": before.get(key, _ABSENT), "B": after.get(key, _ABSENT)}
+        for key in dict.fromkeys([*before, *after])
+    ]
+    return [row for row in rows if row["A"] != row["B"]]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat = dict[str, str]()
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
+    return flat
+
+
+def edits(patch: str) -> dict[str, str]:
+    """Return the parts of a diff of git, by file."""
+    parts = re.split(r"(?m)^(?=diff --git )", patch)
+    return {match[1]: part for part in parts if (match := re.match(r"diff --git a/(\S+) b/", part))}
+
+
+def _changed_code(before: RunDetails, after: RunDetails) -> list[str]:
+    """Return the differing files of the stage's code, or the deps if git does not have the commits."""
+    deps = [row["key"] for row in _differing(before.deps(code=True), after.deps(code=True))]
+    if not deps:
+        return []
+    one, other = edits(before.patch), edits(after.patch)
+    changed = {path for path in one.keys() | other.keys() if one.get(path) != other.get(path)}
+    if before.commit and after.commit:
+        try:
+            changed |= {*git("diff", "--name-only", before.commit, after.commit, "--", *deps).splitlines()}
+        except UserError:  # a commit that this repository lacks
+            return sorted(deps)
+    return sorted(path for path in changed if any(path == dep or path.startswith(f"{dep}/") for dep in deps)) or deps
+
+
+def _is_printed(rows: Rows, place: int) -> bool:
+    """Whether a row is among the first ones of its function."""
+    return place < _MOST_ROWS or rows[place - _MOST_ROWS]["function"] != rows[place]["function"]
+
+
+def _cell(value: Any) -> str:
+    """Return a value as text; counts have three digits and a unit, such as `134 M`."""
+    if isinstance(value, tuple):
+        return " → ".join(dict.fromkeys(map(_cell, value)))
+    if value is None:
+        return _ABSENT
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"

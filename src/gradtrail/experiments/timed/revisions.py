@@ -1,0 +1,160 @@
+"""Times the trainings of two revisions of the code, or of two environments, against each other.
+
+The code of a commit is unpacked into a temporary folder. Each side has a process; both live at the same time, and only
+one of them works at a time.
+"""
+
+import ast
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from gradtrail.experiments.timed.ratio import SIDES, Ratio, TimedProcess, compare_times
+from gradtrail.stages.common.params import PARAMS, changed, flatten, read_yaml
+from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.git import GitError, git, git_bytes
+from gradtrail.support.progress import progress_bar, stdout_console
+from gradtrail.support.signals import stopping_on_signals
+from gradtrail.tracking.mlflow.tags import CUT_OFF, param_text
+
+TOLERANCE = 0.02  # fraction by which a training may be slower in `gradtrail gate --timed`
+_WORKER = Path(__file__).with_name("worker.py")
+_SECTIONS = ("train.", "environment.")  # sections of params.yaml that the compiled training depends on
+_LONGEST_LINE = 300  # characters
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A training to time; the default sizes are those of MNIST."""
+
+    name: str  # name in errors
+    folder: Path  # folder with `src/` and `params.yaml`
+    python: Path = Path(sys.executable)
+    examples: int = 55_000  # number of training examples, whose pixels are random
+    image_shape: Sequence[int] = (28, 28)  # height and width in pixels
+    classes: int = 10
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """Yield an empty folder, which is removed at the end of the block, also on SIGTERM."""
+    with stopping_on_signals("stopped"), tempfile.TemporaryDirectory(prefix="gradtrail-timed-") as folder:
+        yield Path(folder).resolve()
+
+
+def check_out(name: str, commit: str, into: Path, patch: str = "") -> Path:
+    """Unpack a commit and apply a `git.diff`; return the project's folder in it. Raises UserError without either."""
+    if any(line.startswith(CUT_OFF) for line in patch.splitlines()):
+        raise UserError(f"{name}: its git.diff was too large to be stored, so its code is unknown")
+    try:
+        content = git_bytes("-C", git("rev-parse", "--show-toplevel"), "archive", commit or "(none)")
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            archive.extractall(into, filter="data")
+        if "diff --git " in patch:
+            git_bytes("-C", str(into), "apply", "--whitespace=nowarn", stdin=patch.encode())
+    except GitError as error:
+        raise UserError(f"{name}: commit {commit[:12] or 'unknown'} cannot be unpacked: {one_line(error)}") from None
+    return into / git("rev-parse", "--show-prefix")
+
+
+def write_params(folder: Path, recorded: Mapping[str, str]) -> None:
+    """Set the training's params in a checkout to those of a run, given as texts by dotted key."""
+    params = read_yaml(folder / PARAMS)
+    changes = {
+        key: _value(recorded[key])
+        for key, value in flatten(params).items()
+        if key.startswith(_SECTIONS) and key in recorded and param_text(value) != recorded[key]
+    }
+    (folder / PARAMS).write_text(json.dumps(changed(params, changes), indent=2), encoding="utf-8")
+
+
+def _value(text: str) -> Any:
+    """Return the value of a text that `param_text` returned."""
+    try:
+        return None if text == "null" else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def time_revisions(before: Revision, after: Revision, *, seconds: float, cache: Path) -> Ratio:
+    """Time two trainings in turn; raise UserError if one does not compile. `cache` is a folder for programs."""
+    with progress_bar("timing", seconds, unit="steps") as bar:
+        started = time.monotonic()
+        return compare_times(
+            lambda: running({"A": before, "B": after}, cache),
+            budget=seconds,
+            clock=time.monotonic,
+            rng=np.random.default_rng(),
+            note=lambda line: bar.update(min(seconds, round(time.monotonic() - started)), message=line),
+        )
+
+
+@contextlib.contextmanager
+def running(revisions: Mapping[str, Revision], cache: Path) -> Iterator[dict[str, TimedProcess]]:
+    """Start a process of each side, and yield them once both have compiled; kill them in the end."""
+    with contextlib.ExitStack() as stack:
+        processes = {side: stack.enter_context(_process(revisions[side], cache)) for side in SIDES}
+        yield {side: _compiled(ask) for side, ask in processes.items()}
+
+
+def _compiled(ask: Callable[[str], str]) -> TimedProcess:
+    steps_per_epoch = int(ask(""))
+    return TimedProcess(lambda steps: float(ask(f"{steps}\n")), steps_per_epoch)
+
+
+@contextlib.contextmanager
+def _process(revision: Revision, cache: Path) -> Iterator[Callable[[str], str]]:
+    """Start the process of a side, and yield a function that sends it a request and returns the line of its answer."""
+    values = asdict(revision) | {"folder": str(revision.folder.resolve()), "cache": str(cache)}
+    command = [str(revision.python), "-u", str(_WORKER), json.dumps(values, default=str)]
+    with tempfile.TemporaryFile("w+") as errors:
+        options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors, "text": True}
+        process: Any = subprocess.Popen(command, **options, start_new_session=True)
+        try:
+            yield lambda request: _answer(revision.name, process, request, errors)
+        finally:
+            process.kill()
+            process.communicate()  # closes the pipes
+
+
+def _answer(name: str, process: Any, request: str, errors: IO[str]) -> str:
+    """Return the answer of a process; raise UserError with its last line on stderr if it has ended."""
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(request)
+        process.stdin.flush()
+    if line := process.stdout.readline():
+        return line
+    status = process.wait()
+    errors.seek(0)
+    lines = [line for line in errors.read().splitlines() if line.strip()] or ["no message"]
+    raise UserError(f"{name}: its process ended with exit status {status}: {one_line(lines[-1])[:_LONGEST_LINE]}")
+
+
+def run_timed_gate(accepted: Path, *, seconds: float) -> int:
+    """Time the working folder's training against that of the commit that last changed the file of accepted costs.
+
+    Both use their version of `params.yaml`, and images of MNIST's shape. Returns 1 if the whole interval is too slow.
+    """
+    commit = git("log", "-1", "--format=%H", "--", str(accepted))
+    if not commit:
+        raise UserError(f"{accepted}: is in no commit, so there is nothing to time against")
+    with scratch() as folder:
+        before = Revision(f"A (commit {commit[:8]})", check_out("A", commit, folder / "A"))
+        ratio = time_revisions(before, Revision("B (the working folder)", Path()), seconds=seconds, cache=folder)
+    is_too_slow = ratio.low > 1 + TOLERANCE
+    verdict = "slower" if is_too_slow else "not slower" if ratio.high <= 1 + TOLERANCE else "no proof that it is slower"
+    console = stdout_console()
+    console.print(f"A is commit {commit[:8]}, which accepted the costs; B is the working folder", soft_wrap=True)
+    console.print(f"{ratio.describe()}\ntimed gate: {verdict} by more than {TOLERANCE:.0%}", soft_wrap=True)
+    return int(is_too_slow)
