@@ -1,4 +1,4 @@
-"""`gradtrail ui`: MLflow's UI for this repository's store, with links to views of trainings and compilations."""
+"""`gradtrail ui`: MLflow's UI for this repository's store, with a link to the view of trainings."""
 
 import contextlib
 import os
@@ -6,15 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
 
 import psutil
 
-from gradtrail.stages.common.pipeline_file import read_pipelines
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.support.paths import SQLITE, store_uri, working_folder
-from gradtrail.tracking.mlflow.client import experiment_id, open_store
-from gradtrail.tracking.mlflow.ui_view import View, shared_views, write_views
+from gradtrail.support.paths import SQLITE, store_uri
+from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.mlflow.ui_view import share_view
 from gradtrail.tracking.sync import sync
 
 _HOST = "127.0.0.1"
@@ -23,7 +21,7 @@ _POLL_SECONDS, _GRACE_SECONDS = 0.2, 5.0
 
 
 def serve(port: int) -> int:
-    """Sync the store, print the links to the views, and run the UI unless a tracking server runs it already.
+    """Sync the store, print the link to the view, and run the UI unless a tracking server runs it already.
 
     Returns:
         The exit status: 0 after Ctrl-C or SIGTERM, else that of the UI.
@@ -38,21 +36,11 @@ def serve(port: int) -> int:
         print(sync.sync().describe())
     except UserError as error:  # the UI can still display the runs in the store
         print(f"gradtrail: {one_line(error)}", file=sys.stderr)
-    client = open_store()
-    experiment = experiment_id(client, "models")
-    views = shared_views(read_pipelines(working_folder()))
-    write_views(client, experiment, views)
+    print(share_view(open_store(), store_uri() if is_server else f"http://{_HOST}:{port}"), flush=True)
     if is_server:
-        _print_links(views, store_uri(), experiment)
         return 0
-    _print_links(views, f"http://{_HOST}:{port}", experiment)
     command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--port", str(port)]
     return _run_until_stopped([*command, "--backend-store-uri", store_uri()])
-
-
-def _print_links(views: Iterable[View], base: str, experiment: str) -> None:
-    for view in views:
-        print(f"{view.title}: {view.link(base, experiment)}", flush=True)
 
 
 def _require_free(port: int) -> None:

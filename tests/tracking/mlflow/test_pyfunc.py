@@ -16,6 +16,7 @@ import mlflow
 import numpy as np
 import pytest
 from exports import SHAPE, write_small_export, write_wrong_export
+from gradtrail.tracking.gc.runs import deleted_garbage, needed_runs, purge, unneeded_garbage
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelStatus, Metric, Run
 from mlflow.exceptions import MlflowException
@@ -23,7 +24,6 @@ from mlflow.exceptions import MlflowException
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.stages.common.files import digest
 from gradtrail.tracking.gc.files import Garbage
-from gradtrail.tracking.gc.runs import deleted_garbage, needed_runs, purge, unneeded_garbage
 from gradtrail.tracking.lineage.recorded import RecordedStates
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 from gradtrail.tracking.mlflow.links import copy_headlines

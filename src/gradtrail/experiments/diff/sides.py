@@ -16,7 +16,7 @@ from mlflow.entities import Run
 
 from gradtrail.experiments.diff.hlo import Program, read_program
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.tracking.lookup.runs import find_run
+from gradtrail.tracking.lookup import find_run
 from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.stored_run import REBUILT, attempt_file
 

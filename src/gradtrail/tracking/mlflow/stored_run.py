@@ -25,7 +25,7 @@ from gradtrail.tracking.mlflow.artifacts import (
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
 from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of, trainings_of
 from gradtrail.tracking.mlflow.models import EXPORT, delete_models, log_export
-from gradtrail.tracking.mlflow.naming import COMPILED, FIGURES, NOTE, is_logged, metric_name, note, run_name, summary_in
+from gradtrail.tracking.mlflow.naming import COMPILED, FIGURES, NOTE, note, rounded, run_metrics, run_name, summary_in
 from gradtrail.tracking.mlflow.search import StoredRuns
 from gradtrail.tracking.mlflow.tags import (
     is_alive,
@@ -70,7 +70,7 @@ class StoredRun:
         for name, curve in points.items() if self._outs else ():
             self._attempt_points.setdefault(name, {}).update(curve)
         new = [
-            Metric(name, float(value), now, int(step))
+            Metric(name, rounded(value), now, int(step))
             for name, curve in points.items()
             for step, value in curve.items()
             if step not in self._steps(name)
@@ -92,8 +92,8 @@ class StoredRun:
             self._replace(stage)
         metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
         points = read_curves(folder, stage.name, metrics)
-        shown_alone = [key for key in metrics if is_logged(stage.name, key, metrics)]
-        self.log_points({metric_name(stage.name, key): {0: metrics[key]} for key in shown_alone} | points)
+        alone = run_metrics(stage.name, metrics)
+        self.log_points({name: {0: value} for name, value in alone.items()} | points)
         costs = stage.folder / "results" / "costs" / f"{stage.name}.json"
         log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
         for out in stage.spec.outs:
