@@ -27,8 +27,8 @@ from gradtrail.tracking.lineage.state import Identity
 # Beginnings of lines in `git.diff` that are not part of the diff
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"
 WEIGHTS = "weights"  # tag: digest of a training's final weights
-_OUTS = "mlflow.gradtrail.outs"  # tag: digests of all outputs, as JSON
-_PROCESS = "mlflow.gradtrail.process"  # tag: host, number and start of the process that worked on the run last
+OUTS = "mlflow.gradtrail.outs"  # tag: digests of all outputs, as JSON
+PROCESS = "mlflow.gradtrail.process"  # tag: host, number and start of the process that worked on the run last
 _FINAL = "models/final.safetensors"
 _MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
 _CHANGED_BY_STAGES = (  # and by benchmarks
@@ -76,7 +76,7 @@ def _color(state: str) -> str:
 
 def output_tags(stage: Identity, outs: Mapping[str, str]) -> dict[str, str]:
     """Return the tags that name the outputs of a stage, path → digest."""
-    return {_OUTS: json.dumps(outs, sort_keys=True)} | _weights_tag(stage, outs)
+    return {OUTS: json.dumps(outs, sort_keys=True)} | _weights_tag(stage, outs)
 
 
 def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
@@ -89,7 +89,7 @@ def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
 
 def outputs(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each output of a run, by its path; empty for a run whose stage did not finish."""
-    outs: dict[str, str] = json.loads(tags.get(_OUTS, "{}"))
+    outs: dict[str, str] = json.loads(tags.get(OUTS, "{}"))
     return outs
 
 
@@ -101,19 +101,19 @@ def weights_of(tags: Mapping[str, str]) -> str | None:
 def process_tags() -> dict[str, str]:
     """Return the tag that identifies the process of a run: this one, or the stage's if this is its tracker."""
     stage_tags: dict[str, str] | None = stage_value("tags")
-    return stage_tags or {_PROCESS: f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"}
+    return stage_tags or {PROCESS: f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"}
 
 
 def is_of_this_host(tags: Mapping[str, str]) -> bool:
     """Whether the process that worked on a run was on this host."""
-    return tags.get(_PROCESS, "").partition(":")[0] == socket.gethostname()
+    return tags.get(PROCESS, "").partition(":")[0] == socket.gethostname()
 
 
 def is_alive(tags: Mapping[str, str]) -> bool:
     """Whether the process of a run is on this host and still exists; another process may have its number by now."""
     if not is_of_this_host(tags):
         return False
-    _, pid, start = tags[_PROCESS].split(":", 2)
+    _, pid, start = tags[PROCESS].split(":", 2)
     try:
         # A killed process stays a zombie until its parent reads its status.
         return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE and _start_of(int(pid)) == start

@@ -1,7 +1,7 @@
 """The shared view of MLflow's UI that shows trainings: columns of its table, and charts, in `trainings_view.json`.
 
 The UI stores a shared view as a tag of the experiment, and opens it by a link; a person's own arrangement of the page
-does not change. Runs are grouped by machine, as seconds are compared only within a machine.
+does not change.
 """
 
 import base64
