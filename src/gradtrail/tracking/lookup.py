@@ -21,10 +21,10 @@ _COMMIT = re.compile(r"HEAD[~^\d]*|[0-9a-f]{40}")
 
 
 def find_run(name: str, runs: list[Run], stage: str | None = None) -> Run:
-    """Return the one run that a name refers to.
+    """Return the one run that a name refers to: `workspace`, `HEAD` or another commit, or a name for `look_up`.
 
     Args:
-        name: `workspace`, `HEAD` or another commit of git, or a name for `look_up`.
+        name: The name.
         runs: All runs of the store, newest first.
         stage: Stage of the run if a commit or an experiment has several; None for the training.
 

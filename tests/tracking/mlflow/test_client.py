@@ -32,7 +32,7 @@ def test_processes_that_create_the_store_at_once_agree(created_store: Any) -> No
 
 @pytest.mark.parametrize(
     ("code", "refusals", "calls"),
-    [(BAD_REQUEST, 0, 1), (BAD_REQUEST, 2, 3), (BAD_REQUEST, 9, 3), (INTERNAL_ERROR, 1, 1)],
+    [(BAD_REQUEST, 0, 1), (BAD_REQUEST, 1, 2), (BAD_REQUEST, 9, 2), (INTERNAL_ERROR, 1, 1)],
 )
 def test_a_request_that_conflicts_with_another_is_repeated(
     code: int, refusals: int, calls: int, monkeypatch: pytest.MonkeyPatch

@@ -65,7 +65,7 @@ def collect_garbage(*, yes: bool) -> None:
     if yes or _agrees():
         with FileLock(private_folder() / "sync.lock"):
             if client and runs:
-                _purge(client, runs)
+                purge(client, runs)
             for folder in folders:
                 shutil.rmtree(folder)
         print(f"removed: {len(rows)}, {decimal(sum(sizes))}")
@@ -117,7 +117,7 @@ def _size_of_run(run: Run) -> int:
     return size_of(folder) if folder else 0
 
 
-def _purge(client: MlflowClient, runs: list[Run]) -> None:
+def purge(client: MlflowClient, runs: list[Run]) -> None:
     """Mark runs and their models as deleted, then let MLflow remove them, and all deleted models, for good."""
     from mlflow.cli import gc  # late: it imports MLflow's whole command line
 

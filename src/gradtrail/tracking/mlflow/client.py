@@ -45,17 +45,16 @@ _NOTES = {  # experiment → its description
 
 
 def _retried(request: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Return a request that is repeated twice if it conflicts with another process."""
+    """Return a request that is repeated once if it conflicts with another process."""
 
     @functools.wraps(request)
     def retried(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        for _ in range(2):
-            try:
-                return request(*args, **kwargs)
-            except MlflowException as error:
-                if error.error_code != "BAD_REQUEST":
-                    raise
-        return request(*args, **kwargs)
+        try:
+            return request(*args, **kwargs)
+        except MlflowException as error:
+            if error.error_code != "BAD_REQUEST":
+                raise
+            return request(*args, **kwargs)
 
     return retried
 
@@ -98,13 +97,10 @@ def open_store() -> MlflowClient:
 
 
 def store_lock(uri: str) -> FileLock:
-    """Return the lock of a store: next to a database, which several clones may share, else in this repository.
-
-    A process has one object for each file, so that its holder may acquire it again.
-    """
+    """Return the lock of a store: next to a database, which several clones may share, else in this repository."""
     path = database_path(uri)
     file = path.with_name(f".{path.name}.lock") if uri.startswith(SQLITE) else private_folder() / "store.lock"
-    return FileLock(file, is_singleton=True)
+    return FileLock(file, is_singleton=True)  # its holder may acquire it again
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:

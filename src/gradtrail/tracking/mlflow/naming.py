@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradtrail.stages.common.params import PARAMS, SEED, active_params, flatten, parse_yaml
 from gradtrail.stages.common.pipeline_file import TRAIN
@@ -22,6 +22,9 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.tags import param_text, stage_params
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 NOTE = "mlflow.note.content"  # tag: a run's description
 COMPILED = Path("compile/functions.json")  # artifact: the table of what a stage compiled
@@ -68,17 +71,16 @@ _LOGGED_SPREADS = {  # spreads of means over members that are logged; the rest i
     *(f"eval/ensemble_accuracy_{end}" for end in ("low", "high")),  # over test examples
     *(f"train/validation_accuracy_{end}" for end in ("low", "high")),
 }
-_SENTENCES = (  # of a training's description; one whose metrics are not all known is left out
-    "{train/num_parameters:,.0f} parameters, {train/epochs:.0f} epochs.",
-    "Training took {train/seconds:.1f} s.",
-    "Compilation took {train/compile_total_seconds:.1f} s.",
-    "Validation accuracy {train/validation_accuracy:.2%}.",
-    "Test loss {eval/loss:.4f} nats.",
-    "Calibration error {eval/expected_calibration_error:.4f}.",
-    "Ensemble: {eval/ensemble_accuracy:.2%} classified correctly, test loss {eval/ensemble_loss:.4f} nats, calibration "
-    "error {eval/ensemble_expected_calibration_error:.4f}.",
-    "Gradient noise scale {gradients/noise_scale_typical:,.0f} examples.",
-)
+_SENTENCES = {  # metric → a sentence of a training's description
+    "train/num_parameters": "{:,.0f} parameters.",
+    "train/epochs": "{:.0f} epochs.",
+    "train/seconds": "Training took {:.1f} s.",
+    "train/compile_total_seconds": "Compilation took {:.1f} s.",
+    "train/validation_accuracy": "Validation accuracy {:.2%}.",
+    "eval/loss": "Test loss {:.4f} nats.",
+    "eval/expected_calibration_error": "Calibration error {:.4f}.",
+    "gradients/noise_scale_typical": "Gradient noise scale {:,.0f} examples.",
+}
 
 
 def run_name(stage: Identity) -> str:
@@ -159,27 +161,39 @@ def is_headline(name: str, stage: str, precision: str = _REFERENCE) -> bool:
 def note(
     run_id: str, tags: Mapping[str, str], params: Mapping[str, str], metrics: Mapping[str, float], summary: str
 ) -> str:
-    """Return the description of a run.
+    """Return the description of a run, from its tags, params and metrics, headline metrics of children included.
 
-    Args:
-        run_id: Id of the run.
-        tags: Tags of the run.
-        params: Params of the run.
-        metrics: Metrics of the run, headline metrics of children included.
-        summary: Summary of the gradients, as the stage wrote it or as `summary_in` returns it; empty for none.
+    The summary of the gradients is given as the stage wrote it or as `summary_in` returns it; empty for none.
     """
-    stage, batch_size = tags["stage"], params.get("train.batch_size", "")
-    parts = [_result(metrics), _privacy(params, metrics)] if stage == TRAIN else []
-    if batch_size:
-        parts.append(precision_note(metrics, params.get("train.precision", ""), int(batch_size)))
+    stage, batch_size, figure = tags["stage"], params.get("train.batch_size"), ""
     if shown := _SHOWN_FIGURE.search(tags.get(NOTE, "")):
-        parts.append(shown[0])
+        figure = shown[0]
     elif stage in FIGURES:  # a relative address works wherever the UI is served
-        parts.append(f"![{FIGURES[stage][1]}](get-artifact?path={SMALL_FIGURE}&run_uuid={run_id})")
+        figure = f"![{FIGURES[stage][1]}](get-artifact?path={SMALL_FIGURE}&run_uuid={run_id})"
     if summary and not summary.startswith(_GRADIENTS):  # as the stage wrote it: its headings go one level down
-        body = summary.partition("\n")[2].replace("\n## ", "\n#### ")
-        summary = f"{_GRADIENTS}\n{body}".strip()
-    return "\n\n".join(part for part in [*parts, summary, _lineage(run_id, tags)] if part) + "\n"
+        summary = f"{_GRADIENTS}\n{summary.partition(chr(10))[2]}".replace("\n## ", "\n#### ").strip()
+    precision = precision_note(metrics, params["train.precision"], int(batch_size)) if batch_size else ""
+    text = _template().render(
+        run_id=run_id,
+        stage=stage,
+        tags=tags,
+        params=params,
+        metrics=metrics,
+        sentences=_SENTENCES,
+        precision=precision,
+        figure=figure,
+        summary=summary,
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+@functools.cache
+def _template() -> "Template":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # late: stages import this module
+
+    folder = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=folder, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
+    return environment.get_template("note.md.j2")
 
 
 def summary_in(text: str) -> str:
@@ -188,37 +202,10 @@ def summary_in(text: str) -> str:
     return (marker + rest.partition(_LINEAGE)[0]).strip()
 
 
-def _result(metrics: Mapping[str, float]) -> str:
-    """Return the accuracy with its interval, and sentences with the other main metrics, as far as they are known."""
-    accuracy = "Not evaluated yet: run `dvc repro`."
-    if "eval/accuracy" in metrics:
-        accuracy = "**{eval/accuracy:.2%} of the test images are classified correctly**".format(**metrics)
-        accuracy += " (mean over several seeds)" if "eval/ensemble_accuracy" in metrics else ""
-        if "eval/accuracy_low" in metrics:
-            accuracy += ", 95 % interval {eval/accuracy_low:.2%} to {eval/accuracy_high:.2%}".format(**metrics)
-        accuracy += "."
-    known = [form for form in _SENTENCES if all(name in metrics for name in re.findall(r"{([^:}]+)", form))]
-    return "\n\n".join([accuracy, " ".join(known).format(**metrics)])
-
-
-def _privacy(params: Mapping[str, str], metrics: Mapping[str, float]) -> str:
-    """Return the privacy guarantee of a training, and what it does not cover; empty for other trainings."""
-    if "train/epsilon" not in metrics:
-        return ""
-    covered = "Training loss and accuracy, and results on single training examples, are not covered by it."
-    if params.get("train.privacy.release", "").lower() == "true":
-        covered = "But for digests and sizes of the data, nothing here comes from training examples without noise."
-    promise = "**Private: epsilon {train/epsilon:.3g} at delta {train/delta:g}** for each training example."
-    return f"{promise.format(**metrics)} {covered}"
-
-
 def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int) -> str:
     """Return a sentence if a training loses time by its precision or could gain some by another; else empty.
 
-    Args:
-        metrics: Metrics of `profile`, with the prefix of the stage: ratios of the times of a training step.
-        precision: Precision of the training.
-        batch_size: Batch size of the training.
+    `metrics` are those of `profile`, with the prefix of the stage: ratios of the times of a training step.
     """
     sentences = []
     for other in _OTHERS if precision == _REFERENCE else [precision]:
@@ -234,16 +221,3 @@ def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int
                 f"(95 % interval {low:.2f} to {high:.2f})."
             )
     return " ".join(sentences)
-
-
-def _lineage(run_id: str, tags: Mapping[str, str]) -> str:
-    sentences = []
-    if "dataset_digest" in tags:
-        sentences.append(f"Data set {tags['dataset']} {tags['dataset_digest'][:8]}.")
-    if commit := tags.get("mlflow.source.git.commit"):
-        changed = ", with changes (`git.diff`)" if tags.get("git.dirty") == "true" else ""
-        sentences.append(f"Code of commit `{commit[:8]}`{changed}.")
-    if "dvc.exp_name" in tags:
-        sentences.append(f"Experiment `{tags['dvc.exp_name']}`.")
-    sentences.append(f"`gradtrail show {run_id[:8]}` prints its lineage and how to restore its files.")
-    return f"{_LINEAGE}\n\n{' '.join(sentences)}"

@@ -86,8 +86,7 @@ def search(client: MlflowClient, condition: str = "", view: int = ViewType.ACTIV
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
     """Return the run that represents a recorded result, if there is one: of its state, or else of other code.
 
-    A state has one result on one type of machine, and may have others on other types, each with its own run. A run of
-    the same stage, params and outputs but other code also represents it.
+    A state may have another result, and another run, on another type of machine.
     """
     outs = stage.out_digests()
     alike = (run for run in find({"state": stage.state}) if outputs(run.data.tags) in (outs, {}))
