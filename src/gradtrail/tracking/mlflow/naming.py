@@ -94,8 +94,8 @@ def name_of(stage: str, params: Mapping[str, Any], committed: Mapping[str, Any])
     first = [] if stage == TRAIN else [stage]
     words = [" ".join([*first, *(str(used[key]) for key in _NAMED if key in used)])]
     differing = [key for key in used if committed and param_text(used[key]) != param_text(committed.get(key))]
-    shown = [key for key in differing if key not in (*_NAMED, SEED)]
-    words += [f"{_SHORT_SECTIONS.sub('', key, count=1)}={param_text(used[key])}" for key in shown]
+    keys = [key for key in differing if key not in (*_NAMED, SEED)]
+    words += [f"{_SHORT_SECTIONS.sub('', key, count=1)}={param_text(used[key])}" for key in keys]
     words += [f"seed {used[SEED]}"] if SEED in used else []
     return " · ".join(words)[:_MAX_NAME_LENGTH]
 
@@ -120,11 +120,11 @@ def run_metrics(stage: str, metrics: Mapping[str, Any]) -> dict[str, float]:
 
     An evaluation also has its error in percent, as MLflow's charts show two decimals: 1.40 and 1.55 rather than 0.99.
     """
-    shown = dict(metrics)
+    values = dict(metrics)
     if "num_mistakes" in metrics:
-        shown["mistakes"] = shown.pop("num_mistakes")
-        shown["error_percent"] = 100 * (1 - metrics["accuracy"])
-    return {metric_name(stage, key): rounded(shown[key]) for key in shown if is_logged(stage, key, shown)}
+        values["mistakes"] = values.pop("num_mistakes")
+        values["error_percent"] = 100 * (1 - metrics["accuracy"])
+    return {metric_name(stage, key): rounded(values[key]) for key in values if is_logged(stage, key, values)}
 
 
 def rounded(value: float) -> float:
@@ -166,8 +166,8 @@ def note(
     The summary of the gradients is given as the stage wrote it or as `summary_in` returns it; empty for none.
     """
     stage, batch_size, figure = tags["stage"], params.get("train.batch_size"), ""
-    if shown := _SHOWN_FIGURE.search(tags.get(NOTE, "")):
-        figure = shown[0]
+    if match := _SHOWN_FIGURE.search(tags.get(NOTE, "")):
+        figure = match[0]
     elif stage in FIGURES:  # a relative address works wherever the UI is served
         figure = f"![{FIGURES[stage][1]}](get-artifact?path={SMALL_FIGURE}&run_uuid={run_id})"
     if summary and not summary.startswith(_GRADIENTS):  # as the stage wrote it: its headings go one level down
