@@ -101,7 +101,7 @@ def test_evaluation_has_its_error_in_percent_and_whole_mistakes() -> None:
         "eval/mistakes": 140,
         "eval/loss": 0.0455,
     }
-    means = run_metrics("evaluate", metrics | {"members": 3, "loss_sd": 0.1, "accuracy_sd": 0.001})
+    means = run_metrics("evaluate", metrics | {"members": 3, "num_mistakes_sd": 0.1, "accuracy_sd": 0.001})
     assert means.keys() == {"eval/accuracy", "eval/accuracy_sd", "eval/error_percent", "eval/loss"}
 
 

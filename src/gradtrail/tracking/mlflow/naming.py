@@ -63,7 +63,7 @@ _HEADLINES = {  # stage → metrics copied to its training's run; every metric o
     "privacy_audit": ("epsilon_lower_bound",),
 }
 # Keys of metrics files that runs do not have; curves show the steps and the loss scale
-_ONLY_IN_FILES = {"planned_steps", "members", "steps", "loss_scale"}
+_ONLY_IN_FILES = {"planned_steps", "members", "steps", "loss_scale", "num_mistakes"}
 # Metrics whose means over members are not logged
 _NOT_AVERAGED = {"best_epoch", "best_validation_accuracy", "mistakes", "skipped_steps", "noise_scale"}
 _LOGGED_SPREADS = {  # spreads of means over members that are logged; the rest is in files
@@ -122,8 +122,7 @@ def run_metrics(stage: str, metrics: Mapping[str, Any]) -> dict[str, float]:
     """
     values = dict(metrics)
     if "num_mistakes" in metrics:
-        values["mistakes"] = values.pop("num_mistakes")
-        values["error_percent"] = 100 * (1 - metrics["accuracy"])
+        values |= {"mistakes": metrics["num_mistakes"], "error_percent": 100 * (1 - metrics["accuracy"])}
     return {metric_name(stage, key): rounded(values[key]) for key in values if is_logged(stage, key, values)}
 
 
