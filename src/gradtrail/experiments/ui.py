@@ -13,7 +13,7 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import SQLITE, store_uri
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.ui_view import share_view
-from gradtrail.tracking.sync import sync
+from gradtrail.tracking.sync import describe, sync
 
 _HOST = "127.0.0.1"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -33,7 +33,7 @@ def serve(port: int) -> int:
     if not is_server:
         _require_free(port)
     try:
-        print(sync.sync().describe())
+        print(describe(sync()))
     except UserError as error:  # the UI can still display the runs in the store
         print(f"gradtrail: {one_line(error)}", file=sys.stderr)
     print(share_view(open_store(), store_uri() if is_server else f"http://{_HOST}:{port}"), flush=True)

@@ -16,8 +16,7 @@ from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
 from gradtrail.tracking import lookup
-from gradtrail.tracking.lineage.snapshots import Snapshot
-from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.lineage.state import Identity, Snapshot
 from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run
 from gradtrail.tracking.mlflow.tags import OUTS as OUTS_TAG
 

@@ -29,7 +29,7 @@ from gradtrail.tracking.mlflow.links import PARENT
 from gradtrail.tracking.mlflow.models import models_of, registered_models
 from gradtrail.tracking.mlflow.relocate import local_path, own_database
 from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, search
-from gradtrail.tracking.sync.sync import sync
+from gradtrail.tracking.sync import sync
 
 _LAST_LINE = "DVC's cache is unchanged; after `dvc gc`, `gradtrail gc` removes the runs of what was deleted from it."
 

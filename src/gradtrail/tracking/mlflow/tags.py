@@ -21,7 +21,6 @@ import psutil
 from gradtrail.stages.common.params import MEMBERS, PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import GitError, git, git_bytes, head_commit
-from gradtrail.tracking.lineage.environment import stage_value
 from gradtrail.tracking.lineage.state import Identity
 
 # Beginnings of lines in `git.diff` that are not part of the diff
@@ -99,9 +98,8 @@ def weights_of(tags: Mapping[str, str]) -> str | None:
 
 
 def process_tags() -> dict[str, str]:
-    """Return the tag that identifies the process of a run: this one, or the stage's if this is its tracker."""
-    stage_tags: dict[str, str] | None = stage_value("tags")
-    return stage_tags or {PROCESS: f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"}
+    """Return the tag that identifies this process."""
+    return {PROCESS: f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"}
 
 
 def is_of_this_host(tags: Mapping[str, str]) -> bool:
@@ -134,12 +132,8 @@ def _start_of(pid: int) -> str:
 def origin_tags() -> dict[str, str]:
     """Return the commit and experiment of the working folder, and whether it has changes that matter.
 
-    A tracker returns those that its stage read when it started. If git fails, a warning says why, and the tags name no
-    commit.
+    If git fails, a warning says why, and the tags name no commit.
     """
-    stage_origin: dict[str, str] | None = stage_value("origin")
-    if stage_origin is not None:
-        return stage_origin
     names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
     tags = {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
     try:
