@@ -19,11 +19,11 @@ def test_each_evaluation_belongs_to_its_own_training(both: Project) -> None:
     """Both trainings wrote the same `models/final.safetensors`, that of the first seed."""
     runs = {str(run["params"].get("train.members", "1")): run for run in both.runs_of("train")}
     accuracy = finished_project().metrics_of("evaluate")["accuracy"]
-    assert runs["1"]["metrics"]["eval/accuracy"] == pytest.approx(accuracy)
+    assert runs["1"]["metrics"]["eval/accuracy"] == pytest.approx(accuracy, rel=1e-3)
     assert "eval/ensemble_accuracy" not in runs["1"]["metrics"]
     result = both.metrics_of("evaluate")
     for key in ("accuracy", "accuracy_sd", "ensemble_accuracy"):
-        assert runs["2"]["metrics"][f"eval/{key}"] == pytest.approx(result[key])
+        assert runs["2"]["metrics"][f"eval/{key}"] == pytest.approx(result[key], rel=1e-3)
     assert all(len(run["metrics"]) <= 40 for run in both.runs())
     assert "by their ensemble" in runs["2"]["tags"]["mlflow.note.content"]
 

@@ -176,7 +176,7 @@ def test_each_stage_has_one_run_in_mlflow(project: Project) -> None:
     assert train["name"].startswith("mlp-32 · float16 · digits · ")
     assert {"label noise 10 %", "3 epochs", "keep 0,2,99"} <= set(train["name"].split(" · "))
     assert all(len(run["metrics"]) <= 40 - len(SYSTEM_METRICS) for run in runs.values()), "with room for the system's"
-    assert train["metrics"]["eval/accuracy"] == pytest.approx(project.metrics_of("evaluate")["accuracy"])
+    assert train["metrics"]["eval/accuracy"] == pytest.approx(project.metrics_of("evaluate")["accuracy"], rel=1e-3)
     assert train["metrics"]["gradients/grad_norm_median"] > 0
     assert train["params"]["preprocess.label_noise"] == "0.1"
     assert not any(name.startswith("system/") for name in train["metrics"]), "the stage takes less than a minute"

@@ -30,6 +30,7 @@ from gradtrail.tracking.logger import RunLog, log_journals, sample_system
 from gradtrail.tracking.mlflow import client as client_module
 from gradtrail.tracking.mlflow.client import StoreClient
 from gradtrail.tracking.mlflow.naming import metric_name
+from gradtrail.tracking.mlflow.tags import OUTS as OUTS_TAG
 
 DEAD_SERVER = "http://127.0.0.1:9"
 REQUESTS = ("create_run", "log_batch", "log_dict", "log_artifact", "log_artifacts", "log_inputs", "set_terminated")
@@ -135,10 +136,10 @@ def test_run_has_all_that_the_stage_wrote(stage: Stage) -> None:
         write_all(run)
     found = contents()
     assert found["status"] == "FINISHED"
-    assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
+    assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
     assert found["points"][metric_name("train", "compile/total_seconds")] == [(0, 1.0)]
     assert found["profile"] == "quantity,value\n", "a file is logged as it was"
-    assert sorted(json.loads(found["tags"]["outs"])) == OUTS
+    assert sorted(json.loads(found["tags"][OUTS_TAG])) == OUTS
     assert found["tags"]["attempts"] == "1"
     assert found["timed"] == ["data", "imports", "work"]
     assert journals() == []
@@ -213,11 +214,11 @@ def test_store_that_is_down_all_the_time_costs_the_run_nothing(stage: Stage) -> 
     assert log_journals() == ["train"]
     found = contents()
     assert found["status"] == "FINISHED"
-    assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
+    assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
     assert 0 <= found["points"]["system/cpu_utilization_percentage"][0][1] <= 100
     assert found["profile"] == "quantity,value\n"
     assert found["timed"] == ["data", "imports", "work"]
-    assert sorted(json.loads(found["tags"]["outs"])) == OUTS
+    assert sorted(json.loads(found["tags"][OUTS_TAG])) == OUTS
     assert all(began - 1 <= at / 1000 <= ended for at in found["times"]), "the times of the stage, not of the sync"
 
 
@@ -298,14 +299,14 @@ def test_other_bytes_of_a_later_attempt_get_a_run_of_their_own(
 ) -> None:
     with tracked(stage) as run:
         write_all(run)
-    first = contents()["tags"]["outs"]
+    first = contents()["tags"][OUTS_TAG]
     with tracked(Stage("train")) as run:
         write_all(run, weights="other")
     assert "an earlier attempt wrote other bytes" in capsys.readouterr().err
     found = contents()
-    assert found["tags"]["outs"] != first
+    assert found["tags"][OUTS_TAG] != first
     assert found["profile"] == "quantity,value\n"
-    assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
+    assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
 
 
 def test_only_a_server_has_a_limit(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
-from gradtrail.tracking.lookup.runs import find_run
+from gradtrail.tracking.lookup import find_run
 from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex

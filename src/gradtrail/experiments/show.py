@@ -19,7 +19,7 @@ from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.lineage.recorded import committed_snapshots, find_experiments, working_snapshot
 from gradtrail.tracking.lineage.state import Identity, Snapshot
-from gradtrail.tracking.lookup.runs import look_up
+from gradtrail.tracking.lookup import look_up
 from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex

@@ -11,11 +11,10 @@ import time
 import psutil
 import requests
 
-from gradtrail.stages.common.pipeline_file import read_pipelines
 from gradtrail.support.errors import UserError
-from gradtrail.support.paths import SQLITE, private_folder, store_uri, working_folder
-from gradtrail.tracking.mlflow.client import experiment_id, open_store
-from gradtrail.tracking.mlflow.ui_view import shared_views, write_views
+from gradtrail.support.paths import SQLITE, private_folder, store_uri
+from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.mlflow.ui_view import share_view
 from gradtrail.tracking.sync import describe, sync
 
 _GRACE_SECONDS = 5.0
@@ -37,11 +36,7 @@ def serve(port: int) -> None:
         print(describe(sync()))
     except UserError as error:  # the UI can still show the runs in the store
         print(f"gradtrail: {error}", file=sys.stderr)
-    client = open_store()
-    experiment = experiment_id(client, "models")
-    views = shared_views(read_pipelines(working_folder()))
-    write_views(client, experiment, views)
-    link = f"training runs: {views[0].link(base, experiment)}"
+    link = f"training runs: {share_view(open_store(), base)}"
     if is_server:
         print(link)
     else:

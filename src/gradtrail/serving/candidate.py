@@ -20,7 +20,7 @@ from gradtrail.stages.artifacts.exported import Manifest, read_manifest
 from gradtrail.stages.common.dvc_cache import restore
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.tracking.lookup.runs import find_run
+from gradtrail.tracking.lookup import find_run
 from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.links import PARENT
 from gradtrail.tracking.mlflow.models import EXPORT_DIGEST, models_of

@@ -163,7 +163,9 @@ class RunLog:
         else:
             self._stage = read_identity(self._journal)
         diff = self._journal / "git.diff" if begin["has_diff"] else None
-        self._execution = Execution(tags=begin["tags"], environment=begin["environment"], diff=diff, began=begin["time"])
+        self._execution = Execution(
+            tags=begin["tags"], environment=begin["environment"], diff=diff, began=begin["time"]
+        )
         client, opened = open_store(), self._journal / _RUN
         stored = continue_run(client, self._stage, **json.loads(opened.read_bytes())) if opened.exists() else None
         self._use(stored or open_run(client, self._stage, self._execution))
@@ -180,7 +182,9 @@ class RunLog:
     def _close(self, status: str, ended: float) -> None:
         """Close the run; that of a state which another attempt finished stays as it is."""
         is_finished = not self._is_live and self._stored.has_outs
-        self._stored.client.set_terminated(self._stored.run_id, "FINISHED" if is_finished else status, int(ended * 1000))
+        self._stored.client.set_terminated(
+            self._stored.run_id, "FINISHED" if is_finished else status, int(ended * 1000)
+        )
         self._is_finished = True
 
     def _as_points(self, values: dict[str, float]) -> dict[str, dict[int, float]]:

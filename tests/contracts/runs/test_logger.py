@@ -13,7 +13,7 @@ from projects import Project, besides_progress
 from small_project import finished_small_project
 
 from gradtrail.tracking.lineage.environment import machine_key
-from gradtrail.tracking.mlflow.tags import is_alive
+from gradtrail.tracking.mlflow.tags import PROCESS, is_alive
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def go_on(project: Project, stage: subprocess.Popen[str]) -> list[str]:
 def test_a_run_names_the_process_and_the_machine_of_its_stage(project: Project) -> None:
     stage, logger = start(project)
     (run,) = (run for run in project.runs_of("train") if run["status"] == "RUNNING")
-    assert run["tags"]["process"].endswith(f":{stage.pid}")
+    assert f":{stage.pid}:" in run["tags"][PROCESS]
     assert is_alive(run["tags"])
     assert run["tags"]["machine"] == machine_key()
     assert logger.pid != stage.pid

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import digest, read_json, write_json
 from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_origin, snapshot_of
+from gradtrail.tracking.mlflow.tags import PROCESS
 from gradtrail.tracking.sync import describe, sync
 
 LR, CLIP, BINS, TOP = (
@@ -30,7 +31,7 @@ def whole_runs(project: Project) -> list[str]:
 
     Asserts what holds of all runs: none is open; each state has one; each is complete, and hangs below its training.
     """
-    runs = [run for run in project.runs() if run["tags"].get("process") != "elsewhere:1"]
+    runs = [run for run in project.runs() if run["tags"].get(PROCESS) != "elsewhere:1:1"]
     assert "RUNNING" not in {run["status"] for run in runs}
     whole = [run for run in runs if run["status"] == "FINISHED"]
     assert len({run["tags"]["state"] for run in runs}) == len(runs)
@@ -117,7 +118,7 @@ client = open_store()
 (run,) = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train'")
 twin = client.create_run(run.info.experiment_id, tags=run.data.tags)
 client.set_terminated(twin.info.run_id)
-elsewhere = {"state": "0", "stage": "train", "process": "elsewhere:1"}
+elsewhere = {"state": "0", "stage": "train", "mlflow.gradtrail.process": "elsewhere:1:1"}
 client.create_run(run.info.experiment_id, tags=elsewhere)
 """
 

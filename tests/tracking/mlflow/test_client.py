@@ -32,7 +32,7 @@ def test_processes_that_create_the_store_at_once_agree(created_store: Any) -> No
 
 @pytest.mark.parametrize(
     ("code", "refusals", "calls"),
-    [(BAD_REQUEST, 0, 1), (BAD_REQUEST, 2, 3), (BAD_REQUEST, 9, 3), (INTERNAL_ERROR, 1, 1)],
+    [(BAD_REQUEST, 0, 1), (BAD_REQUEST, 1, 2), (BAD_REQUEST, 9, 2), (INTERNAL_ERROR, 1, 1)],
 )
 def test_a_request_that_conflicts_with_another_is_repeated(
     code: int, refusals: int, calls: int, monkeypatch: pytest.MonkeyPatch
@@ -60,20 +60,10 @@ def database(created_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return Path(shutil.copy(created_store.folder / "mlflow.db", tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("schema", "line"),
-    [
-        (
-            "451aebb31d03",
-            r"made by an older MLflow than .* \(451aebb31d03, not \w+\); back it up, then run `mlflow db upgrade ",
-        ),
-        ("ffffffffffff", r"made by a newer MLflow than .* \(ffffffffffff, not \w+\); install that MLflow to open it$"),
-    ],
-)
-def test_database_of_another_mlflow_is_refused_in_one_line(schema: str, line: str, database: Path) -> None:
+def test_database_of_another_mlflow_is_refused_in_one_line(database: Path) -> None:
     with contextlib.closing(sqlite3.connect(database)) as store, store:
-        store.execute("update alembic_version set version_num = ?", (schema,))
-    with pytest.raises(UserError, match=f"^{re.escape(str(database))}: {line}"):
+        store.execute("update alembic_version set version_num = '451aebb31d03'")
+    with pytest.raises(UserError, match=f"^{re.escape(str(database))}: made by another MLflow than .*`mlflow db "):
         open_store()
 
 

@@ -1,19 +1,16 @@
-"""The name of a run, its description, and the shared views of the UI."""
+"""The name of a run, its metrics, its description, and the shared view of the UI."""
 
-import base64
 import itertools
-import json
-import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from factories import ROOT
 
 from gradtrail.stages.common.params import flatten, read_yaml
-from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
-from gradtrail.tracking.mlflow import naming
-from gradtrail.tracking.mlflow.naming import name_of, note, summary_in
-from gradtrail.tracking.mlflow.ui_view import View, shared_views, write_views
+from gradtrail.tracking.mlflow import ui_view
+from gradtrail.tracking.mlflow.naming import name_of, note, rounded, run_metrics, summary_in
+from gradtrail.tracking.mlflow.ui_view import share_view, view_state
 
 RUN = "0123456789abcdef" * 2
 TAGS = {"stage": "train", "dataset": "digits", "dataset_digest": "ab" * 32, "mlflow.source.git.commit": "c" * 40}
@@ -57,106 +54,77 @@ def test_summary_of_gradients_passes_from_note_to_note_unchanged(stage: str) -> 
     assert summary_in(again) == summary
 
 
-TRAINING = {key: value for key, value in naming._reference().items() if key.split(".")[0] in naming._WITHOUT_SECTION}
-
-
-def named(stage: str = "train", **changes: Any) -> str:
-    return name_of(stage, TRAINING | {key.replace("__", "."): value for key, value in changes.items()})
+SECTIONS = ("fetch", "preprocess", "train", "environment")
+COMMITTED = flatten(read_yaml(ROOT / "params.yaml"))
+TRAINING = {key: value for key, value in COMMITTED.items() if key.split(".")[0] in SECTIONS}
 
 
 @pytest.mark.parametrize(
-    ("changes", "name"),
+    ("stage", "changes", "name"),
     [
-        ({}, "mlp"),
-        ({"train__seed": 1}, "mlp · seed 1"),
-        ({"train__model": "cnn", "train__optimizer": "sgd", "train__seed": 2}, "cnn · sgd · seed 2"),
-        ({"train__model": "linear", "train__schedule": "linear"}, "linear model · linear"),
-        ({"train__mlp__hidden": [64], "train__epochs": 1, "train__batch_size": 512}, "mlp-64 · 1 epoch · batch 512"),
-        ({"fetch__dataset": "digits", "preprocess__label_noise": 0.1}, "digits · label noise 10 %"),
-        ({"train__precision": "bfloat16", "train__adamw__learning_rate": 0.01}, "bfloat16 · lr 0.01"),
-        ({"train__remat": True, "train__clip_norm": None, "train__keep_epochs": [0, 9]}, "remat · no clip · keep 0,9"),
-        ({"train__cnn__dropout": 0.5}, "mlp · unused train.cnn.dropout 0.5"),
+        ("train", {}, "mlp adamw mnist · seed 0"),
+        ("evaluate", {"train.seed": 1}, "evaluate mlp adamw mnist · seed 1"),
+        ("train", {"train.model": "cnn", "train.optimizer": "sgd"}, "cnn sgd mnist · seed 0"),
+        (
+            "train",
+            {"train.mlp.hidden": [64], "train.epochs": 1},
+            "mlp adamw mnist · epochs=1 · mlp.hidden=[64] · seed 0",
+        ),
+        ("train", {"preprocess.label_noise": 0.1}, "mlp adamw mnist · label_noise=0.1 · seed 0"),
+        ("train", {"preprocess.seed": 7}, "mlp adamw mnist · preprocess.seed=7 · seed 0"),
+        ("train", {"train.cnn.dropout": 0.5}, "mlp adamw mnist · seed 0"),
+        ("train", {"environment.xla_flags": ["x" * 300]}, f"mlp adamw mnist · xla_flags=['{'x' * 220}"),
     ],
 )
-def test_a_name_says_what_differs_from_the_reference(changes: dict[str, Any], name: str) -> None:
-    assert named(**changes) == name
+def test_a_name_says_what_differs_from_the_committed_params(stage: str, changes: dict[str, Any], name: str) -> None:
+    assert name_of(stage, TRAINING | changes, COMMITTED) == name
+
+
+def test_fetch_is_named_after_the_data_set_and_a_run_without_a_commit_after_no_differences() -> None:
+    assert name_of("fetch", {"fetch.dataset": "digits"}, COMMITTED) == "fetch digits"
+    assert name_of("train", TRAINING | {"train.epochs": 1}, {}) == "mlp adamw mnist · seed 0"
 
 
 def test_no_two_changes_of_one_param_or_of_two_give_the_same_name() -> None:
-    variants: list[dict[str, Any]] = [{}]
-    for key, value in TRAINING.items():
-        if isinstance(value, bool):
-            variants.append({key: not value})
-        elif isinstance(value, int | float):
-            variants += [{key: value + 1}, {key: value + 2}]
-        else:
-            variants += [{key: [*value, 7] if isinstance(value, list) else f"{value}x"}]
-    pairs = [one | other for one, other in itertools.combinations(variants, 2)]
-    all_changes = [*variants, *pairs]
-    distinct = {tuple(sorted((key, str(value)) for key, value in change.items())): change for change in all_changes}
-    names = [name_of("train", TRAINING | change) for change in distinct.values()]
-    assert len(set(names)) == len(names)
-    assert max(map(len, names)) <= 250
+    changes = [{key: f"{value}x"} for key, value in TRAINING.items() if key.count(".") == 1 and key != "train.vary"]
+    changes = [change for change in changes if change.keys().isdisjoint({"train.reduction", "train.optimizer"})]
+    pairs = [one | other for one, other in itertools.combinations(changes, 2)]
+    names = {name_of("train", TRAINING | change, COMMITTED) for change in [*changes, *pairs]}
+    assert len(names) == len(changes) + len(pairs)
 
 
-def test_a_long_name_is_cut_and_stays_distinct() -> None:
-    long = [named(environment__xla_flags=["x" * 300 + end]) for end in "ab"]
-    assert [len(name) for name in long] == [250, 250]
-    assert long[0] != long[1]
-
-
-def test_the_reference_has_every_param_and_names_do_not_follow_params_yaml() -> None:
-    params = flatten({key: value for key, value in read_yaml(ROOT / "params.yaml").items() if key != "runtime"})
-    assert params.keys() == naming._reference().keys(), "add the new param with its first value"
-
-
-VIEWS = shared_views(read_pipelines(ROOT))
-TRAININGS, COMPILING, FUNCTIONS = VIEWS
-BOTH = pytest.mark.parametrize("view", [TRAININGS, COMPILING], ids=lambda view: view.key)
-
-
-def state(view: View) -> dict[str, Any]:
-    kind, _, content = view.state().partition(";")
-    assert kind == "deflate"
-    content_of_view: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(content)))
-    return content_of_view
-
-
-@BOTH
-def test_charts_of_seconds_are_grouped_by_machine_and_show_every_run(view: View) -> None:
-    assert any("seconds" in chart["metricKey"] for chart in state(view)["compareRunCharts"])
-    assert state(view)["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "machine"}]
-    assert not state(view)["useGroupedValuesInCharts"], "a mean over runs is none of a run"
-    assert "tags.`machine`" in state(view)["selectedColumns"]
-
-
-def test_a_new_stage_that_compiles_below_training_has_charts() -> None:
-    costs = ("results/costs/toy.json", "results/toy")
-    toy = StageSpec(cmd="it", deps=("models/final.safetensors",), params={}, outs=costs)
-    unrelated = StageSpec(cmd="it", deps=("data/raw",), params={}, outs=("results/costs/beside.json",))
-    _, compiling, _ = shared_views(read_pipelines(ROOT) | {"toy": toy, "beside": unrelated})
-    drawn = {chart["metricKey"] for chart in state(compiling)["compareRunCharts"]}
-    assert {key for key in drawn if key.startswith("toy/")} == {
-        f"toy/compile_{kind}" for kind in ("total_seconds", "cache_hit_rate", "unplanned")
+def test_evaluation_has_its_error_in_percent_and_whole_mistakes() -> None:
+    metrics = {"accuracy": 0.986, "num_mistakes": 140, "loss": 0.0454975427, "dataset": "mnist"}
+    assert run_metrics("evaluate", metrics) == {
+        "eval/accuracy": 0.986,
+        "eval/error_percent": 1.4,
+        "eval/mistakes": 140,
+        "eval/loss": 0.0455,
     }
-    assert not any(key.startswith("beside/") for key in drawn), "its runs are in another experiment"
+    means = run_metrics("evaluate", metrics | {"members": 3, "num_mistakes_sd": 0.1, "accuracy_sd": 0.001})
+    assert means.keys() == {"eval/accuracy", "eval/accuracy_sd", "eval/error_percent", "eval/loss"}
 
 
-def test_the_views_differ_and_are_written_once() -> None:
-    class Store:
-        def __init__(self) -> None:
-            self.tags: dict[str, str] = {}
-            self.written = 0
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.00349872, 0.003499), (1.40049, 1.4), (123.456, 123.5), (12345.6, 12346.0), (235146, 235146.0), (0.0, 0.0)],
+)
+def test_numbers_have_four_significant_digits_or_are_whole(value: float, shown: float) -> None:
+    assert rounded(value) == shown
+    assert rounded(-value) == -shown
 
-        def get_experiment(self, _: str) -> "Store":
-            return self
 
-        def set_experiment_tag(self, _: str, key: str, value: str) -> None:
-            self.tags[key] = value
-            self.written += 1
+def test_view_is_written_once_and_its_sections_have_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, str] = {}
 
-    store: Any = Store()
-    write_views(store, "1", VIEWS)
-    write_views(store, "1", VIEWS)
-    assert store.tags == {f"mlflow.sharedViewState.{view.key}": view.state() for view in VIEWS}
-    assert store.written == len(VIEWS) == 3
+    def write(_: str, key: str, value: str) -> None:
+        assert key not in written, "the experiment has it"
+        written[key] = value
+
+    monkeypatch.setattr(ui_view, "experiment_id", lambda *_: "1")
+    store: Any = SimpleNamespace(get_experiment=lambda _: SimpleNamespace(tags=written), set_experiment_tag=write)
+    assert share_view(store, "http://x") == share_view(store, "http://x")
+    assert written.keys() == {"mlflow.sharedViewState.gradtrail"}
+    charts = view_state()["compareRunCharts"]
+    assert {chart["metricSectionId"] for chart in charts} == {one["uuid"] for one in view_state()["compareRunSections"]}
+    assert len({chart["uuid"] for chart in charts}) == len(charts)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from mlflow.exceptions import MlflowException
 
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.stages.common.files import digest
-from gradtrail.tracking.gc.files import Garbage
-from gradtrail.tracking.gc.runs import deleted_garbage, needed_runs, purge, unneeded_garbage
+from gradtrail.tracking.gc.gc import purge, unneeded_runs
 from gradtrail.tracking.lineage.recorded import RecordedStates
+from gradtrail.tracking.lineage.state import Snapshot
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 from gradtrail.tracking.mlflow.links import copy_headlines
 from gradtrail.tracking.mlflow.models import (
@@ -268,46 +268,31 @@ def own_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
 
 
 @pytest.mark.slow
-def test_a_model_is_removed_with_its_run(own_client: MlflowClient, export: Path, tmp_path: Path) -> None:
-    run = new_run(own_client)
-    log_export(own_client, run, export)
-    own_client.delete_run(run.info.run_id)
-    (garbage,) = deleted_garbage(own_client)
-    assert garbage.size_bytes > sum(path.stat().st_size for path in export.iterdir())
-    garbage.remove()
-    purge(own_client)
-    assert not [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
-    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
-        assert store.execute("select count(*) from logged_models").fetchone() == (0,)
-        assert store.execute("select count(*) from runs").fetchone() == (0,)
-
-
-@pytest.mark.slow
-def test_a_training_whose_model_is_registered_is_no_garbage(own_client: MlflowClient, export: Path) -> None:
+def test_a_model_is_removed_with_its_run_unless_it_is_registered(
+    own_client: MlflowClient, export: Path, tmp_path: Path
+) -> None:
     """Neither as a run of no recorded state, nor when it is deleted because another run has its place."""
-    trainings = registered, other = new_run(own_client), new_run(own_client)
-    for run in trainings:
+    registered, other = new_run(own_client), new_run(own_client)
+    for run in (registered, other):
         log_export(own_client, run, export)
     model = model_of(own_client, registered)
     own_client.create_registered_model("digits")
     own_client.create_model_version("digits", f"models:/{model.model_id}", model_id=model.model_id)
     assert registered_models(own_client) == {model.model_id, registered.info.run_id}
 
-    index = RunIndex(own_client)
-    needed = needed_runs(own_client, RecordedStates(snapshots=[], num_unreadable=0), index)
-    assert other.info.run_id[:8] in only_name(unneeded_garbage(own_client, index, needed, []))
-    for run in trainings:
+    recorded = RecordedStates(snapshots=[Snapshot(pipeline={}, lock={})], num_unreadable=0)
+    assert [run.info.run_id for run in unneeded_runs(own_client, recorded)] == [other.info.run_id]
+    for run in (registered, other):
         delete_models(own_client, run)
         own_client.delete_run(run.info.run_id)
-    assert other.info.run_id[:8] in only_name(deleted_garbage(own_client))
-    purge(own_client)
+    unneeded = unneeded_runs(own_client, recorded)
+    assert [run.info.run_id for run in unneeded] == [other.info.run_id]
+    purge(own_client, unneeded)
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        assert store.execute("select run_uuid from runs").fetchall() == [(registered.info.run_id,)]
+        assert store.execute("select model_id from logged_models").fetchall() == [(model.model_id,)]
     (version,) = own_client.search_model_versions()
     assert mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}").predict(IMAGES)["label"].shape == (3,)
-
-
-def only_name(garbage: Iterable[Garbage]) -> str:
-    (item,) = garbage
-    return item.name
 
 
 @pytest.mark.nightly

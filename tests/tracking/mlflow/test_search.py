@@ -15,9 +15,10 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
+from gradtrail.tracking import lookup
 from gradtrail.tracking.lineage.state import Identity, Snapshot
-from gradtrail.tracking.lookup import runs as lookup
-from gradtrail.tracking.mlflow.search import find_equivalent_run
+from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run
+from gradtrail.tracking.mlflow.tags import OUTS as OUTS_TAG
 
 OUTS = {"models/export": "e" * 32, "results/metrics/export.json": "1" * 32}
 PIPELINE = {
@@ -56,7 +57,7 @@ def run_of(stage: Identity, params: Mapping[str, str], outs: Mapping[str, str] =
     info = RunInfo(
         run_id="r", experiment_id="1", user_id="", status="FINISHED", start_time=1, end_time=2, lifecycle_stage="active"
     )
-    tags = {"stage": stage.name, "state": stage.state, "outs": json.dumps(dict(outs))}
+    tags = {"stage": stage.name, "state": stage.state, OUTS_TAG: json.dumps(dict(outs))}
     return Run(
         info,
         RunData(
@@ -89,13 +90,33 @@ def test_params_of_the_stages_before_make_another_result(params: dict[str, str],
     assert is_found(state(), other) == expected
 
 
+def test_index_finds_what_a_query_finds_after_runs_changed() -> None:
+    stored = {name: run(name, name[0], {}) for name in ("a1", "a2", "b1")}
+    for number, one in enumerate(stored.values()):
+        one.info.start_time, one.info.status = number, "RUNNING"
+    client: Any = SimpleNamespace(
+        get_experiment_by_name=lambda _: SimpleNamespace(experiment_id="1", lifecycle_stage="active"),
+        search_runs=lambda *_, **__: stored.values(),
+        get_run=lambda run_id: stored[run_id],
+    )
+    index = RunIndex(client)
+    assert [one.info.run_id for one in index({"state": "a"})] == ["a2", "a1"], "newest first"
+    stored["a3"] = run("a3", "a", {})
+    stored["a3"].info.start_time, stored["a3"].info.status = 3, "FINISHED"
+    index.refresh(["a3"])
+    index.drop("a2")
+    assert [one.info.run_id for one in index({"state": "a"})] == ["a3", "a1"]
+    assert [one.info.run_id for one in index({}, finished=True)] == ["a3"]
+    assert index({"state": "c"}) == []
+
+
 LOCK = "state-of-the-lock"
 
 
 def run(name: str, state: str, outs: dict[str, str]) -> Any:
     return SimpleNamespace(
         info=SimpleNamespace(run_id=name),
-        data=SimpleNamespace(tags={"state": state, "outs": json.dumps(outs)}),
+        data=SimpleNamespace(tags={"state": state, OUTS_TAG: json.dumps(outs)}),
     )
 
 
@@ -108,7 +129,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "models/final.safetensors"
     path.write_text("weights")
     monkeypatch.setattr(lookup, "working_snapshot", lambda: "a lock")
-    monkeypatch.setattr(lookup, "consistent_stages", lambda _: [SimpleNamespace(state=LOCK)])
+    monkeypatch.setattr(lookup, "consistent_stages", lambda _: [SimpleNamespace(name="train", state=LOCK)])
     return path
 
 
@@ -121,23 +142,15 @@ def keep(folder: Path, files: dict[str, str]) -> str:
     return md5
 
 
-def test_bytes_that_a_run_wrote_to_several_paths_were_written_to_each(weights: Path, tmp_path: Path) -> None:
+def test_a_file_is_of_the_run_in_the_lock_if_several_wrote_its_bytes(weights: Path, tmp_path: Path) -> None:
     md5 = digest(weights)
     epochs = keep(tmp_path, {"002.safetensors": md5})
     outs = {"models/epochs": epochs, "models/final.safetensors": md5}
     both = [run("newer", "another", outs), run("older", LOCK, outs)]
-    assert [item.info.run_id for item in lookup.writers(weights, both)] == ["older"]
-    assert [item.info.run_id for item in lookup.writers(weights, both[:1])] == ["newer"]
+    assert [item.info.run_id for item in lookup._writers(weights, both)] == ["older"]
+    assert [item.info.run_id for item in lookup._writers(weights, both[:1])] == ["newer"]
     with pytest.raises(UserError, match="no run wrote these bytes"):
-        lookup.writers(weights, [run("one", LOCK, {"models/final.safetensors": "0" * 32})])
-
-
-def test_runs_that_wrote_the_bytes_to_another_path_count_if_none_wrote_this_path(weights: Path, tmp_path: Path) -> None:
-    epochs = keep(tmp_path, {"002.safetensors": digest(weights)})
-    elsewhere = [run("one", "another", {"models/epochs": epochs})]
-    in_place = run("two", "a third", {"models/final.safetensors": digest(weights)})
-    assert [item.info.run_id for item in lookup.writers(weights, elsewhere)] == ["one"]
-    assert [item.info.run_id for item in lookup.writers(weights, [*elsewhere, in_place])] == ["two"]
+        lookup._writers(weights, [run("one", LOCK, {"models/final.safetensors": "0" * 32})])
 
 
 SPEC = StageSpec(cmd="train", deps=("code.py",), params={"params.yaml": ("train",)}, outs=("models",))

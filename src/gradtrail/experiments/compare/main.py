@@ -125,9 +125,9 @@ def _synced_planner() -> Planner:
 
 def _require_valid(trainings: Sequence[Training], comparison: Comparison) -> None:
     """Refuse params that a stage would refuse, before any experiment starts."""
-    from gradtrail.experiments.sections import section_configs  # late: the configs import JAX
+    from gradtrail.experiments.sections import SECTIONS  # late: the configs import JAX
 
-    params, configs = read_yaml(PARAMS), section_configs()
+    params, configs = read_yaml(PARAMS), SECTIONS
     for training in trainings:
         changed_params = changed(params, training.changes(comparison))
         for section, config in configs.items():

@@ -8,8 +8,6 @@ import contextlib
 import functools
 import logging
 import os
-import re
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -38,31 +36,27 @@ for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool")
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # faults are raised too, and reported once
 logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # a line for each model that is logged
 
-_MAX_RETRIES = 2  # after conflicts with requests of other processes
-P = ParamSpec("P")
-T = TypeVar("T")
-_KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI for training, not that for GenAI
-_EXPERIMENT_TAGS = {
-    "data": _KIND | {"mlflow.note.content": "One run for each state of the data: fetched, and preprocessed."},
-    "models": _KIND
-    | {"mlflow.note.content": "One run for each trained state, and below it those of the stages that read it."},
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_NOTES = {  # experiment → its description
+    "data": "One run for each state of the data: fetched, and preprocessed.",
+    "models": "One run for each trained state, and below it those of the stages that read it.",
 }
 
 
-def _retried(request: Callable[P, T]) -> Callable[P, T]:
-    """Return a request that is repeated if it conflicts with another process."""
+def _retried(request: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return a request that is repeated once if it conflicts with another process."""
 
     @functools.wraps(request)
-    def made(*args: P.args, **kwargs: P.kwargs) -> T:
-        for _ in range(_MAX_RETRIES):
-            try:
-                return request(*args, **kwargs)
-            except MlflowException as error:
-                if error.error_code != "BAD_REQUEST":
-                    raise
-        return request(*args, **kwargs)
+    def retried(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return request(*args, **kwargs)
+        except MlflowException as error:
+            if error.error_code != "BAD_REQUEST":
+                raise
+            return request(*args, **kwargs)
 
-    return made
+    return retried
 
 
 class StoreClient(MlflowClient):
@@ -94,19 +88,19 @@ def open_store() -> MlflowClient:
     try:
         return StoreClient(uri)
     except MlflowException as error:
-        if schemas := re.search(r"found version (\w+), but expected (\w+)", str(error)):
-            raise UserError(_other_schema(uri, *schemas.groups())) from None
-        raise
+        if "found version" not in str(error):  # MLflow's words for the schema of a database
+            raise
+        raise UserError(
+            f"{database_path(uri)}: made by another MLflow than {mlflow.__version__}; install that one, or, if it is "
+            f"older, back the file up and run `mlflow db upgrade {uri}`"
+        ) from None
 
 
 def store_lock(uri: str) -> FileLock:
-    """Return the lock of a store: next to a database, which several clones may share, else in this repository.
-
-    A process has one object for each file, so that its holder may acquire it again.
-    """
+    """Return the lock of a store: next to a database, which several clones may share, else in this repository."""
     path = database_path(uri)
     file = path.with_name(f".{path.name}.lock") if uri.startswith(SQLITE) else private_folder() / "store.lock"
-    return FileLock(file, is_singleton=True)
+    return FileLock(file, is_singleton=True)  # its holder may acquire it again
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
@@ -131,20 +125,14 @@ def _find_experiment(client: MlflowClient, name: str) -> Experiment | None:
     return client.get_experiment_by_name(name) or next(iter(client.search_experiments(filter_string=renamed)), None)
 
 
-def _other_schema(uri: str, schema: str, expected: str) -> str:
-    """Return the error for a database of another version of MLflow, which reads only the schemas before its own."""
-    is_older = any(Path(mlflow.__file__).parent.glob(f"store/db_migrations/versions/{schema}_*.py"))
-    remedy = f"back it up, then run `mlflow db upgrade {uri}`" if is_older else "install that MLflow to open it"
-    kind = "an older" if is_older else "a newer"
-    return f"{database_path(uri)}: made by {kind} MLflow than {mlflow.__version__} ({schema}, not {expected}); {remedy}"
-
-
 def _create_experiment(client: MlflowClient, name: str) -> Experiment:
     uri = client.tracking_uri
     location = _artifact_folder(uri).as_uri() if uri.startswith(SQLITE) else None
+    # The kind opens MLflow's UI for training, not that for GenAI.
+    tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": _NOTES[name], EXPERIMENT: name}
     # A clone on another machine that shares the server may have created it meanwhile.
     with contextlib.suppress(MlflowException):
-        client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS[name] | {EXPERIMENT: name})
+        client.create_experiment(name, artifact_location=location, tags=tags)
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         raise UserError(f"MLflow's store has no experiment {name}, and none can be created")
@@ -154,11 +142,11 @@ def _create_experiment(client: MlflowClient, name: str) -> Experiment:
 def _create_database(uri: str) -> None:
     """Create the database under another name and rename it, so that no process opens an incomplete one."""
     path = database_path(uri)
-    if _is_complete(path):
+    if path.is_file():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with store_lock(uri):
-        if _is_complete(path):
+        if path.is_file():
             return
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -169,11 +157,3 @@ def _create_database(uri: str) -> None:
 def _artifact_folder(uri: str) -> Path:
     """Return the folder of the artifacts: next to the database, which several clones may share."""
     return database_path(uri).resolve().parent / "mlruns"
-
-
-def _is_complete(path: Path) -> bool:
-    if not path.is_file() or path.stat().st_size == 0:
-        return False
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        tables = connection.execute("select name from sqlite_master where name = 'alembic_version'").fetchall()
-    return bool(tables)

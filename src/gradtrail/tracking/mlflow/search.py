@@ -1,19 +1,17 @@
 """Finds runs in MLflow's store: by a query for each search, or in the result of one query."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
-from mlflow.store.entities import PagedList
-from mlflow.utils import get_results_from_paginated_fn
 
 from gradtrail.stages.common.params import active_params
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import experiment_id
 from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, param_text, stage_params
 
-_EXPERIMENTS = ("data", "models")
-_PAGE_SIZE = 1000
+_MAX_RESULTS = 50_000  # MLflow's limit for one query
 
 
 class StoredRuns:
@@ -26,11 +24,11 @@ class StoredRuns:
         """Return the runs with all these tags, newest first; only finished ones if `finished`."""
         conditions = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
         conditions += ["attributes.status = 'FINISHED'"] if finished else []
-        return _search(self._client, " and ".join(conditions))
+        return search(self._client, " and ".join(conditions))
 
     def running(self) -> list[Run]:
         """Return the runs that are not closed."""
-        return _search(self._client, "attributes.status = 'RUNNING'")
+        return search(self._client, "attributes.status = 'RUNNING'")
 
 
 class RunIndex:
@@ -38,11 +36,18 @@ class RunIndex:
 
     def __init__(self, client: MlflowClient):
         self._client = client
-        self._runs = {run.info.run_id: run for run in _search(client, "")}
+        self._runs: dict[str, Run] = {}
+        self._ids_of_state = defaultdict[str, set[str]](
+            set
+        )  # ids of runs, so that a sync of many states takes linear time
+        for run in search(client):
+            self._add(run)
 
     def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
         """Return the runs with all these tags, newest first; only finished ones if `finished`."""
-        return [run for run in self.runs() if _carries(run, tags) and (not finished or run.info.status == "FINISHED")]
+        ids = self._ids_of_state[tags["state"]] & self._runs.keys() if "state" in tags else self._runs.keys()
+        runs = [run for run in map(self._runs.__getitem__, ids) if tags.items() <= run.data.tags.items()]
+        return _newest_first(run for run in runs if not finished or run.info.status == "FINISHED")
 
     def __getitem__(self, run_id: str) -> Run:
         return self._runs[run_id]
@@ -52,30 +57,36 @@ class RunIndex:
 
     def runs(self) -> list[Run]:
         """Return all runs, newest first."""
-        return sorted(self._runs.values(), key=lambda run: run.info.start_time, reverse=True)
+        return _newest_first(self._runs.values())
 
     def refresh(self, run_ids: Iterable[str]) -> None:
         """Query some runs again."""
-        self._runs |= {run_id: self._client.get_run(run_id) for run_id in run_ids}
+        for run_id in run_ids:
+            self._add(self._client.get_run(run_id))
 
     def drop(self, run_id: str) -> None:
         """Forget a run that was deleted."""
         del self._runs[run_id]
 
+    def _add(self, run: Run) -> None:
+        self._runs[run.info.run_id] = run
+        self._ids_of_state[run.data.tags.get("state", "")].add(run.info.run_id)
+
 
 Find = StoredRuns | RunIndex
 
 
-def deleted_runs(client: MlflowClient) -> list[Run]:
-    """Return the runs that were deleted, which MLflow keeps until they are purged."""
-    return _search(client, "", ViewType.DELETED_ONLY)
+def search(client: MlflowClient, condition: str = "", view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
+    """Return the runs that meet a condition in MLflow's language, newest first, by one query."""
+    experiments = [experiment_id(client, name) for name in ("data", "models")]
+    order = ["attributes.start_time DESC"]
+    return list(client.search_runs(experiments, condition, view, max_results=_MAX_RESULTS, order_by=order))
 
 
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
     """Return the run that represents a recorded result, if there is one: of its state, or else of other code.
 
-    A state has one result on one type of machine, and may have others on other types, each with its own run. A run of
-    the same stage, params and outputs but other code also represents it.
+    A state may have another result, and another run, on another type of machine.
     """
     outs = stage.out_digests()
     alike = (run for run in find({"state": stage.state}) if outputs(run.data.tags) in (outs, {}))
@@ -97,25 +108,19 @@ def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run
     """
     written = (f"results/metrics/{stage.name}.json", f"results/costs/{stage.name}.json")
     compared = {out: md5 for out, md5 in outs.items() if out not in written}.items()
-    read = {
-        key: param_text(value) for key, value in active_params(flat_params(stage.entry(stage.name))).items()
-    }.items()
-    lineage = {key: param_text(value) for key, value in active_params(stage_params(stage)).items()}
-    alike = (run for run in find({"stage": stage.name}, finished=True) if read <= run.data.params.items())
-    same = (run for run in alike if all(run.data.params.get(key, value) == value for key, value in lineage.items()))
-    return next((run for run in same if compared <= outputs(run.data.tags).items()), None)
+    read = _texts(flat_params(stage.entry(stage.name))).items()
+    lineage = _texts(stage_params(stage))
+    for run in find({"stage": stage.name}, finished=True):
+        params = run.data.params
+        same_params = read <= params.items() and all(params.get(key, lineage[key]) == lineage[key] for key in lineage)
+        if same_params and compared <= outputs(run.data.tags).items():
+            return run
+    return None
 
 
-def _search(client: MlflowClient, condition: str, view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
-    experiments = [experiment_id(client, name) for name in _EXPERIMENTS]
-
-    def page(size: int, token: str | None) -> PagedList[Run]:
-        order = ["attributes.start_time DESC"]
-        return client.search_runs(experiments, condition, view, max_results=size, order_by=order, page_token=token)
-
-    runs: list[Run] = get_results_from_paginated_fn(page, _PAGE_SIZE)
-    return runs
+def _texts(params: Mapping[str, object]) -> dict[str, str]:
+    return {key: param_text(value) for key, value in active_params(params).items()}
 
 
-def _carries(run: Run, tags: Mapping[str, str]) -> bool:
-    return tags.items() <= run.data.tags.items()
+def _newest_first(runs: Iterable[Run]) -> list[Run]:
+    return sorted(runs, key=lambda run: run.info.start_time, reverse=True)

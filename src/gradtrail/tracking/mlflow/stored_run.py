@@ -25,7 +25,7 @@ from gradtrail.tracking.mlflow.artifacts import (
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
 from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of, trainings_of
 from gradtrail.tracking.mlflow.models import EXPORT, delete_models, log_export
-from gradtrail.tracking.mlflow.naming import COMPILED, FIGURES, NOTE, is_logged, metric_name, note, run_name, summary_in
+from gradtrail.tracking.mlflow.naming import COMPILED, FIGURES, NOTE, note, rounded, run_metrics, run_name, summary_in
 from gradtrail.tracking.mlflow.search import StoredRuns
 from gradtrail.tracking.mlflow.tags import (
     is_alive,
@@ -86,7 +86,7 @@ class StoredRun:
     def log_points(self, *timed: tuple[Points, float]) -> None:
         """Log metrics, each with its time, in one request; points that the run already has stay."""
         new = [
-            Metric(name, float(value), int(seconds * 1000), int(step))
+            Metric(name, rounded(value), int(seconds * 1000), int(step))
             for points, seconds in timed
             for name, curve in points.items()
             for step, value in curve.items()
@@ -109,8 +109,7 @@ class StoredRun:
         """
         metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
         points = read_curves(folder, stage.name, metrics)
-        shown_alone = [key for key in metrics if is_logged(stage.name, key, metrics)]
-        points |= {metric_name(stage.name, key): {0: metrics[key]} for key in shown_alone}
+        points |= {name: {0: value} for name, value in run_metrics(stage.name, metrics).items()}
         self.log_points((points, time.time()))
         costs = stage.folder / "results" / "costs" / f"{stage.name}.json"
         log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)

@@ -1,10 +1,13 @@
-"""The tags and params of a run, and the diff of its working folder, without MLflow."""
+"""The tags and params of a run, and the diff of its working folder, without MLflow.
 
-import contextlib
+MLflow's UI hides tags whose names begin with `mlflow.`, so those that only this project reads are named so; a query of
+runs returns them as it returns all tags.
+"""
+
+import colorsys
 import getpass
 import json
 import os
-import re
 import shutil
 import socket
 import sys
@@ -20,11 +23,11 @@ from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import GitError, git, git_bytes, head_commit
 from gradtrail.tracking.lineage.state import Identity
 
-NOT_IN_GIT, CUT_OFF = (
-    "# not in git: ",
-    "# cut off here",
-)  # beginnings of lines in `git.diff` that are not part of the diff
-_OUTS, WEIGHTS = "outs", "weights"  # tags: digests of all outputs, as JSON; digest of a training's final weights
+# Beginnings of lines in `git.diff` that are not part of the diff
+NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"
+WEIGHTS = "weights"  # tag: digest of a training's final weights
+OUTS = "mlflow.gradtrail.outs"  # tag: digests of all outputs, as JSON
+PROCESS = "mlflow.gradtrail.process"  # tag: host, number and start of the process that worked on the run last
 _FINAL = "models/final.safetensors"
 _MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
 _CHANGED_BY_STAGES = (  # and by benchmarks
@@ -36,7 +39,6 @@ _CHANGED_BY_STAGES = (  # and by benchmarks
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _MAX_DIFF_BYTES = 2**24
 _MAX_UNTRACKED_BYTES = 2**17  # larger files are data rather than code
-_CLOCK_SECONDS = 10  # largest difference of two readings of a process's start
 
 
 def stage_params(stage: Identity) -> dict[str, Any]:
@@ -60,12 +62,20 @@ def state_tags(stage: Identity) -> dict[str, str]:
     tags = {"stage": stage.name, "state": stage.state}
     tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
     tags |= _weights_tag(stage, entry.deps)
-    return tags | ({"train_state": stage.state_of(TRAIN)} if stage.is_below_training else {})
+    tags |= {"train_state": stage.state_of(TRAIN)} if stage.is_below_training else {}
+    return tags | {"mlflow.runColor": _color(tags.get("train_state", stage.state))}
+
+
+def _color(state: str) -> str:
+    """Return a color for charts that follows from a state; bright or dark enough for MLflow's white page."""
+    number = int(state[:8], 16)
+    rgb = colorsys.hls_to_rgb(number % 360 / 360, (0.35, 0.5, 0.65)[number // 360 % 3], 0.75)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
 
 
 def output_tags(stage: Identity, outs: Mapping[str, str]) -> dict[str, str]:
     """Return the tags that name the outputs of a stage, path → digest."""
-    return {_OUTS: json.dumps(outs, sort_keys=True)} | _weights_tag(stage, outs)
+    return {OUTS: json.dumps(outs, sort_keys=True)} | _weights_tag(stage, outs)
 
 
 def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
@@ -78,10 +88,8 @@ def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
 
 def outputs(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each output of a run, by its path; empty for a run whose stage did not finish."""
-    with contextlib.suppress(ValueError):  # people can edit tags
-        outs = json.loads(tags.get(_OUTS, "{}"))
-        return {str(out): str(md5) for out, md5 in outs.items()} if isinstance(outs, dict) else {}
-    return {}
+    outs: dict[str, str] = json.loads(tags.get(OUTS, "{}"))
+    return outs
 
 
 def weights_of(tags: Mapping[str, str]) -> str | None:
@@ -90,42 +98,35 @@ def weights_of(tags: Mapping[str, str]) -> str | None:
 
 
 def process_tags() -> dict[str, str]:
-    """Return tags that identify this process."""
-    tags = {"process": f"{socket.gethostname()}:{os.getpid()}", "process.boot": _tick_of_start(os.getpid())}
-    return tags | {"process.started": str(int(psutil.Process().create_time()))}
+    """Return the tag that identifies this process."""
+    return {PROCESS: f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"}
 
 
 def is_of_this_host(tags: Mapping[str, str]) -> bool:
     """Whether the process that worked on a run was on this host."""
-    return tags.get("process", "").rpartition(":")[0] == socket.gethostname()
+    return tags.get(PROCESS, "").partition(":")[0] == socket.gethostname()
 
 
 def is_alive(tags: Mapping[str, str]) -> bool:
-    """Whether the process of a run is on this host and still exists; its number may be reused."""
+    """Whether the process of a run is on this host and still exists; another process may have its number by now."""
     if not is_of_this_host(tags):
         return False
+    _, pid, start = tags[PROCESS].split(":", 2)
     try:
-        process = psutil.Process(int(tags["process"].rpartition(":")[2]))
-        if process.status() == psutil.STATUS_ZOMBIE:  # killed, but its parent has not read its status
-            return False
-        started = process.create_time()
-    except (psutil.Error, ValueError):
+        # A killed process stays a zombie until its parent reads its status.
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE and _start_of(int(pid)) == start
+    except psutil.Error:
         return False
-    if tags.get("process.boot") and tags["process.boot"] == _tick_of_start(process.pid):
-        return True
-    return abs(started - float(tags.get("process.started", started))) < _CLOCK_SECONDS
 
 
-def _tick_of_start(process: int) -> str:
-    """Return the boot and the clock tick at which a process started, which setting the clock does not change.
-
-    Empty if the system does not provide them.
-    """
+def _start_of(pid: int) -> str:
+    """Return the boot and the clock tick at which a process started; where the system has none, the second."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}:{Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
-    except (OSError, ValueError, IndexError):
-        return ""
+        # psutil computes the second from the clock, which may be set meanwhile.
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{ticks}"
+    except OSError:
+        return f"{psutil.Process(pid).create_time():.0f}"
 
 
 def origin_tags() -> dict[str, str]:
@@ -158,7 +159,7 @@ def working_diff() -> bytes:
     """Return the changes since the commit in the form of `git apply`, without files that stages change.
 
     Small untracked text files are in it as new files; other untracked files are named in lines that begin with
-    `NOT_IN_GIT`. Beyond 16 MiB the changes of whole files are left out, named in lines that begin with `CUT_OFF`.
+    `NOT_IN_GIT`. More than 16 MiB of changes are left out, with a line that begins with `CUT_OFF`.
     """
     listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_CHANGED_BY_STAGES)
     untracked = [name for name in listed.split(b"\0") if name]
@@ -171,20 +172,9 @@ def working_diff() -> bytes:
             add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
             git_bytes(*add, stdin=b"\0".join(text), env=with_index)
         diff = git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", ".", *_CHANGED_BY_STAGES, env=with_index)
-    header = b"".join(NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text)
-    return header + _limited(diff)
-
-
-def _limited(diff: bytes) -> bytes:
-    """Return the changes of as many files as fit into the limit, each whole, and a line for each file left out."""
-    included, left_out, remaining_bytes = list[bytes](), list[bytes](), _MAX_DIFF_BYTES
-    for change in re.split(rb"(?m)^(?=diff --git )", diff):
-        if len(change) <= remaining_bytes:
-            included.append(change)
-            remaining_bytes -= len(change)
-        else:
-            left_out.append(CUT_OFF.encode() + b": " + change.partition(b"\n")[0] + b"\n")
-    return b"".join([*left_out, *included])
+    if len(diff) > _MAX_DIFF_BYTES:
+        diff = f"{CUT_OFF}: {len(diff)} bytes of changes\n".encode()
+    return b"".join(NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text) + diff
 
 
 def _is_small_text(path: Path) -> bool:
