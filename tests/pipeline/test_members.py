@@ -25,7 +25,7 @@ def test_each_evaluation_belongs_to_its_own_training(both: Project) -> None:
     for key in ("accuracy", "accuracy_sd", "ensemble_accuracy"):
         assert runs["2"]["metrics"][f"eval/{key}"] == pytest.approx(result[key], rel=1e-3)
     assert all(len(run["metrics"]) <= 40 for run in both.runs())
-    assert "by their ensemble" in runs["2"]["tags"]["mlflow.note.content"]
+    assert "Their ensemble classifies" in runs["2"]["tags"]["mlflow.note.content"]
 
 
 def test_a_lost_store_is_rebuilt_with_the_members(both: Project) -> None:

@@ -93,7 +93,7 @@ def test_the_export_answers_as_the_evaluation_did(project: Project) -> None:
 
 def test_report_is_logged_with_the_numbers_of_the_evaluation(project: Project) -> None:
     (run,) = project.runs_of("report")
-    assert run["name"].startswith("report · mlp-32 · float16 · digits · ")
+    assert run["name"].startswith("report mlp adamw digits · ")
     page = (project.folder / "results/report.html").read_bytes()
     assert (run["artifacts"] / "report.html").read_bytes() == page
     assert project.metrics_of("report")["size_bytes"] == len(page)
@@ -173,8 +173,7 @@ def test_each_stage_has_one_run_in_mlflow(project: Project) -> None:
     assert len(project.runs()) == len(STAGES)
     assert {run["status"] for run in runs.values()} == {"FINISHED"}
     train = runs["train"]
-    assert train["name"].startswith("mlp-32 · float16 · digits · ")
-    assert {"label noise 10 %", "3 epochs", "keep 0,2,99"} <= set(train["name"].split(" · "))
+    assert train["name"].startswith("mlp adamw digits · ")
     assert all(len(run["metrics"]) <= 40 - len(SYSTEM_METRICS) for run in runs.values()), "with room for the system's"
     assert train["metrics"]["eval/accuracy"] == pytest.approx(project.metrics_of("evaluate")["accuracy"], rel=1e-3)
     assert train["metrics"]["gradients/grad_norm_median"] > 0
