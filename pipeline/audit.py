@@ -1,8 +1,8 @@
 """Look for wrong labels: `data/processed` → a score, a proposal and a probability for every label, figures."""
 
-from gradtrail.tracking.tracker_process import start_tracker
+from gradtrail.tracking.journal import start_logger
 
-start_tracker(__name__)
+start_logger(__name__)
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from gradtrail.stages.artifacts.data_files import read_splits, require_undeforme
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.support.memory import require_memory
 from gradtrail.support.progress import progress_bar
-from gradtrail.tracking.mlflow.compile_report import compiling
-from gradtrail.tracking.mlflow.run import tracked
+from gradtrail.tracking.compile_report import compiling
+from gradtrail.tracking.journal import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,8 +1,8 @@
 """Evaluate a model on the test split: `models`, `data/processed` → predictions, figures."""
 
-from gradtrail.tracking.tracker_process import start_tracker
+from gradtrail.tracking.journal import start_logger
 
-start_tracker(__name__)
+start_logger(__name__)
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from gradtrail.stages.artifacts.calibration import write_calibration
 from gradtrail.stages.artifacts.members import weights_paths
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.support.memory import require_memory
-from gradtrail.tracking.mlflow.compile_report import compiling
-from gradtrail.tracking.mlflow.run import tracked
+from gradtrail.tracking.compile_report import compiling
+from gradtrail.tracking.journal import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,8 +1,8 @@
 """Export the evaluated model as programs that need no Flax and none of this code: `models` → `models/export`."""
 
-from gradtrail.tracking.tracker_process import start_tracker
+from gradtrail.tracking.journal import start_logger
 
-start_tracker(__name__)
+start_logger(__name__)
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.artifacts.calibration import read_evaluated
 from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.tracking.mlflow.compile_report import compiling
-from gradtrail.tracking.mlflow.run import tracked
+from gradtrail.tracking.compile_report import compiling
+from gradtrail.tracking.journal import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,13 +1,13 @@
 """Fetch the data set: a mirror, a folder or scikit-learn → `data/raw`."""
 
-from gradtrail.tracking.tracker_process import start_tracker
+from gradtrail.tracking.journal import start_logger
 
-start_tracker(__name__)
+start_logger(__name__)
 
 from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.fetch import FetchConfig, acquire
-from gradtrail.tracking.mlflow.run import tracked
+from gradtrail.tracking.journal import tracked
 
 
 def main(stage: Stage) -> None:

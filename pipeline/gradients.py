@@ -1,8 +1,8 @@
 """Score every example by its gradient: `models`, `data/processed` → scores, figures, and a summary in words."""
 
-from gradtrail.tracking.tracker_process import start_tracker
+from gradtrail.tracking.journal import start_logger
 
-start_tracker(__name__)
+start_logger(__name__)
 
 import itertools
 from pathlib import Path
@@ -16,8 +16,8 @@ from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, outputs, summary
 from gradtrail.stages.gradients.every_example import NAME, score_every_example
 from gradtrail.support.progress import progress_bar
-from gradtrail.tracking.mlflow.compile_report import compiling
-from gradtrail.tracking.mlflow.run import tracked
+from gradtrail.tracking.compile_report import compiling
+from gradtrail.tracking.journal import tracked
 
 
 def main(stage: Stage) -> None:

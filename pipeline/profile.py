@@ -1,8 +1,8 @@
 """Compile and time variants of the configured training: params → static costs, figures; times go to MLflow."""
 
-from gradtrail.tracking.tracker_process import start_tracker
+from gradtrail.tracking.journal import start_logger
 
-start_tracker(__name__)
+start_logger(__name__)
 
 import tempfile
 from pathlib import Path
@@ -15,9 +15,9 @@ from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.files import write_csv
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.profile import figures, timings
-from gradtrail.tracking.mlflow.compile_report import compiling
+from gradtrail.tracking.compile_report import compiling
+from gradtrail.tracking.journal import tracked
 from gradtrail.tracking.mlflow.naming import metric_name, precision_note
-from gradtrail.tracking.mlflow.run import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,8 +1,8 @@
 """Show the results of all stages on one page: metrics, tables, figures and params → `results/report.html`."""
 
-from gradtrail.tracking.tracker_process import start_tracker
+from gradtrail.tracking.journal import start_logger
 
-start_tracker(__name__)
+start_logger(__name__)
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.report.gallery import make_gallery
 from gradtrail.stages.report.numbers import read_sources
 from gradtrail.stages.report.page import ReportConfig, measure, render
-from gradtrail.tracking.mlflow.run import tracked
+from gradtrail.tracking.journal import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,18 +1,18 @@
 """Train a model: `data/processed` → `models`, history, figures. A stopped one resumes from its last checkpoint."""
 
-from gradtrail.tracking.tracker_process import start_tracker
+from gradtrail.tracking.journal import start_logger
 
-start_tracker(__name__)
+start_logger(__name__)
 
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.common.setup import cached_compiler
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.train.outputs import Outputs
 from gradtrail.stages.train.training import NullListener, Training
+from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.gc.files import forget_old_members
-from gradtrail.tracking.mlflow.compile_report import compiling
-from gradtrail.tracking.mlflow.run import tracked
-from gradtrail.tracking.mlflow.training_log import TrainingLog
+from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.training_log import TrainingLog
 
 
 def main(stage: Stage) -> None:

@@ -175,8 +175,8 @@ class Project:
     @contextlib.contextmanager
     def holding(self, stage: str) -> Iterator[Callable[[], bool]]:
         """Let a stage wait at the start of its work while `.git/hold` exists; yield whether its last run is open."""
-        code = self.folder / "src/gradtrail/tracking/mlflow/run.py"  # no code dep of a stage
-        whole, begin = code.read_text(), "            yield run\n"
+        code = self.folder / "src/gradtrail/tracking/journal.py"  # no code dep of a stage
+        whole, begin = code.read_text(), "            yield journal\n"
         assert whole.count(begin) == 1
         wait = f"while stage.name == {stage!r} and Path('.git/hold').exists():\n                time.sleep(0.01)"
         code.write_text(whole.replace(begin, f"            {wait}\n{begin}"))

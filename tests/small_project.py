@@ -22,7 +22,7 @@ from pathlib import Path
 from gradtrail.core.{core} import WORD
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.tracking.mlflow.run import tracked
+from gradtrail.tracking.journal import tracked
 
 READS, PARAM, WRITES = {reads!r}, {param!r}, {writes!r}
 

@@ -167,7 +167,7 @@ def sync(*, yes: bool, verbose: bool) -> None:
 
     Runs are rebuilt from the outputs in DVC's cache. Does nothing if nothing has changed since the last sync.
     """
-    from gradtrail.tracking.sync.sync import set_aside, sync
+    from gradtrail.tracking.sync import describe, set_aside, sync
 
     try:
         report = with_store(sync)
@@ -176,7 +176,7 @@ def sync(*, yes: bool, verbose: bool) -> None:
             raise
         print(f"the damaged database was renamed to {set_aside()}")
         report = with_store(sync)
-    print(report.describe(verbose=verbose))
+    print(describe(report, verbose=verbose))
 
 
 @gradtrail.command(epilog="Example: gradtrail gc --yes")

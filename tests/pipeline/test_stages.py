@@ -16,7 +16,7 @@ from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.tracking.mlflow.tracker import SYSTEM_METRICS
+from gradtrail.tracking.logger import SYSTEM_METRICS
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from gradtrail.support.git import strict_git
 from gradtrail.support.interpreter import with_this_interpreter
 from gradtrail.support.secrets import redacted
 from gradtrail.support.shell import CommandError, reason, run
-from gradtrail.tracking.lineage import snapshots
+from gradtrail.tracking.lineage import state
 
 _STORE_SECONDS = 900.0  # longest wait for an MLflow server that is down
 _LAST_LINES = 40  # lines of output that are searched for the reason of a failure
@@ -73,7 +73,7 @@ def make_experiment(request: Request, experiment: Experiment) -> Outcome:
             made = strict_git("rev-parse", "--verify", ref, folder=folder)
         except CommandError:
             return "unchanged"
-        recorded = snapshots.Experiment(name=experiment.name, baseline=request.commit, commit=made)
+        recorded = state.Experiment(name=experiment.name, baseline=request.commit, commit=made)
         pipeline = read_pipeline(folder / "dvc.yaml")
         stages = [*stages_before(experiment.stage, pipeline), experiment.stage][-1 - len(experiment.shared) :]
         ensure_runs(env, folder, recorded, stages, patience=_STORE_SECONDS)

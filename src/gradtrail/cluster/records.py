@@ -12,11 +12,10 @@ from gradtrail.cluster.refs import committed_lock
 from gradtrail.stages.common.pipeline_file import locked_entry
 from gradtrail.support.errors import UserError, is_store_fault
 from gradtrail.support.shell import CommandError, run
-from gradtrail.tracking.lineage.keys import state_key
-from gradtrail.tracking.lineage.snapshots import Experiment
+from gradtrail.tracking.backfill import backfill_experiment
+from gradtrail.tracking.lineage.state import Experiment, state_key
 from gradtrail.tracking.mlflow.client import StoreClient
 from gradtrail.tracking.mlflow.search import StoredRuns
-from gradtrail.tracking.sync.backfill import backfill_experiment
 
 _PAUSE_SECONDS = 3.0
 

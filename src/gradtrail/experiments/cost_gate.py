@@ -49,9 +49,9 @@ from gradtrail.stages.train.training import Training
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
+from gradtrail.tracking.journal import Journal
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.run import TrackedRun
-from gradtrail.tracking.mlflow.training_log import TrainingLog
+from gradtrail.tracking.training_log import TrainingLog
 
 Costs = Mapping[str, Mapping[str, int]]  # function → metric → value
 Keep = Callable[[str, Compiler], object]
@@ -217,7 +217,7 @@ def _train_shortly(config: TrainConfig, program: Program, predict: CompiledFunct
     order = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES)
     training.program = dataclasses.replace(program, config=config, steps_per_epoch=steps, order=order)
     training.predict = predict
-    log = TrainingLog(TrackedRun(Identity("train"), None), training)
+    log = TrainingLog(Journal(Identity("train"), None), training)
     with contextlib.redirect_stderr(io.StringIO()):  # two short epochs
         training.train_network(config.seeds_of(config.seed), Checkpoints(None, 0.0), log)
 

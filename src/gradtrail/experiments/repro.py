@@ -25,7 +25,7 @@ from gradtrail.stages.datasets import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, with_store
 from gradtrail.support.git import git
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.sync.sync import sync
+from gradtrail.tracking.sync import sync
 
 _PARAMS = Path("params.yaml")
 

@@ -15,7 +15,7 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import SQLITE, store_uri, working_folder
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 from gradtrail.tracking.mlflow.ui_view import View, shared_views, write_views
-from gradtrail.tracking.sync import sync
+from gradtrail.tracking.sync import describe, sync
 
 _HOST = "127.0.0.1"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -35,7 +35,7 @@ def serve(port: int) -> int:
     if not is_server:
         _require_free(port)
     try:
-        print(sync.sync().describe())
+        print(describe(sync()))
     except UserError as error:  # the UI can still display the runs in the store
         print(f"gradtrail: {one_line(error)}", file=sys.stderr)
     client = open_store()

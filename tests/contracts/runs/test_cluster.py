@@ -23,7 +23,7 @@ from gradtrail.cluster.refs import experiment_ref
 from gradtrail.cluster.request import Experiment as PlannedExperiment
 from gradtrail.cluster.request import Request
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.lineage.snapshots import Experiment
+from gradtrail.tracking.lineage.state import Experiment
 from gradtrail.tracking.mlflow.client import StoreClient
 from gradtrail.tracking.mlflow.search import StoredRuns
 

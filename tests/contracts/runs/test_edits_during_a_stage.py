@@ -11,8 +11,7 @@ from projects import Project, warm
 from ruamel.yaml import YAML
 from warm_python import warm_python
 
-from gradtrail.tracking.sync import backfill
-from gradtrail.tracking.sync.sync import sync
+from gradtrail.tracking.sync import describe, sync
 
 LR = "train.adamw.learning_rate"
 PARAMS = {  # stage → a key that it reads, and two values
@@ -174,7 +173,6 @@ def edited_too_late(project: Project, monkeypatch: pytest.MonkeyPatch) -> Projec
     )
     monkeypatch.chdir(project.folder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(backfill, "SETTLING_SECONDS", 0)
     return project
 
 
@@ -208,7 +206,7 @@ def test_sync_keeps_the_run_of_an_execution_and_removes_that_of_a_wrong_record(e
     sync()
     assert weights(project)["0.7"] == weights(project)["0.5"]
     project.dvc("repro", "--force", "--single-item", "train")
-    assert "deleted, because their outputs differ from the recorded ones: 1" in sync().describe()
+    assert "replaced by other runs: 1" in describe(sync())
     assert weights(project)["0.7"] == project.digests("models/final.safetensors")["models/final.safetensors"]
     assert len({*weights(project).values()}) == 3
 

@@ -1,8 +1,4 @@
-"""Histories that `test_random_histories.py` does not draw: after a sync each state has one whole run, and no other.
-
-Each history is checked twice: as it was, and once more after the store is lost, when every run comes from the files.
-A sync creates the runs of what is in git: of all branches, and of commits that no longer fit.
-"""
+"""What `test_random_histories.py` does not draw: clones, servers, foreign commits, and what a rebuilt run has."""
 
 import os
 import shutil
@@ -16,11 +12,8 @@ from projects import Project
 from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import digest, read_json, write_json
-from gradtrail.tracking.lineage.recorded import consistent_stages
-from gradtrail.tracking.lineage.snapshots import snapshot_of
-from gradtrail.tracking.mlflow.stored_run import StoredRun
-from gradtrail.tracking.sync.origin import origin_of
-from gradtrail.tracking.sync.sync import sync
+from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_origin, snapshot_of
+from gradtrail.tracking.sync import describe, sync
 
 LR, CLIP, BINS, TOP = (
     "train.adamw.learning_rate",
@@ -70,14 +63,8 @@ def by_state(project: Project) -> dict[str, dict[str, float]]:
     return {run["tags"]["state"]: run["metrics"] for run in project.runs() if run["status"] == "FINISHED"}
 
 
-def only_some_stages_run(project: Project) -> None:
-    project.set(LR, 0.5)
-    project.dvc("repro", "train")
-    project.git("add", "-A")  # the only lock in git has the evaluation of another training, which the run-cache knows
-    project.git("commit", "-q", "--amend", "-m", "results")
-
-
-def experiments_applied_branched_and_removed(project: Project) -> None:
+@pytest.mark.slow
+def test_experiments_that_were_applied_branched_and_removed_have_their_runs(project: Project) -> None:
     project.dvc("exp", "run", "-S", f"{LR}=0.5", "--name", "here")
     project.git("checkout", "-q", ".")
     project.dvc("exp", "run", "--temp", "-S", f"{BINS}=7", "--name", "there")
@@ -85,26 +72,12 @@ def experiments_applied_branched_and_removed(project: Project) -> None:
     project.dvc("exp", "apply", "there")
     project.commit("applied")
     project.dvc("exp", "remove", "here", "there")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("history", "expected"),
-    [
-        (only_some_stages_run, [*FIRST, "train lr"]),
-        (experiments_applied_branched_and_removed, [*FIRST, *OTHER, "evaluate bins"]),
-    ],
-)
-def test_after_a_sync_each_state_has_one_run(
-    project: Project, history: Callable[[Project], None], expected: list[str]
-) -> None:
-    history(project)
     project.sync()
-    assert whole_runs(project) == sorted(expected)
+    assert whole_runs(project) == sorted([*FIRST, *OTHER, "evaluate bins"])
     before = by_state(project)
     project.empty_store()
     project.sync()
-    assert whole_runs(project) == sorted(expected)
+    assert whole_runs(project) == sorted([*FIRST, *OTHER, "evaluate bins"])
     assert by_state(project) == before
     assert all(run["tags"]["rebuilt"] == "true" for run in project.runs())
 
@@ -155,7 +128,7 @@ def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
     (train,) = project.runs_of("train")
     project.python("-c", STRANGE_RUNS)
     message = project.sync()
-    assert "deleted as duplicates: 1" in message
+    assert "replaced by other runs: 1" in message
     assert "open on other hosts: 1" in message
     assert whole_runs(project) == FIRST
     assert train["id"] in {run["id"] for run in project.runs_of("train")}
@@ -206,20 +179,6 @@ def test_commits_of_another_form_are_skipped(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_commit_whose_code_wrote_the_same_bytes_gets_no_second_run(project: Project) -> None:
-    """As in a fresh clone, whose history has many states that differ in code alone, after its first run."""
-    core = project.folder / "src/gradtrail/core/second.py"
-    core.write_text(core.read_text() + "# a word to the reader\n")
-    project.dvc("repro")
-    project.commit("edited")
-    (edited, _) = (run["tags"]["state"] for run in project.runs_of("train"))
-    (project.folder / "mlflow.db").unlink()
-    project.dvc("repro", "--force")
-    project.sync()
-    assert [run["tags"]["state"] for run in project.runs_of("train")] == [edited]
-
-
-@pytest.mark.slow
 def test_commit_is_compared_by_the_files_of_its_code_folders(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project.folder)
     core, yaml = "src/gradtrail/core", YAML()
@@ -240,7 +199,7 @@ def dirty(project: Project) -> set[str]:
     """Return whether the commit that is checked out has other code or params than the states of its lock."""
     snapshot = snapshot_of(project.git("rev-parse", "HEAD").strip())
     assert snapshot is not None
-    return {origin_of(stage)["git.dirty"] for stage in consistent_stages(snapshot)}
+    return {recorded_origin(stage)["git.dirty"] for stage in consistent_stages(snapshot)}
 
 
 @pytest.mark.slow
@@ -253,36 +212,6 @@ def test_unreadable_outs_of_a_commit_are_reported_in_a_line(
     project.dvc("commit", "-f")
     project.git("commit", "-q", "--all", "--amend", "-m", "metrics that are not flat")
     Path("mlflow.db").unlink()
-    report = sync()
-    assert (report.rebuilt, report.unreadable) == ({"fetch": 1, "train": 1, "gradients": 1}, 1)
+    assert describe(sync()) == "0 runs present; rebuilt: fetch, train, gradients; skipped, not readable: 1"
     message = capsys.readouterr().err
     assert "no run can be rebuilt (results/metrics/evaluate.json: dataset should be text, got None)" in message
-
-
-@pytest.mark.slow
-def test_bug_while_a_run_is_rebuilt_is_raised(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise KeyError("a bug")
-
-    monkeypatch.chdir(project.folder)
-    Path("mlflow.db").unlink()
-    monkeypatch.setattr(StoredRun, "log_outs", broken)
-    with pytest.raises(KeyError, match="a bug"):
-        sync()
-
-
-@pytest.mark.slow
-def test_commit_whose_metrics_lie_elsewhere_is_skipped_without_a_word(
-    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(project.folder)
-    files = {name: Path(name).read_text() for name in ("dvc.yaml", "dvc.lock")}
-    for name, text in files.items():
-        Path(name).write_text(text.replace("results/metrics/", "metrics/"))
-    project.git("commit", "-q", "--all", "-m", "another layout")
-    for name, text in files.items():
-        Path(name).write_text(text)
-    project.git("commit", "-q", "--all", "-m", "this layout")
-    Path("mlflow.db").unlink()
-    assert sync().rebuilt == {"fetch": 1, "train": 1, "evaluate": 1, "gradients": 1}
-    assert capsys.readouterr().err == ""

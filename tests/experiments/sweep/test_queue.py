@@ -15,7 +15,7 @@ from gradtrail.experiments.sweep.missing import complete
 from gradtrail.experiments.sweep.queue import ExperimentQueue, Tasks, wait_for
 from gradtrail.experiments.sweep.spec import Comparison, PlannedRun, planned_runs
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.lineage.snapshots import Experiment
+from gradtrail.tracking.lineage.state import Experiment
 
 UNREADABLE = ValueError("half a file")
 LABELS = {"a": "on, seed 0", "b": "off, seed 0"}

@@ -20,7 +20,7 @@ from gradtrail.stages.artifacts.weights import read_weights
 from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train.privacy import redacted_history
 from gradtrail.tracking.mlflow import artifacts as curve_tables
-from gradtrail.tracking.mlflow.training_log import live_curves
+from gradtrail.tracking.training_log import live_curves
 
 NORMS = ("part_grad_norm", "grad_norm")
 IDS = np.arange(100, 110, dtype=np.int32)  # of the examples of the split
@@ -43,7 +43,7 @@ def history() -> History:
 
 def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: Path) -> None:
     tables.write_tables(tmp_path, history, IDS)
-    epochs, steps = curve_tables.read_tables(tmp_path)
+    epochs, steps = pd.read_csv(tmp_path / "epochs.csv"), pd.read_parquet(tmp_path / "steps.parquet")
     assert epochs["epoch"].tolist() == [1, 2]
     assert epochs["loss"].tolist() == pytest.approx([record.loss for record in history.epochs], rel=1e-8)
     assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
@@ -99,7 +99,7 @@ def test_curves_show_all_steps_of_a_short_training_and_some_200_of_a_long_one(nu
 
 def test_live_curves_equal_tables(history: History, tmp_path: Path) -> None:
     tables.write_tables(tmp_path, history, IDS)
-    later = curve_tables.curves(*curve_tables.read_tables(tmp_path), planned_steps=6)
+    later = curve_tables.read_curves(tmp_path, "train", {"planned_steps": 6})
     first = copy.copy(history)
     first.epochs, first.steps = history.epochs[:1], history.steps[:1]
     parts = [live_curves(part, 6) for part in (first, history)]
@@ -185,6 +185,6 @@ def test_tables_to_publish_have_their_schema(history: History, tmp_path: Path) -
 
 def test_curves_to_publish_have_no_losses_of_examples(history: History, tmp_path: Path) -> None:
     write(redacted_history(history, PUBLISHED), tmp_path)
-    curves = curve_tables.curves(*curve_tables.read_tables(tmp_path), 6)
+    curves = curve_tables.read_curves(tmp_path, "train", {"planned_steps": 6})
     names = {name for name, points in curves.items() if points}
     assert names == {"train/validation_loss", "train/validation_accuracy", "steps/grad_norm", "steps/learning_rate"}

@@ -2,12 +2,11 @@
 
 import json
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
 from gradtrail.tracking.lineage import environment as module
-from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key
+from gradtrail.tracking.lineage.environment import environment, machine_key
 
 MILAN = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -22,18 +21,17 @@ vendor_id\t: other
 
 
 @pytest.fixture
-def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file in the place of /proc/cpuinfo, and no accelerator."""
-    path = tmp_path / "cpuinfo"
-    path.write_text(MILAN)
-    monkeypatch.setattr(module, "Path", lambda _: path)
+def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The system's files, path → text; there is no accelerator."""
+    texts = {"/proc/cpuinfo": MILAN}
+    monkeypatch.setattr(module, "_text", lambda path: texts.get(path, ""))
     monkeypatch.setattr(module, "_accelerators", list)
-    return path
+    return texts
 
 
-def test_machine_key_distinguishes_processors_and_gpus(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_key_distinguishes_processors_and_gpus(texts: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_key() == "AuthenticAMD-25-1-avx2"
-    cpuinfo.write_text(MILAN.replace("avx2", "avx2 avx512f"))
+    texts["/proc/cpuinfo"] = MILAN.replace("avx2", "avx2 avx512f")
     assert machine_key() == "AuthenticAMD-25-1-avx512f"
     monkeypatch.setattr(module, "_accelerators", lambda: ["NVIDIA H100"])
     assert machine_key() == "AuthenticAMD-25-1-avx512f-NVIDIA-H100"
@@ -46,41 +44,20 @@ def test_environment_has_versions_and_switches_as_plain_values(monkeypatch: pyte
     assert description["packages"]["jax"] == version("jax")
     assert description["switches"]["XLA_FLAGS"] == "--xla_cpu_max_isa=AVX2"
     assert "UNRELATED" not in description["switches"]
-    assert environment_tags() == {"machine": description["machine"], "jax": version("jax")}
 
 
-@pytest.mark.parametrize(
-    ("flags", "features"),
-    [
-        (
-            "fpu smep sse2 avx512f avx512_bf16 amx_tile amx_bf16 avx_vnni",
-            ["amx_bf16", "amx_tile", "avx512_bf16", "avx512f", "avx_vnni"],
-        ),
-        ("fp asimd asimddp crc32 sve2 bf16", ["asimd", "asimddp", "bf16", "sve2"]),
-        ("", []),
-    ],
-)
-def test_environment_has_the_features_that_change_compiled_code(flags: str, features: list[str], cpuinfo: Path) -> None:
-    cpuinfo.write_text(MILAN.replace("fpu sse2 avx2 fma", flags))
-    assert environment()["processor"]["features"] == features
-
-
-def test_the_driver_of_a_gpu_is_that_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = tmp_path / "version"
-    driver.write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@host)\n"
-    )
-    monkeypatch.setattr(module, "Path", lambda _: driver)
-    assert module._driver() == {"nvidia": "580.95.05"}
-    driver.unlink()
-    assert module._driver() == {}
-
-
-def test_limit_of_the_control_group_is_given_in_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = tmp_path / "cpu.max"
-    monkeypatch.setattr(module, "Path", lambda _: limit)
-    assert "cores_quota" not in module._cores()
-    limit.write_text("max 100000\n")
-    assert "cores_quota" not in module._cores()
-    limit.write_text("150000 100000\n")
-    assert module._cores()["cores_quota"] == 1.5
+def test_environment_has_what_changes_compiled_code_and_its_speed(texts: dict[str, str]) -> None:
+    flags = "fpu smep avx512f amx_bf16 asimd crc32 bf16"
+    texts["/proc/cpuinfo"] = MILAN.replace("fpu sse2 avx2 fma", flags)
+    texts["/sys/fs/cgroup/cpu.max"] = "150000 100000\n"
+    texts["/proc/driver/nvidia/version"] = "NVRM version: NVIDIA Open Kernel Module for x86_64  580.95.05\n"
+    description = environment()
+    assert description["processor"]["features"] == ["amx_bf16", "asimd", "avx512f", "bf16"]
+    assert description["processor"]["cores_quota"] == 1.5
+    assert description["driver"] == "580.95.05"
+    texts["/sys/fs/cgroup/cpu.max"] = "max 100000\n"
+    del texts["/proc/cpuinfo"], texts["/proc/driver/nvidia/version"]
+    description = environment()
+    assert description["processor"]["features"] == []
+    assert "cores_quota" not in description["processor"]
+    assert description["driver"] == ""

@@ -1,12 +1,10 @@
 """The logged checkpoint is small, verified when it is read, and trains on to the bits of an uninterrupted training."""
 
 import dataclasses
-import functools
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -24,9 +22,7 @@ from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.params import as_written
 from gradtrail.stages.train.checkpoints import state_on_host
 from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint
-from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.run import TrackedRun
-from gradtrail.tracking.mlflow.stored_run import StoredRun
+from gradtrail.tracking.mlflow.client import experiment_id, open_store
 
 
 def bits(state: TrainState) -> list[tuple[Any, bytes]]:
@@ -61,42 +57,32 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changed", "left_out"),
     [
-        ({}, ["params"]),
-        ({"average": make_weights(2)}, ["params"]),
-        ({"params": make_weights(2), "average": make_weights(0)}, ["average"]),
-        ({"params": make_weights(2)}, []),  # as schedule-free optimizers have them
+        ({"average": make_weights(2)}, "params"),
+        ({"params": make_weights(2), "average": make_weights(0)}, "average"),
+        ({"params": make_weights(2)}, ""),  # as schedule-free optimizers have them
     ],
 )
 def test_checkpoint_omits_final_weights_and_loads_to_the_bit(
-    changed: dict[str, Any], left_out: list[str], tmp_path: Path
+    changed: dict[str, Any], left_out: str, tmp_path: Path
 ) -> None:
     state = make_state(**changed)
     save_checkpoint(tmp_path / "checkpoint", state, make_weights(0))
     arrays = json.loads((tmp_path / "checkpoint" / "_METADATA").read_text())["tree_metadata"]
     stored = {name for name in ("params", "average") if any(f"'{name}', 'layers'" in key for key in arrays)}
-    assert stored == {name for name in ("params", "average") if getattr(state, name) is not None} - set(left_out)
+    assert stored == {name for name in ("params", "average") if getattr(state, name) is not None} - {left_out}
     loaded = load_checkpoint(tmp_path / "checkpoint", make_state(**changed, step=np.int32(0)), make_weights(0))
     assert bits(loaded) == bits(state)
     assert jax.tree.structure(loaded) == jax.tree.structure(state)
 
 
-def test_weights_of_another_run_and_an_unfinished_training_are_refused(good: Path, tmp_path: Path) -> None:
+def test_weights_of_another_run_are_refused(good: Path) -> None:
     line = refusal(lambda: load_checkpoint(good, make_state(), make_weights(7)))
     assert line == f"{good}: it is damaged, or the weights are not the final ones of its run"
-    from orbax.checkpoint import v1 as ocp
-
-    ocp.save(tmp_path / "checkpoint", state_on_host(make_state()))
-    line = refusal(lambda: load_checkpoint(tmp_path / "checkpoint", make_state(), make_weights(0)))
-    assert line == f"{tmp_path / 'checkpoint'}: no checkpoint of this training: 'left_out'"
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        (
-            {"opt_state": (optax.EmptyState(), optax.TraceState(make_weights(1)["layers"]))},
-            "leaf opt_state/1/trace/0/bias is absent, this training has float32(3,)",
-        ),
         (
             {"keys": jax.tree.map(lambda key: jax.random.split(key, 2), run_keys(0))},
             "leaf keys/augmentation is uint32(2,), this training has uint32(2, 2)",
@@ -118,6 +104,10 @@ def flip(path: Path) -> None:
         path.write_bytes(data)
 
 
+def load_and_compare(folder: Path) -> None:
+    assert bits(load_checkpoint(folder, make_state(), make_weights(0))) == bits(make_state())
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of Orbax' threads
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
 def test_a_damaged_file_is_harmless_or_refused(damage: Callable[[Path], None], good: Path, tmp_path: Path) -> None:
@@ -125,11 +115,8 @@ def test_a_damaged_file_is_harmless_or_refused(damage: Callable[[Path], None], g
     for number, file in enumerate(sorted(path for path in good.rglob("*") if path.is_file())):
         copy = shutil.copytree(good, tmp_path / str(number))
         damage(copy / file.relative_to(good))
-        loaded: list[TrainState] = []
-        read = functools.partial(load_checkpoint, copy, make_state(), make_weights(0))
-        line = refusal(lambda read=read, loaded=loaded: loaded.append(read()))
+        line = refusal(lambda copy=copy: load_and_compare(copy))
         assert line is None or line.startswith(f"{copy}: ")
-        assert line is not None or bits(loaded[0]) == bits(make_state())
         refused += line is not None
     assert refused >= 3
 
@@ -148,8 +135,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "data").mkdir()
     write_processed(tmp_path / "data/processed", dict.fromkeys(SPLITS, SPLIT), dataset_info())
     client = open_store()
-    experiment = client.create_experiment("models", artifact_location=(tmp_path / "mlruns").as_uri())
-    run = client.create_run(experiment)
+    run = client.create_run(experiment_id(client, "models"))
     engine, examples = make_engine(SHORT, SPLIT)
     state = run_training(engine, examples)[-1].state
     weights = on_host(engine.evaluation_params(state))
@@ -157,11 +143,8 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         model=SHORT.model_config(SHAPE, 3), label_smoothing=0.1, dataset=dataset_info(), epoch=SHORT.epochs
     )
     write_weights(tmp_path / "models/final.safetensors", weights, info)
-    logs = StoredRun(client, run.info.run_id, 1).log_files
-    tracker = SimpleNamespace(
-        is_alive=True, keep=lambda path: path, send=lambda do, path, under: logs(Path(path), under)
-    )
-    TrackedRun(None, tracker).checkpoint(state, weights)  # type: ignore[arg-type]
+    save_checkpoint(tmp_path / "saved", state, weights)
+    client.log_artifacts(run.info.run_id, str(tmp_path / "saved"), "checkpoint")
     return run.info.run_id
 
 

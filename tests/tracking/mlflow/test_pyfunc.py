@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from exports import SHAPE, write_small_export, write_wrong_export
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModel, LoggedModelStatus, Metric, Run
+from mlflow.entities import LoggedModel, LoggedModelStatus, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
@@ -51,30 +51,22 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return _load_pyfunc(str(folder))
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 31, 32, 33, 70])
+@pytest.mark.parametrize("count", [0, 1, 31, 33, 70])
 def test_any_number_of_images_gets_the_same_answers(served: ServedModel, count: int) -> None:
     answer, whole = served.predict(PIXELS[:count]), served.predict(PIXELS)
     assert answer["probabilities"].dtype == np.float32
     np.testing.assert_allclose(answer["probabilities"], whole["probabilities"][:count], rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(answer["label"], answer["probabilities"].argmax(axis=1))
-    assert answer["label"].dtype == np.int64
 
 
-def test_the_answers_are_those_of_the_export(tmp_path: Path) -> None:
-    exported = read_export(write_small_export(tmp_path / "export", model="linear", members=2, batch_sizes=(8,)))
-    answer = ServedModel(exported).predict(PIXELS[:8])
-    np.testing.assert_array_equal(answer["probabilities"], exported.predict(PIXELS[:8]))
-
-
-def test_a_damaged_export_is_refused_in_one_line(tmp_path: Path) -> None:
-    folder = write_small_export(tmp_path / "export", model="linear")
-    (folder / "weights.safetensors").write_bytes(b"words")
+def test_unusable_exports_are_refused_in_one_line(tmp_path: Path) -> None:
+    damaged = write_small_export(tmp_path / "damaged", model="linear")
+    with pytest.raises(MlflowException, match=r"damaged: the digest of its manifest is \w+…, not 0{12}…$"):
+        _load_pyfunc(str(damaged), {"export_digest": "0" * 64})
+    (damaged / "weights.safetensors").write_bytes(b"words")
     with pytest.raises(MlflowException, match="is not the file that was exported"):
-        _load_pyfunc(str(folder))
-
-
-def test_answers_that_are_no_probabilities_are_refused_in_one_line(tmp_path: Path) -> None:
-    wrong = _load_pyfunc(str(write_wrong_export(tmp_path / "export", answers="NaN")))
+        _load_pyfunc(str(damaged))
+    wrong = _load_pyfunc(str(write_wrong_export(tmp_path / "wrong", answers="NaN")))
     with pytest.raises(MlflowException, match="digits: its answers to 3 of 3 images are not probabilities"):
         wrong.predict(PIXELS[:3])
 
@@ -82,37 +74,30 @@ def test_answers_that_are_no_probabilities_are_refused_in_one_line(tmp_path: Pat
 @pytest.mark.parametrize(
     "same",
     [
-        PIXELS[:3].astype(np.int64),
-        PIXELS[:3].tolist(),
-        PIXELS[:3].astype(object),
-        PIXELS[:3] / 255,
-        (PIXELS[:3] / 255).astype(np.float32),
-        (PIXELS[:3] / 255).tolist(),
+        PIXELS[:1].astype(np.int64),
+        PIXELS[:1].tolist(),
+        PIXELS[:1].astype(object),
+        (PIXELS[:1] / 255).astype(np.float32),
+        (PIXELS[:1] / 255).tolist(),
+        PIXELS[0],
+        PIXELS[0].tolist(),
+        PIXELS[0] / 255,
     ],
 )
-def test_whole_numbers_and_floats_are_the_same_image(served: ServedModel, same: Any) -> None:
-    expected = served.predict(PIXELS[:3])["probabilities"]
-    np.testing.assert_array_equal(served.predict(same)["probabilities"], expected)
-
-
-@pytest.mark.parametrize("one", [PIXELS[0], PIXELS[0].tolist(), PIXELS[0] / 255])
-def test_a_single_image_is_a_batch_of_one(served: ServedModel, one: Any) -> None:
+def test_integers_and_floats_in_arrays_and_lists_are_the_same_image(served: ServedModel, same: Any) -> None:
     expected = served.predict(PIXELS[:1])["probabilities"]
-    np.testing.assert_array_equal(served.predict(one)["probabilities"], expected)
+    np.testing.assert_array_equal(served.predict(same)["probabilities"], expected)
 
 
 @pytest.mark.parametrize(
     ("data", "actual"),
     [
         (PIXELS[0, 0], f"shape {SHAPE[1:]}"),
-        (PIXELS[0].T[:-1], f"shape {(SHAPE[1] - 1, SHAPE[0])}"),
         (PIXELS[:2, :-1], f"shape (2, {SHAPE[0] - 1}, {SHAPE[1]})"),
         (PIXELS[:2, ..., None], f"shape (2, {SHAPE[0]}, {SHAPE[1]}, 1)"),
         ([[1, 2], [3]], "rows or images of different lengths"),
         (PIXELS[:1].astype(str), "values of type <U3"),
-        (PIXELS[:1] > 9, "values of type bool"),
         (np.full((1, *SHAPE), 256), "int64 from 256 to 256"),
-        (np.full((1, *SHAPE), -1), "int64 from -1 to -1"),
         (np.full((1, *SHAPE), 255.0), "float64 from 255 to 255"),
         (np.full((1, *SHAPE), np.nan), "float64 from nan to nan"),
         (np.eye(*SHAPE, dtype=int).tolist(), "int64 that are all 0 or 1, which may be either"),
@@ -127,7 +112,7 @@ def test_other_input_is_refused_in_one_line(served: ServedModel, data: Any, actu
     assert caught.value.error_code == "INVALID_PARAMETER_VALUE"
 
 
-IMAGES = np.random.default_rng(0).integers(0, 256, (3, *SHAPE), np.uint8)
+IMAGES = PIXELS[:3]
 TEMPERATURE = 1.5  # of the small exports
 
 
@@ -143,18 +128,15 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_export(tmp_path_factory.mktemp("models") / "export", model="linear", batch_sizes=(4,))
 
 
-def new_run(client: MlflowClient, stage: str = "train", **params: str) -> Run:
-    experiment = client.get_experiment_by_name("models")
-    tags = {"stage": stage, "state": "0" * 64}
-    run_id = client.create_run(experiment.experiment_id, tags=tags).info.run_id
-    client.log_param(run_id, "train.seed", "7")
-    for key, value in params.items():
-        client.log_param(run_id, key.replace("__", "."), value)
+def new_run(client: MlflowClient, stage: str = "train", params: Mapping[str, str] = {"train.seed": "7"}) -> Run:
+    run_id = client.create_run(experiment_id(client, "models"), tags={"stage": stage, "state": "0" * 64}).info.run_id
+    client.log_batch(run_id, params=[Param(*item) for item in params.items()])
+    client.set_terminated(run_id, end_time=1)
     return client.get_run(run_id)
 
 
 def new_evaluation(client: MlflowClient, weights: str = "final", **metrics: float) -> Run:
-    run = new_run(client, "evaluate", evaluate__weights=weights)
+    run = new_run(client, "evaluate", {"evaluate.weights": weights})
     points = {"temperature": TEMPERATURE} | metrics
     client.log_batch(run.info.run_id, metrics=[Metric(f"eval/{name}", value, 0, 0) for name, value in points.items()])
     return client.get_run(run.info.run_id)
@@ -166,34 +148,23 @@ def model_of(client: MlflowClient, run: Run) -> LoggedModel:
 
 
 def test_export_is_logged_once_and_another_one_separately(client: MlflowClient, export: Path, tmp_path: Path) -> None:
-    run = new_run(client)
+    run, name = new_run(client), "train/validation_accuracy"
+    client.log_batch(run.info.run_id, metrics=[Metric(name, epoch / 10, 5, epoch) for epoch in range(3)])
     for _ in range(2):
         log_export(client, run, export)
     model = model_of(client, run)
-    assert model.status == LoggedModelStatus.READY
-    assert model.source_run_id == run.info.run_id
+    assert (model.status, model.source_run_id) == (LoggedModelStatus.READY, run.info.run_id)
     assert model.params == {"train.seed": "7"}
     assert model.tags[EXPORT_DIGEST] == read_manifest(export).digest
+    assert [(metric.key, metric.value) for metric in model.metrics] == [(name, 0.1)], "of the epoch of its weights"
+    assert len(client.get_metric_history(run.info.run_id, name)) == 3
     outputs = client.get_run(run.info.run_id).outputs.model_outputs
     assert [output.model_id for output in outputs] == [model.model_id]
-    held = Path(model.artifact_location.removeprefix("file://")) / "data" / "export"
-    assert digest(held) == digest(export)
+    assert digest(Path(model.artifact_location.removeprefix("file://")) / "data" / "export") == digest(export)
     assert (run.info.run_id, digest(export)) in logged_exports(client, run.info.experiment_id)
     other = write_small_export(tmp_path / "other", model="linear", weights="best")
     log_export(client, run, other)
     assert {logged.tags[WEIGHTS] for logged in models_of(client, run)} == {"final", "best"}
-
-
-def test_a_model_has_the_metrics_of_its_epoch_and_no_point_is_logged_twice(client: MlflowClient, export: Path) -> None:
-    run = new_run(client)
-    client.log_batch(
-        run.info.run_id, metrics=[Metric("train/validation_accuracy", epoch / 10, 5, epoch) for epoch in range(3)]
-    )
-    log_export(client, run, export)
-    assert [(metric.key, metric.value) for metric in model_of(client, run).metrics] == [
-        ("train/validation_accuracy", 0.1)
-    ]
-    assert len(client.get_metric_history(run.info.run_id, "train/validation_accuracy")) == 3
 
 
 def test_an_incomplete_model_is_replaced(client: MlflowClient, export: Path) -> None:
@@ -220,30 +191,15 @@ def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
     if not is_logged_first:
         log_export(client, run, export)
     for _ in range(2):
-        copy_headlines(client, client.get_run(evaluation.info.run_id), client.get_run(run.info.run_id))
+        copy_headlines(client, RunIndex(client)[evaluation.info.run_id], client.get_run(run.info.run_id))
     model = model_of(client, run)
     metrics = [(metric.key, metric.value, metric.run_id) for metric in model.metrics]
     assert metrics == [("eval/accuracy", 0.5, run.info.run_id)]
     evaluation = client.get_run(evaluation.info.run_id)
-    assert [item.model_id for item in evaluation.inputs.model_inputs] == [model.model_id]
+    assert [item.model_id for item in evaluation.inputs.model_inputs] == [model.model_id], "only once"
     assert client.get_run(run.info.run_id).data.metrics == {"eval/accuracy": 0.5}
     assert len(client.get_metric_history(run.info.run_id, "eval/accuracy")) == 1
     assert all(link_evaluation(client, item, run) is None for item in other)
-
-
-def test_model_stays_the_same_input_of_an_evaluation_that_a_search_returned(client: MlflowClient, export: Path) -> None:
-    run, evaluation = new_run(client), new_evaluation(client)
-    log_export(client, run, export)
-    link_evaluation(client, evaluation, run)
-    database, query = (
-        client.tracking_uri.removeprefix("sqlite:///"),
-        "select * from inputs where ? in (source_id, destination_id)",
-    )
-    with contextlib.closing(sqlite3.connect(database)) as store:
-        rows = store.execute(query, (evaluation.info.run_id,)).fetchall()
-        assert len(rows) == 1
-        link_evaluation(client, RunIndex(client)[evaluation.info.run_id], run)
-        assert store.execute(query, (evaluation.info.run_id,)).fetchall() == rows
 
 
 def test_last_headline_is_the_shown_one_after_the_clock_was_set_back(
@@ -311,15 +267,9 @@ def own_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
     return open_store()
 
 
-def new_training(client: MlflowClient) -> Run:
-    run = client.create_run(experiment_id(client, "models"), tags={"stage": "train", "state": "0" * 64})
-    client.set_terminated(run.info.run_id, end_time=1)
-    return client.get_run(run.info.run_id)
-
-
 @pytest.mark.slow
 def test_a_model_is_removed_with_its_run(own_client: MlflowClient, export: Path, tmp_path: Path) -> None:
-    run = new_training(own_client)
+    run = new_run(own_client)
     log_export(own_client, run, export)
     own_client.delete_run(run.info.run_id)
     (garbage,) = deleted_garbage(own_client)
@@ -335,7 +285,7 @@ def test_a_model_is_removed_with_its_run(own_client: MlflowClient, export: Path,
 @pytest.mark.slow
 def test_a_training_whose_model_is_registered_is_no_garbage(own_client: MlflowClient, export: Path) -> None:
     """Neither as a run of no recorded state, nor when it is deleted because another run has its place."""
-    trainings = registered, other = new_training(own_client), new_training(own_client)
+    trainings = registered, other = new_run(own_client), new_run(own_client)
     for run in trainings:
         log_export(own_client, run, export)
     model = model_of(own_client, registered)

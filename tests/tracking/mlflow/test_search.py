@@ -15,8 +15,7 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.lineage.snapshots import Snapshot
-from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.lineage.state import Identity, Snapshot
 from gradtrail.tracking.lookup import runs as lookup
 from gradtrail.tracking.mlflow.search import find_equivalent_run
 

@@ -25,7 +25,7 @@ from gradtrail.stages.common.pipeline_file import (
 )
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
-from gradtrail.tracking.lineage.keys import state_key
+from gradtrail.tracking.lineage.state import state_key
 from gradtrail.tracking.lookup.runs import look_up
 from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.client import open_store

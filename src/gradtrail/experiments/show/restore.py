@@ -10,9 +10,8 @@ from gradtrail.stages.common.dvc_cache import has_remote
 from gradtrail.stages.common.pipeline_file import FILES, dvc_file, dvc_target
 from gradtrail.support.git import git
 from gradtrail.support.paths import working_folder
-from gradtrail.tracking.lineage.recorded import has_files
-from gradtrail.tracking.lineage.snapshots import Snapshot, committed_snapshots, find_experiments, working_snapshot
-from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.lineage.recorded import committed_snapshots, find_experiments, has_files, working_snapshot
+from gradtrail.tracking.lineage.state import Identity, Snapshot
 from gradtrail.tracking.mlflow.relocate import local_path
 from gradtrail.tracking.mlflow.tags import CUT_OFF, outputs
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from gradtrail.experiments.sweep.queue import ExperimentQueue, bring_up_to_date, queue_experiments, wait_for
 from gradtrail.stages.common.dvc_cache import require_copies
 from gradtrail.stages.common.params import as_options
-from gradtrail.tracking.lineage.snapshots import find_experiments
+from gradtrail.tracking.lineage.recorded import find_experiments
 
 _STILL_RUNNING = (
     "DVC's queue keeps running: `dvc queue status` shows it, `dvc queue stop --kill` stops it, "

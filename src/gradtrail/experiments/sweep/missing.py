@@ -14,7 +14,7 @@ from gradtrail.stages.common.params import PARAMS, read_yaml, validate
 from gradtrail.support.errors import with_store
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
-from gradtrail.tracking.sync.sync import sync
+from gradtrail.tracking.sync import sync
 
 
 def run_finder() -> RunFinder:

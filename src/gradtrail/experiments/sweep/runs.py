@@ -14,8 +14,7 @@ from mlflow.entities import Run
 from gradtrail.experiments.sweep.members import ReadTable, seeds_trained, varies_all
 from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, Training, params_of
 from gradtrail.stages.common.pipeline_file import TRAIN, stages_before
-from gradtrail.tracking.lineage.keys import state_key
-from gradtrail.tracking.lineage.planned import PlannedStages
+from gradtrail.tracking.lineage.state import PlannedStages, state_key
 from gradtrail.tracking.mlflow.search import Find
 from gradtrail.tracking.mlflow.stored_run import REBUILT
 from gradtrail.tracking.mlflow.tags import outputs

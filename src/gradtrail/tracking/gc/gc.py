@@ -24,7 +24,7 @@ from gradtrail.tracking.lineage.recorded import RecordedStates, consistent_stage
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.relocate import own_database
 from gradtrail.tracking.mlflow.search import RunIndex
-from gradtrail.tracking.sync.sync import sync
+from gradtrail.tracking.sync import sync
 
 _LAST_LINE = "DVC's cache is unchanged; after `dvc gc`, `gradtrail gc` removes the runs of what was deleted from it."
 

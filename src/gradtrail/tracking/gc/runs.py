@@ -25,7 +25,8 @@ from gradtrail.tracking.mlflow.relocate import local_path
 from gradtrail.tracking.mlflow.search import RunIndex, deleted_runs, find_equivalent_run
 from gradtrail.tracking.mlflow.stored_run import REPLACED
 from gradtrail.tracking.mlflow.tags import is_alive, is_of_this_host
-from gradtrail.tracking.sync.backfill import DUPLICATE, SETTLING_SECONDS
+
+SETTLING_SECONDS = 120  # longest time from a run's end until DVC has recorded the state
 
 
 def needed_runs(client: MlflowClient, recorded: RecordedStates, index: RunIndex) -> set[str]:
@@ -66,7 +67,7 @@ def unneeded_garbage(
 def deleted_garbage(client: MlflowClient) -> Iterator[Garbage]:
     """Yield the runs that sync or a person deleted, and that MLflow keeps until they are purged."""
     for run in _purgeable_runs(client):
-        is_replaced = DUPLICATE in run.data.tags or REPLACED in run.data.tags
+        is_replaced = REPLACED in run.data.tags
         yield _garbage(client, run, "another run has its place" if is_replaced else "deleted in MLflow")
 
 

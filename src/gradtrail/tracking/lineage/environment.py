@@ -19,31 +19,17 @@ from gradtrail.support.running_time import allowed_cores
 
 _GPU_PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _VECTOR_INSTRUCTIONS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # most specific first
-_FEATURES = re.compile(
+_FEATURES = re.compile(  # of a processor that a compiler uses
     r"amx_\w+|avx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|sme(\d|_\w+)?|bf16|i8mm"
-)  # what a compiler uses
+)
 _DRIVER = re.compile(r"Kernel Module\D.*?\s(\d+\.[\d.]+)")
-_stage_process: dict[str, Any] = {}  # description of the stage's process, in its tracker
 _SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
-
-
-def use_stage_environment(description: dict[str, Any]) -> None:
-    """Make this process, a tracker without JAX, describe its stage's process instead of itself."""
-    _stage_process.update(description)
-
-
-def stage_value(key: str) -> Any:
-    """Return `tags`, `origin` or `diff` of the stage's process, in its tracker; None in any other process."""
-    return _stage_process.get(key)
 
 
 def environment() -> dict[str, Any]:
     """Return the processor, memory, accelerators, packages and switches of this process, as plain values."""
-    if _stage_process:
-        return dict(_stage_process["environment"])
     processor = _processor()
-    processor["features"] = sorted(name for name in processor["flags"] if _FEATURES.fullmatch(name))
-    del processor["flags"]
+    processor["features"] = sorted(name for name in processor.pop("flags") if _FEATURES.fullmatch(name))
     return {
         "machine": machine_key(),
         "processor": processor | _cores(),
@@ -51,22 +37,14 @@ def environment() -> dict[str, Any]:
         "accelerators": _accelerators(),
         "driver": _driver(),
         "system": platform.platform(),
-        "distribution": _distribution(),
         "python": platform.python_version(),
         "packages": _versions(),
         "switches": {name: value for name, value in sorted(os.environ.items()) if _SWITCHES.fullmatch(name)},
     }
 
 
-def environment_tags() -> dict[str, str]:
-    """Return the tags `machine` and `jax` of a run, to search by."""
-    return {"machine": machine_key(), "jax": _versions().get("jax", "")}
-
-
 def machine_key() -> str:
     """Return a short key of the type of machine: processor, such as `AuthenticAMD-25-1-avx2`, and GPUs."""
-    if _stage_process:
-        return str(_stage_process["environment"]["machine"])
     processor = _processor()
     vector = next((name for name in _VECTOR_INSTRUCTIONS if name in processor["flags"]), "")
     parts = [processor[key] for key in ("vendor", "family", "model") if key in processor] or [platform.machine()]
@@ -75,10 +53,8 @@ def machine_key() -> str:
 
 def _processor() -> dict[str, Any]:
     """Return architecture, name, vendor, family, model, and all features that the system names as `flags`."""
-    lines: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        first, *_ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
-        lines = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    first, *_ = _text("/proc/cpuinfo").partition("\n\n")
+    lines = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     names = {"name": "model name", "vendor": "vendor_id", "family": "cpu family", "model": "model"}
     flags = f"{lines.get('flags', '')} {lines.get('Features', '')}".split()
     values = {key: lines[name] for key, name in names.items() if name in lines}
@@ -87,11 +63,9 @@ def _processor() -> dict[str, Any]:
 
 def _cores() -> dict[str, Any]:
     """Return the number of cores, of those that this process may use, and the quota of its control group."""
-    counts: dict[str, Any] = {"cores": os.cpu_count(), "cores_allowed": allowed_cores()}
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-        counts |= {} if quota == "max" else {"cores_quota": int(quota) / int(period)}
-    return counts
+    quota, *period = _text("/sys/fs/cgroup/cpu.max").split() or ["max"]
+    limit = {} if quota == "max" else {"cores_quota": int(quota) / int(period[0])}
+    return {"cores": os.cpu_count(), "cores_allowed": allowed_cores()} | limit
 
 
 def _accelerators() -> list[str]:
@@ -101,22 +75,16 @@ def _accelerators() -> list[str]:
     return sorted({str(device.device_kind) for device in devices if device.platform != "cpu"})
 
 
-def _driver() -> dict[str, str]:
-    """Return the versions of NVIDIA's kernel module and of JAX's client for each accelerator."""
-    versions = {}
-    with contextlib.suppress(OSError):
-        if match := _DRIVER.search(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")):
-            versions["nvidia"] = match[1]
-    jax = sys.modules.get("jax")
-    for device in jax.local_devices() if jax else []:
-        if device.platform != "cpu":
-            versions[device.platform] = " ".join(str(device.client.platform_version).split())
-    return versions
+def _driver() -> str:
+    """Return the version of NVIDIA's kernel module; empty if there is none."""
+    match = _DRIVER.search(_text("/proc/driver/nvidia/version"))
+    return match[1] if match else ""
 
 
-def _distribution() -> str:
+def _text(path: str) -> str:
+    """Return the text of a system file; empty if this system has none."""
     with contextlib.suppress(OSError):
-        return platform.freedesktop_os_release().get("PRETTY_NAME", "")
+        return Path(path).read_text(encoding="utf-8")
     return ""
 
 

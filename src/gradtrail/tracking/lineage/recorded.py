@@ -1,140 +1,52 @@
-"""Lists the states that commits, experiments and the working folder record, and those of DVC's run-cache.
-
-`gradtrail sync` backfills their runs; `gradtrail gc` removes the runs of all other states.
+"""Reads the states that the working folder, commits, experiments and DVC's run-cache record.
 
 DVC's run-cache has an entry for every stage that ran: the stage's section of `dvc.lock`, without its name and without
 the stages before it. The name follows from the command; the stages before it are looked up by the digests of what it
-read, among the entries or else in the locks. If several entries wrote the same bytes, the newest is used; so an entry
-counts only if no lock records its state.
+read. An entry of another pipeline than the newest is ignored.
 """
 
+import contextlib
+import dataclasses
+import functools
 import hashlib
+import io
+import json
+import re
+import tarfile
+import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import or_
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gradtrail.stages.common.dvc_cache import cache_folder, digest_within, is_here
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.params import PARAMS, parse_yaml
 from gradtrail.stages.common.pipeline_file import (
+    FILES,
     TRAIN,
     StageSpec,
     contains_path,
     has_shape,
+    is_code,
+    live_entry,
     locked_entry,
     output_digests,
-    sha256_of,
+    parse_lock,
+    parse_pipeline,
+    stages_before,
     stages_below_training,
-    upstream_stages,
 )
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import blobs
-from gradtrail.tracking.lineage.keys import state_key
-from gradtrail.tracking.lineage.snapshots import Snapshot, committed_snapshots, disk_cached, working_snapshot
-from gradtrail.tracking.lineage.state import Identity
+from gradtrail.support.git import GitError, blob_ids, blobs, git, git_bytes
+from gradtrail.support.paths import private_folder, working_folder
+from gradtrail.tracking.lineage.state import Experiment, Identity, Snapshot, state_key
 
-Section = dict[str, Any]
-Pipeline = Mapping[str, StageSpec]
-_T = TypeVar("_T")
+Section = dict[str, Any]  # of a stage in a `dvc.lock`, or an entry of the run-cache
 
-
-def entry_files() -> list[Path]:
-    """Return the files of the run-cache, the oldest first."""
-    files = [path for path in (cache_folder() / "runs").glob("??/*/*") if len(path.name) == 64]
-    return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
-
-
-def read_run_cache() -> dict[Path, Section]:
-    """Return the readable entries of the run-cache by their files, the oldest first."""
-    return {path: section for path in entry_files() if (section := _read(path))}
-
-
-def run_cache_snapshots(recorded: Sequence[Snapshot], is_known: Callable[[str], bool]) -> list[Snapshot]:
-    """Return a snapshot for each entry whose lineage the run-cache or a lock has, oldest first.
-
-    Args:
-        recorded: Snapshots, oldest first: pipelines that an entry may belong to, and locks that may have the stages
-            before it. If an entry fits several pipelines, the newest is used.
-        is_known: True if a state, given by its key, needs no snapshot.
-    """
-    if not (sections := list(read_run_cache().values())):
-        return []
-    newest_first = {sha256_of(one): one for snapshot in reversed(recorded) for one in snapshot.lock.values()}
-    locked = [*newest_first.values()][::-1]
-    snapshots: dict[str, Snapshot] = {}
-    for pipeline in _unique(snapshot.pipeline for snapshot in reversed(recorded)):
-        fitting = [(name, section) for section in sections if (name := _stage_of(section, pipeline))]
-        keys = [state_key(name, locked_entry(section)) for name, section in fitting]
-        if all(key in snapshots or is_known(key) for key in keys):
-            continue
-        candidates = [(name, section) for section in locked if (name := _stage_of(section, pipeline))] + fitting
-        for key, (name, section) in zip(keys, fitting, strict=True):
-            if not (key in snapshots or is_known(key)) and (lock := _lineage(name, section, candidates, pipeline)):
-                snapshots[key] = Snapshot(pipeline=dict(pipeline), lock=lock)
-    return list(snapshots.values())
-
-
-def _unique(values: Iterable[_T]) -> list[_T]:
-    """Return the distinct values in their order; they need not be hashable."""
-    unique: list[_T] = []
-    for value in values:
-        if value not in unique:
-            unique.append(value)
-    return unique
-
-
-def _read(path: Path) -> Section | None:
-    try:
-        section = disk_cached(path.name, lambda: read_yaml(path))
-        return section if locked_entry(section) and output_digests(section) else None
-    except (UserError, KeyError, TypeError):  # not an entry; DVC removes what it cannot read
-        return None
-
-
-def _stage_of(section: Section, pipeline: Pipeline) -> str | None:
-    """Return the stage that wrote an entry."""
-    fitting = (name for name, spec in pipeline.items() if spec.cmd == section["cmd"] and has_shape(section, spec))
-    return next(fitting, None)
-
-
-def _lineage(
-    name: str, section: Section, candidates: list[tuple[str, Section]], pipeline: Pipeline
-) -> dict[str, Section]:
-    """Return a lock of a stage and all before it, from the last to the first; empty if one is missing."""
-    lock = {name: section}
-    for stage in reversed(list(pipeline)):
-        if stage in lock or not any(stage in upstream_stages(user, pipeline) for user in lock):
-            continue
-        digests = {dep: read for one in lock.values() for dep, read in locked_entry(one).data.items()}
-        fitting = (one for made, one in reversed(candidates) if made == stage and _fits(one, digests))
-        if (newest := next(fitting, None)) is None:
-            return {}
-        lock[stage] = newest
-    if TRAIN not in lock and name in stages_below_training(pipeline):  # it reads no output of its training
-        if not (trainings := [one for made, one in candidates if made == TRAIN and _is_of_training(section, one)]):
-            return {}
-        lock[TRAIN] = trainings[-1]
-    return {stage: lock[stage] for stage in pipeline if stage in lock}
-
-
-def _is_of_training(section: Section, training: Section) -> bool:
-    """Whether a training has the same params and data as an entry, as far as both have them."""
-    params, of_training = (locked_entry(one).params.get("params.yaml", {}) for one in (section, training))
-    return params.get("train") == of_training.get("train") and _reads_alike(training, locked_entry(section).data)
-
-
-def _fits(section: Section, digests: Mapping[str, str]) -> bool:
-    """Whether an entry wrote the files that are in its outputs with these digests, and read no other version of any."""
-    return _reads_alike(section, digests) and all(
-        digest_within(out, md5, dep) == expected
-        for dep, expected in digests.items()
-        for out, md5 in output_digests(section).items()
-        if contains_path(out, dep)
-    )
-
-
-def _reads_alike(section: Section, digests: Mapping[str, str]) -> bool:
-    return all(digests.get(dep, md5) == md5 for dep, md5 in locked_entry(section).data.items())
+_EXPERIMENT = re.compile(r"refs/exps/([0-9a-f]{2})/([0-9a-f]{38,62})/(.+)")  # others there are DVC's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,24 +57,89 @@ class RecordedStates:
     num_unreadable: int  # commits whose `dvc.yaml` or `dvc.lock` cannot be read
 
     def only_in_run_cache(self, is_known: Callable[[str], bool]) -> list[Snapshot]:
-        """Return the snapshots that only the run-cache has, oldest first, if DVC's cache has their files.
+        """Return a snapshot for each state that only the run-cache has, oldest first, if DVC's cache has its files.
 
-        Args:
-            is_known: True if a state, given by its key, needs no snapshot.
+        The last stage of a snapshot is that of the entry; the stages before it may be in other entries or in locks. The
+        states for which `is_known` is true, given the key, need no snapshot.
         """
-        snapshots = run_cache_snapshots(self.snapshots, is_known)
-        return [snapshot for snapshot in snapshots if has_files(last_stage(snapshot))]
+        if not self.snapshots:
+            return []
+        pipeline, entries = self.snapshots[-1].pipeline, [*run_cache_entries().values()]
+        locked = [section for snapshot in self.snapshots for section in snapshot.lock.values()]
+        made: dict[str, list[Section]] = defaultdict(list)
+        unknown: dict[str, tuple[str, Section]] = {}
+        for section in (*locked, *entries):
+            made[_stage_of(section, pipeline)].append(section)
+        for stage, section in ((_stage_of(section, pipeline), section) for section in entries):
+            is_complete = stage and all(is_here(out, md5) for out, md5 in output_digests(section).items())
+            if is_complete and not is_known(key := state_key(stage, locked_entry(section))):
+                unknown.setdefault(key, (stage, section))
+        locks = (_lineage(stage, section, made, pipeline) for stage, section in unknown.values())
+        return [Snapshot(pipeline=pipeline, lock=lock) for lock in locks if lock]
 
 
 def recorded_states() -> RecordedStates:
-    """Read what commits, experiments and the working folder record.
-
-    Raises:
-        UserError: The `dvc.yaml` or `dvc.lock` of the working folder cannot be read.
-    """
+    """Read what commits, experiments and the working folder record."""
     committed, num_unreadable = committed_snapshots()
     working = working_snapshot()
     return RecordedStates(snapshots=[*committed, *([working] if working else [])], num_unreadable=num_unreadable)
+
+
+def find_experiments() -> list[Experiment]:
+    """Return DVC's experiments, the oldest first."""
+    lines = git("for-each-ref", "--sort=committerdate", "--format=%(objectname) %(refname)", "refs/exps").splitlines()
+    pairs = (line.split(" ", 1) for line in lines)
+    matches = ((commit, match) for commit, ref in pairs if (match := _EXPERIMENT.fullmatch(ref)))
+    return [Experiment(name=match[3], baseline=match[1] + match[2], commit=commit) for commit, match in matches]
+
+
+def working_snapshot() -> Snapshot | None:
+    """Return the snapshot of the working folder; None if it has no lock."""
+    folder = working_folder()
+    if not (folder / "dvc.lock").is_file():
+        return None
+    paths = {name: folder / name for name in FILES if (folder / name).is_file()}
+    return _snapshot({name: (_blob_id(path), path.read_bytes) for name, path in paths.items()})
+
+
+def snapshot_of(commit: str) -> Snapshot | None:
+    """Return the snapshot of a commit; None if it lacks one of the files, or they cannot be read."""
+    ids = [blob_ids([commit], name)[0] for name in FILES]
+    return _commit_snapshot(commit, ids) if all(ids[:2]) else None
+
+
+def committed_snapshots() -> tuple[list[Snapshot], int]:
+    """Return the distinct snapshots of commits and experiments, oldest first, and the number that cannot be read."""
+    history = git("rev-list", "--reverse", "--full-history", "--exclude=refs/exps/*", "--all", "--", *FILES[1::2])
+    experiments = {one.commit: one for one in find_experiments()}
+    commits = list(dict.fromkeys([*history.splitlines(), *experiments]))
+    snapshots: dict[tuple[str, ...], Snapshot | None] = {}
+    for commit, *parts in zip(commits, *(blob_ids(commits, name) for name in FILES), strict=True):
+        ids = tuple(parts)
+        if not all(ids[:2]):
+            continue
+        if ids not in snapshots:
+            snapshots[ids] = _commit_snapshot(commit, ids)
+        if (one := snapshots[ids]) and not one.experiment:
+            snapshots[ids] = dataclasses.replace(one, experiment=experiments.get(commit))
+    readable = [one for one in snapshots.values() if one]
+    return readable, len(snapshots) - len(readable)
+
+
+def entry_files() -> list[Path]:
+    """Return the files of the run-cache."""
+    return [path for path in (cache_folder() / "runs").glob("??/*/*") if len(path.name) == 64]
+
+
+def run_cache_entries() -> dict[Path, Section]:
+    """Return the readable entries of the run-cache by their files, the oldest first."""
+    entries: dict[Path, Section] = {}
+    for path in sorted(entry_files(), key=lambda path: (path.stat().st_mtime_ns, path.name)):
+        with contextlib.suppress(UserError, KeyError, TypeError):  # not an entry; DVC removes what it cannot read
+            section = _parsed(path.name, path.read_bytes, path.name)
+            if locked_entry(section) and output_digests(section):
+                entries[path] = section
+    return entries
 
 
 def consistent_stages(snapshot: Snapshot) -> Iterator[Identity]:
@@ -185,3 +162,103 @@ def has_files(stage: Identity, *, commit: str = "") -> bool:
     return missing == {
         out: hashlib.md5(content, usedforsecurity=False).hexdigest() for out, content in committed.items()
     }
+
+
+def recorded_origin(stage: Identity) -> dict[str, str]:
+    """Return tags of a recorded state: experiment, commit, and whether the state has other code or params than that."""
+    experiment = stage.snapshot.experiment if stage.snapshot else None
+    tags = {"dvc.exp_name": experiment.name, "dvc.exp_baseline": experiment.baseline} if experiment else {}
+    if stage.commit:
+        is_dirty = str(not _commit_has(stage)).lower()
+        tags |= {"mlflow.source.git.commit": stage.commit, "git.dirty": is_dirty}
+    return tags
+
+
+def _commit_has(stage: Identity) -> bool:
+    """Whether a state's commit has the code and the params that it was made with."""
+    entry = stage.entry(stage.name)
+    code = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep)}
+    params = {file: tuple(values) for file, values in entry.params.items()}
+    spec = StageSpec(cmd=entry.cmd, deps=tuple(code), params=params, outs=())
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            archive = git_bytes("archive", stage.commit, "--", *code, *params)
+            with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+                files.extractall(folder, filter="data")
+            return live_entry(spec, Path(folder)) == dataclasses.replace(entry, deps=code)
+        except (UserError, OSError):  # the commit lacks a file, or it is no params file
+            return False
+
+
+def _commit_snapshot(commit: str, ids: Sequence[str]) -> Snapshot | None:
+    """Return the snapshot of a commit whose `FILES` have these ids; the id of a missing file is empty."""
+    present = {name: blob for name, blob in zip(FILES, ids, strict=True) if blob}
+    reads = {name: (blob, functools.partial(git_bytes, "cat-file", "blob", blob)) for name, blob in present.items()}
+    try:
+        return dataclasses.replace(_snapshot(reads), commit=commit)
+    except GitError:
+        raise
+    except UserError:  # from another project, or with merge conflicts
+        return None
+
+
+def _snapshot(files: Mapping[str, tuple[str, Callable[[], bytes]]]) -> Snapshot:
+    """Return the snapshot of the `FILES` that exist: name → git's id of the content, and a function that reads it."""
+    contents = {name: _parsed(blob, read, name) for name, (blob, read) in files.items()}
+    pipelines = (parse_pipeline(contents[name], name) for name in FILES[::2] if name in contents)
+    locks = (parse_lock(contents[name], name) for name in FILES[1::2] if name in contents)
+    return Snapshot(pipeline=functools.reduce(or_, pipelines), lock=functools.reduce(or_, locks))
+
+
+def _parsed(key: str, read: Callable[[], bytes], name: str) -> Any:
+    """Return the content of a YAML file, by a key of its bytes; parsing is slow, so the disk keeps the result."""
+    path = private_folder() / "parsed" / f"{key}.json"
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_bytes())
+    content = parse_yaml(read(), name)
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(content))
+    return content
+
+
+def _blob_id(path: Path) -> str:
+    """Return git's id of the content of a file."""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _stage_of(section: Section, pipeline: Mapping[str, StageSpec]) -> str:
+    """Return the stage that a section is of; empty if the pipeline has none of its form."""
+    fitting = (name for name, spec in pipeline.items() if spec.cmd == section["cmd"] and has_shape(section, spec))
+    return next(fitting, "")
+
+
+def _lineage(
+    name: str, section: Section, made: Mapping[str, Sequence[Section]], pipeline: Mapping[str, StageSpec]
+) -> dict[str, Section]:
+    """Return a lock with a stage, last, its training if it is below one, and all before them; empty if none fits."""
+    needed = {*stages_before(name, pipeline)}
+    if name in stages_below_training(pipeline):
+        needed |= {TRAIN, *stages_before(TRAIN, pipeline)}
+    lock = {name: section}
+    for stage in reversed([stage for stage in pipeline if stage in needed]):
+        fitting = (one for one in reversed(made[stage]) if _fits(one, lock.values()))
+        if (newest := next(fitting, None)) is None:
+            return {}
+        lock[stage] = newest
+    return dict(reversed(lock.items()))
+
+
+def _fits(section: Section, later: Iterable[Section]) -> bool:
+    """Whether a section wrote what later sections read, and read the same params and versions of data as they did."""
+    entry, outs = locked_entry(section), output_digests(section)
+    params = entry.params.get(str(PARAMS), {})
+    for other in map(locked_entry, later):
+        shared = other.params.get(str(PARAMS), {})
+        if any(params.get(key, value) != value for key, value in shared.items()):
+            return False
+        for dep, md5 in other.data.items():
+            written = (digest_within(out, digest, dep) for out, digest in outs.items() if contains_path(out, dep))
+            if entry.data.get(dep, md5) != md5 or any(digest != md5 for digest in written):
+                return False
+    return True

@@ -1,7 +1,8 @@
-"""The state that a stage makes or made, and the states before it, from `dvc.yaml`, `dvc.lock` and the files.
+"""The state that a stage makes or made: its key, the states before it, and its lock.
 
-They are read from the working folder or from a snapshot. A lock lets only one process at a time make a state: two would
-write the same outputs, and log every point of a curve twice. Out of scope: how the key is computed (`keys.py`).
+A state is the stage, its command, the params that it reads, and the digests of its deps, code and data. What made the
+data is its lineage, and not part of the state: an upstream change that alters no byte leads to no other state. All of
+it is in `dvc.lock`, so the key is the same if it is computed from a lock or from the working folder.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from gradtrail.stages.common.dvc_cache import digest_within
 from gradtrail.stages.common.files import digest, scratch_folder
-from gradtrail.stages.common.params import PARAMS
+from gradtrail.stages.common.params import PARAMS, read_yaml
 from gradtrail.stages.common.pipeline_file import (
     TRAIN,
     Entry,
@@ -29,14 +30,39 @@ from gradtrail.stages.common.pipeline_file import (
     locked_entry,
     output_digests,
     read_locks,
+    read_pipeline,
+    sha256_of,
     stages_before,
     stages_below_training,
+    values_of,
 )
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder, working_folder
-from gradtrail.tracking.lineage.keys import state_key
-from gradtrail.tracking.lineage.snapshots import Snapshot
+
+
+def state_key(stage: str, entry: Entry) -> str:
+    """Return the key of a stage's state: sha256, as 64 hexadecimal digits."""
+    return sha256_of({"stage": stage, "cmd": entry.cmd, "params": entry.params, "deps": entry.deps})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One of DVC's experiments."""
+
+    name: str
+    baseline: str  # commit that it started from
+    commit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A `dvc.yaml` and a `dvc.lock` that belong together, with those of the optional pipelines if there are any."""
+
+    pipeline: dict[str, StageSpec]
+    lock: dict[str, Any]  # stage → its section
+    commit: str = ""  # first commit that has both files
+    experiment: Experiment | None = None
 
 
 @dataclass(frozen=True)
@@ -50,32 +76,35 @@ class Identity(Stage):
 
     @cached_property
     def folder(self) -> Path:
-        """The folder that deps and outputs are relative to."""
         return self.place or working_folder()
 
     @cached_property
     def pipeline(self) -> dict[str, StageSpec]:
-        """All stages."""
         return self.snapshot.pipeline if self.snapshot else super().pipeline
 
+    @property
+    def commit(self) -> str:
+        """The commit that records the state; empty if none does."""
+        return self.snapshot.commit if self.snapshot else ""
+
     def entry(self, name: str) -> Entry:
-        """Return what determines the outputs of a stage.
+        """Return what determines the outputs of this stage, or of a stage before it.
 
-        For a stage before this one, that is the entry of `dvc.lock` unless the working folder has other outputs: what
-        made them counts, not later changes of code or params; and in a partial checkout some outputs are missing. In
-        any other case, it is the files as they are now.
-
-        Raises:
-            FileNotFoundError: A dep of this stage is missing. Missing deps of stages before it are left out.
+        For a stage before this one, that is the entry of `dvc.lock` unless the working folder has other outputs: later
+        changes of its code or params do not count, and in a partial checkout some deps and outputs are missing. In any
+        other case, it is the files as they are now; FileNotFoundError is raised if a dep of this stage is missing.
         """
         if name not in self._entries:
-            locked = self._locked_entry(name)
-            is_partial = name != self.name
-            self._entries[name] = locked or live_entry(self.pipeline[name], self.folder, is_partial=is_partial)
+            is_before = name != self.name and name in self.lineage
+            is_locked = (self.from_lock or is_before) and name in self._lock
+            if is_locked and (self.from_lock or not self._has_other_outs(name)):
+                self._entries[name] = locked_entry(self._lock[name])
+            else:
+                is_partial = name != self.name
+                self._entries[name] = live_entry(self.pipeline[name], self.folder, is_partial=is_partial)
         return self._entries[name]
 
     def state_of(self, name: str) -> str:
-        """Return the key of the state of a stage."""
         return state_key(name, self.entry(name))
 
     @property
@@ -87,8 +116,7 @@ class Identity(Stage):
         """Return the key of the state that trains one member alone, by the seeds of its random numbers."""
         entry = self.entry(self.name)
         params = {name: dict(values) for name, values in entry.params.items()}
-        same = len({*seeds.values()}) == 1
-        seed = next(iter(seeds.values())) if same else dict(seeds)
+        seed = next(iter(seeds.values())) if len({*seeds.values()}) == 1 else dict(seeds)
         section = params[str(PARAMS)][TRAIN]
         params[str(PARAMS)][TRAIN] = {**section, "seed": seed, "members": 1, "vary": list(seeds)}
         return state_key(self.name, dataclasses.replace(entry, params=params))
@@ -99,7 +127,7 @@ class Identity(Stage):
 
     @property
     def is_below_training(self) -> bool:
-        """Whether the run of this stage is a child of a training's run."""
+        """Whether the stage's run is a child of a training's run."""
         return self.name in stages_below_training(self.pipeline)
 
     @property
@@ -107,7 +135,7 @@ class Identity(Stage):
         """Name of the experiment in MLflow that has the stage's runs."""
         return "models" if self.name == TRAIN or self.is_below_training else "data"
 
-    @property
+    @cached_property
     def lineage(self) -> list[str]:
         """This stage and all before it, in the pipeline's order."""
         return [*stages_before(self.name, self.pipeline), self.name]
@@ -125,7 +153,7 @@ class Identity(Stage):
         """
         if not all(name in self._lock and has_shape(self._lock[name], self.pipeline[name]) for name in self.lineage):
             return False
-        outs = {out: md5 for name in self.lineage for out, md5 in self._locked_outs(name).items()}
+        outs = {out: md5 for name in self.lineage for out, md5 in output_digests(self._lock[name]).items()}
         return all(
             digest_within(out, outs[out], dep) in (md5, None)
             for name in self.lineage
@@ -137,28 +165,17 @@ class Identity(Stage):
     def out_digests(self) -> dict[str, str]:
         """Return the digest of each output: from the lock, or of the files that were just written."""
         if self.from_lock:
-            return self._locked_outs(self.name)
+            return output_digests(self._lock[self.name])
         return {out: digest(self.folder / out) for out in self.spec.outs}
 
     def has_outs_of_lock(self, name: str) -> bool:
         """Whether the outputs in the working folder are those that `dvc.lock` names for a stage."""
-        outs = self._locked_outs(name).items()
-        return all((self.folder / out).exists() and digest(self.folder / out) == md5 for out, md5 in outs)
+        return all((self.folder / out).exists() for out in self.pipeline[name].outs) and not self._has_other_outs(name)
 
     def _has_other_outs(self, name: str) -> bool:
         """Whether the working folder has an output of a stage with another content than `dvc.lock` names."""
-        outs = self._locked_outs(name).items()
+        outs = output_digests(self._lock[name]).items()
         return any((self.folder / out).exists() and digest(self.folder / out) != md5 for out, md5 in outs)
-
-    def _locked_outs(self, name: str) -> dict[str, str]:
-        return output_digests(self._lock[name])
-
-    def _locked_entry(self, name: str) -> Entry | None:
-        is_before = name != self.name and name in self.lineage
-        if not (self.from_lock or is_before) or name not in self._lock:
-            return None
-        trusted = self.from_lock or not self._has_other_outs(name)
-        return locked_entry(self._lock[name]) if trusted else None
 
     @cached_property
     def _entries(self) -> dict[str, Entry]:
@@ -166,23 +183,57 @@ class Identity(Stage):
 
     @cached_property
     def _lock(self) -> dict[str, Any]:
-        if self.snapshot:
-            return self.snapshot.lock
-        return read_locks(self.folder)
+        return self.snapshot.lock if self.snapshot else read_locks(self.folder)
 
 
-@contextlib.contextmanager
-def state_lock(stage: Identity) -> Iterator[None]:
+class PlannedStages:
+    """States of the working folder's stages under params that differ from `params.yaml`; files are read once."""
+
+    def __init__(self) -> None:
+        self.pipeline = read_pipeline()
+        self.params = read_yaml(PARAMS)
+        self._lock = read_locks(Path())
+        self._digests: dict[str, str | None] = {}  # dep → digest of the file or folder as it is now
+
+    def values(self, stage: str, params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the values that a stage reads, by params file, if `params.yaml` has this content."""
+        files = self.pipeline[stage].params
+        contents = {name: params if name == str(PARAMS) else read_yaml(Path(name)) for name in files}
+        return {name: values_of(contents[name], keys, name) for name, keys in files.items()}
+
+    def entry(self, stage: str, params: Mapping[str, Any], outs: Mapping[str, str]) -> Entry | None:
+        """Return what determines a stage's outputs, given those before it (path → digest); None if a dep is unknown."""
+        deps = {dep: self._digest(dep, outs) for dep in self.pipeline[stage].deps}
+        digests = {dep: md5 for dep, md5 in deps.items() if md5 is not None}
+        if len(digests) < len(deps):
+            return None
+        return Entry(cmd=self.pipeline[stage].cmd, params=self.values(stage, params), deps=digests)
+
+    def locked_outs(self, stage: str, entry: Entry | None) -> dict[str, str] | None:
+        """Return the outputs of a stage, path → digest, if `dvc.lock` records this entry."""
+        section = self._lock.get(stage)
+        return output_digests(section) if section and locked_entry(section) == entry else None
+
+    def _digest(self, dep: str, outs: Mapping[str, str]) -> str | None:
+        for out, md5 in outs.items():
+            if contains_path(out, dep):
+                return digest_within(out, md5, dep)
+        if dep not in self._digests:
+            self._digests[dep] = digest(Path(dep)) if Path(dep).exists() else None
+        return self._digests[dep]
+
+
+def state_lock(stage: Identity) -> AbstractContextManager[None]:
     """Hold the lock of the state that a stage is about to make; see `lock_of`."""
-    with lock_of(stage.name, stage.state):
-        yield
+    return lock_of(stage.name, stage.state)
 
 
 @contextlib.contextmanager
 def lock_of(stage: str, state: str) -> Iterator[None]:
     """Hold the lock of a state; if another process holds it, print that and wait.
 
-    The operating system releases the lock of a process that was killed. If no lock can be made, a warning is printed.
+    Two processes would write the same outputs, and log every point of a curve twice. The operating system releases the
+    lock of a process that was killed. If no lock can be made, a warning is printed.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -196,8 +247,8 @@ def lock_of(stage: str, state: str) -> Iterator[None]:
                 lock.acquire()
             stack.callback(lock.release)
         except OSError as error:
+            reason = one_line(error)
             print(
-                f"warning: {stage}: the state could not be locked against a second process: {one_line(error)}",
-                file=sys.stderr,
+                f"warning: {stage}: the state could not be locked against a second process: {reason}", file=sys.stderr
             )
         yield

@@ -12,8 +12,7 @@ from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git
 from gradtrail.support.paths import working_folder
-from gradtrail.tracking.lineage.recorded import consistent_stages
-from gradtrail.tracking.lineage.snapshots import find_experiments, snapshot_of, working_snapshot
+from gradtrail.tracking.lineage.recorded import consistent_stages, find_experiments, snapshot_of, working_snapshot
 from gradtrail.tracking.mlflow.links import PARENT
 from gradtrail.tracking.mlflow.tags import outputs
 

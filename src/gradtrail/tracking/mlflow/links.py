@@ -1,12 +1,12 @@
 """Links the runs of stages below training to their training's run, which also shows their headline metrics."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
-from gradtrail.tracking.mlflow.models import EXPORT, attach_metrics, link_evaluation
+from gradtrail.tracking.mlflow.models import EXPORT, attach_points, link_evaluation
 from gradtrail.tracking.mlflow.naming import NOTE, is_headline, metric_name, note, summary_in
 from gradtrail.tracking.mlflow.search import Find
 from gradtrail.tracking.mlflow.tags import WEIGHTS, outputs, weights_of
@@ -24,68 +24,45 @@ def link_runs(client: MlflowClient, run: Run, find: Find) -> None:
     if "train_state" in run.data.tags:
         for train in trainings_of(run, find):
             copy_headlines(client, run, train)
-            if EXPORT in outputs(run.data.tags):
-                _copy_evaluation(client, client.get_run(train.info.run_id), find)
+            if EXPORT in outputs(run.data.tags):  # the training has a new model, whose evaluation ended earlier
+                for child in _children(train, find):
+                    if child.data.tags["stage"] == "evaluate":
+                        copy_headlines(client, child, client.get_run(train.info.run_id))
 
 
 def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
-    """Copy the child's headline metrics, and its summary of the gradients.
-
-    The metrics of an evaluation also name the logged model that it evaluated, if there is one.
+    """Copy the child's headline metrics, and its summary of the gradients; those of an evaluation to the model too.
 
     Returns:
-        True if anything was copied.
+        True if anything was copied to the training.
     """
-    stage = child.data.tags["stage"]
-    last = max((metric.timestamp for metric in train.data.to_proto().metrics), default=0)
-    now = max(
-        int(time.time() * 1000), last + 1
-    )  # MLflow shows the later of two values at a step, so the clock must not go back
-    precision = train.data.params.get("train.precision", "float32")
+    run_id, stage, data = train.info.run_id, child.data.tags["stage"], train.data
+    precision = data.params.get("train.precision", "float32")
     chosen = {name: value for name, value in child.data.metrics.items() if is_headline(name, stage, precision)}
-    new = {name: value for name, value in chosen.items() if train.data.metrics.get(name) != value}
-    model = link_evaluation(client, child, train) if stage == "evaluate" else None
-    about = {"model_id": model.model_id, "run_id": train.info.run_id} | _dataset(child) if model else {}
-    metrics = [Metric(name, value, now, 0, **about) for name, value in new.items()]
-    if model:
-        attach_metrics(client, train, model, chosen.keys() - new.keys(), _dataset(child))
-    described = child.data.tags if stage == "gradients" else train.data.tags
-    data, summary = train.data, summary_in(described.get(NOTE, ""))
-    words = note(train.info.run_id, data.tags, data.params, data.metrics | chosen, summary)
-    tags = [RunTag(NOTE, words)] if train.data.tags.get(NOTE) != words else []
+    # MLflow shows the later of two values at a step, so the clock must not go back.
+    latest = max((metric.timestamp for metric in data.to_proto().metrics), default=0)
+    now = max(int(time.time() * 1000), latest + 1)
+    metrics = [Metric(name, value, now, 0) for name, value in chosen.items() if data.metrics.get(name) != value]
+
+    described = child.data.tags if stage == "gradients" else data.tags
+    words = note(run_id, data.tags, data.params, data.metrics | chosen, summary_in(described.get(NOTE, "")))
+    tags = [RunTag(NOTE, words)] if data.tags.get(NOTE) != words else []
     if metrics or tags:
-        client.log_batch(train.info.run_id, metrics=metrics, tags=tags)
+        client.log_batch(run_id, metrics=metrics, tags=tags)
+
+    if stage == "evaluate" and (model := link_evaluation(client, child, train)):
+        by_time = sorted(model.metrics or (), key=lambda point: point.timestamp)
+        logged = {point.key: point.value for point in by_time}
+        missing = [name for name, value in chosen.items() if logged.get(name) != value]
+        histories = [client.get_metric_history(run_id, name) for name in missing]
+        last = [max(history, key=lambda point: point.timestamp) for history in histories]
+        attach_points(client, model, last, measured_by=child)
     return bool(metrics or tags)
-
-
-def _copy_evaluation(client: MlflowClient, train: Run, find: Find) -> None:
-    """Link a training's model, which was just logged, to the evaluation that ended earlier."""
-    for child in _children(train, find):
-        if child.data.tags["stage"] == "evaluate":
-            copy_headlines(client, child, train)
-
-
-def _dataset(run: Run) -> dict[str, str]:
-    """Return the data set of a run in the form of a model's metric."""
-    datasets = [entry.dataset for entry in run.inputs.dataset_inputs] if run.inputs else []
-    return {"dataset_name": datasets[0].name, "dataset_digest": datasets[0].digest} if datasets else {}
 
 
 def has_headlines(train: Run, stage: str) -> bool:
     """Whether a training's run has metrics of a stage below it."""
     return any(name.startswith(metric_name(stage, "")) for name in train.data.metrics)
-
-
-def _children(train: Run, find: Find) -> Iterator[Run]:
-    """Yield, for each stage below training, the newest finished run that names this training or read its weights."""
-    final = weights_of(train.data.tags)
-    named_children = find({"train_state": train.data.tags["state"]}, finished=True)
-    same_weights = find({WEIGHTS: final}, finished=True) if final else []
-    newest: dict[str, Run] = {}
-    for run in [*named_children, *same_weights]:
-        if "train_state" in run.data.tags and weights_of(run.data.tags) in (None, final):
-            newest.setdefault(run.data.tags["stage"], run)
-    yield from newest.values()
 
 
 def training_of(tags: Mapping[str, str], find: Find) -> Run | None:
@@ -101,3 +78,15 @@ def trainings_of(child: Run, find: Find) -> list[Run]:
     if final := weights_of(child.data.tags):
         return find({"stage": "train", WEIGHTS: final})
     return find({"stage": "train", "state": child.data.tags["train_state"]})
+
+
+def _children(train: Run, find: Find) -> list[Run]:
+    """Return, for each stage below training, the newest finished run that names this training or read its weights."""
+    final = weights_of(train.data.tags)
+    named_children = find({"train_state": train.data.tags["state"]}, finished=True)
+    same_weights = find({WEIGHTS: final}, finished=True) if final else []
+    newest: dict[str, Run] = {}
+    for run in [*named_children, *same_weights]:
+        if "train_state" in run.data.tags and weights_of(run.data.tags) in (None, final):
+            newest.setdefault(run.data.tags["stage"], run)
+    return list(newest.values())

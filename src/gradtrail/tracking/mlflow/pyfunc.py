@@ -14,8 +14,6 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from gradtrail.stages.artifacts.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
 
-Images = UInt8[np.ndarray, "images height width"]
-
 
 class ServedModel:
     """An exported model that takes images in any form and returns labels."""
@@ -26,23 +24,16 @@ class ServedModel:
     def predict(
         self,
         data: Any,
-        params: dict[str, Any] | None = None,  # noqa: ARG002 - MLflow's
+        params: dict[str, Any] | None = None,  # noqa: ARG002 - of MLflow; there are none
     ) -> dict[str, np.ndarray]:
-        """Classify any number of images.
+        """Return `label` (images), int64, and the calibrated `probabilities` (images, classes), float32.
 
         Args:
-            data: Array of shape (images, height, width), or (height, width) for one image: whole numbers from 0 to 255,
-                or floats from 0 to 1, which are rounded to 1/255, with bright ink on a background of 0. Nested lists,
-                as from JSON, are accepted. Whole numbers that are all 0 or 1 are refused, as they may be either.
-            params: MLflow's inference parameters; there are none.
-
-        Returns:
-            `label` (images), int64, and `probabilities` (images, classes), float32, calibrated.
-
-        Raises:
-            MlflowException: Another shape, type or range, or the model returns no probabilities; one line.
+            data: Array or nested lists of shape (images, height, width), or (height, width) for one image: integers
+                from 0 to 255, or floats from 0 to 1, which are rounded to 1/255, with bright ink on a background of 0.
+                Integers that are all 0 or 1 are refused, as they may be either.
         """
-        images = as_images(data, self._exported.manifest.image_shape)
+        images = _as_images(data, self._exported.manifest.image_shape)
         try:
             probabilities = self._exported.predict(images)
         except UserError as error:
@@ -50,12 +41,8 @@ class ServedModel:
         return {"label": probabilities.argmax(axis=1), "probabilities": probabilities}
 
 
-def as_images(data: Any, shape: tuple[int, int]) -> Images:
-    """Return images as the program takes them, uint8 pixels; a single image as a batch of one.
-
-    Raises:
-        MlflowException: They have another shape, type or range; one line.
-    """
+def _as_images(data: Any, shape: tuple[int, int]) -> UInt8[np.ndarray, "images height width"]:
+    """Return uint8 pixels, as the program takes them; a single image as a batch of one."""
     try:
         is_nested = isinstance(data, np.ndarray) and data.dtype.kind == "O"
         images = np.asarray(data.tolist() if is_nested else data)
@@ -82,21 +69,13 @@ def _refusal(actual: str, shape: tuple[int, int]) -> MlflowException:
 
 
 def _load_pyfunc(path: str, model_config: dict[str, Any] | None = None) -> ServedModel:
-    """Load the model from the folder of its export; MLflow calls this.
-
-    Args:
-        path: Folder of the export.
-        model_config: Configuration in the file `MLmodel`; `export_digest` is the digest that the manifest must have.
-
-    Raises:
-        MlflowException: It is damaged, or is for another backend or version of JAX; one line.
-    """
+    """Load the model from the folder of its export; MLflow calls this, with the configuration in the file `MLmodel`."""
     try:
         exported = read_export(Path(path))
+        actual = exported.manifest.digest
+        expected = (model_config or {}).get("export_digest", actual)
+        if actual != expected:
+            raise UserError(f"{path}: damaged: the digest of its manifest is {actual[:12]}…, not {expected[:12]}…")
     except UserError as error:
         raise MlflowException(str(error), error_code=INVALID_PARAMETER_VALUE) from None
-    actual = exported.manifest.digest
-    if (expected := (model_config or {}).get("export_digest", actual)) != actual:
-        message = f"{path}: damaged: the digest of its manifest is {actual[:12]}…, not {str(expected)[:12]}…"
-        raise MlflowException(message, error_code=INVALID_PARAMETER_VALUE)
     return ServedModel(exported)

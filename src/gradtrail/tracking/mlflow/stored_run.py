@@ -1,9 +1,9 @@
 """The content of a run in MLflow, made only from a stage's declaration and outputs, so that it can be rebuilt."""
 
 import json
-import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from gradtrail.stages.artifacts.data_files import DIGEST_LENGTH
 from gradtrail.stages.common.params import PARAMS, active_params
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, stage_value
+from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import (
     announce_tables,
@@ -30,19 +30,28 @@ from gradtrail.tracking.mlflow.search import StoredRuns
 from gradtrail.tracking.mlflow.tags import (
     is_alive,
     is_of_this_host,
-    origin_tags,
     output_tags,
     outputs,
     param_text,
-    process_tags,
     stage_params,
     state_tags,
 )
 
 REBUILT, REPLACED = "rebuilt", "replaced_by"
-_DATA, _WEIGHTS = "data/", "models/"
+_WEIGHTS = "models/"
 _LINEAGE = "lineage.json"
 _PAGE = ".html"  # suffix of an output that is a single page
+Points = Mapping[str, Mapping[int, float]]  # name → step → value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What a run says of the process that makes its state, or of the records that it is rebuilt from."""
+
+    tags: Mapping[str, str]  # process, commit and experiment
+    environment: Mapping[str, Any] | None = None  # None for a run that is rebuilt
+    diff: Path | None = None  # changes in the working folder
+    began: float = field(default_factory=time.time)
 
 
 class StoredRun:
@@ -52,25 +61,33 @@ class StoredRun:
         client: Client of the store.
         run_id: Id of the run.
         attempt: Number of executions of the state, this one included.
-        outs: Digests of the outputs of the earlier attempts.
+        outs: Digests of the outputs that it has, of earlier attempts.
+        has_points: True if the run may have points of metrics.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str, attempt: int = 1, outs: Mapping[str, str] | None = None):
+    def __init__(self, client: MlflowClient, run_id: str, attempt: int, outs: Mapping[str, str], *, has_points: bool):
         self.client = client
         self.run_id = run_id
         self.attempt = attempt
-        self._outs = dict(outs or {})
+        self.outs = outs
+        self._has_points = has_points
         self._logged: dict[str, set[int]] = {}
-        self._attempt_points: dict[str, dict[int, float]] = {}
-        self._attempt_files: list[tuple[Path, str]] = []
 
-    def log_points(self, points: Mapping[str, Mapping[int, float]]) -> None:
-        """Log metrics, name → step → value; points that the run already has stay."""
-        now = int(time.time() * 1000)
-        for name, curve in points.items() if self._outs else ():
-            self._attempt_points.setdefault(name, {}).update(curve)
+    def describe(self, stage: Identity, execution: Execution) -> None:
+        """Log what made the run: its params and states as files, the environment, and changes in the working folder."""
+        self.client.log_dict(self.run_id, stage.describe_lineage(), _LINEAGE)
+        sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
+        self.client.log_dict(self.run_id, {key: value for one in sections for key, value in one.items()}, str(PARAMS))
+        if execution.environment:
+            self.client.log_dict(self.run_id, dict(execution.environment), attempt_file("environment", self.attempt))
+        if execution.diff:
+            self.client.log_artifact(self.run_id, str(execution.diff))
+
+    def log_points(self, *timed: tuple[Points, float]) -> None:
+        """Log metrics, each with its time, in one request; points that the run already has stay."""
         new = [
-            Metric(name, float(value), now, int(step))
+            Metric(name, float(value), int(at * 1000), int(step))
+            for points, at in timed
             for name, curve in points.items()
             for step, value in curve.items()
             if step not in self._steps(name)
@@ -80,20 +97,21 @@ class StoredRun:
         for metric in new:
             self._steps(metric.key).add(metric.step)
 
-    def log_outs(self, stage: Identity) -> None:
+    def log_outs(self, stage: Identity, outs: Mapping[str, str]) -> None:
         """Log the outputs of the stage, from the files.
 
         An export is logged as a model of its training's run. Data, weights and parquet tables, which DVC's cache has,
-        are logged as digests, unless `runtime.copy_outs` asks for copies of weights and tables. If the earlier attempts
-        wrote other bytes, a new run replaces theirs, so that no run mixes two results.
+        are logged as digests, unless `runtime.copy_outs` asks for copies of weights and tables.
+
+        Args:
+            stage: Stage, whose folder has the outputs that are logged as more than digests.
+            outs: Digest of each output.
         """
-        outs = stage.out_digests()
-        if self._outs and self._outs != outs:
-            self._replace(stage)
         metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
         points = read_curves(folder, stage.name, metrics)
         shown_alone = [key for key in metrics if is_logged(stage.name, key, metrics)]
-        self.log_points({metric_name(stage.name, key): {0: metrics[key]} for key in shown_alone} | points)
+        points |= {metric_name(stage.name, key): {0: metrics[key]} for key in shown_alone}
+        self.log_points((points, time.time()))
         costs = stage.folder / "results" / "costs" / f"{stage.name}.json"
         log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
         for out in stage.spec.outs:
@@ -115,26 +133,10 @@ class StoredRun:
             log_small_figure(self.client, self.run_id, figure)
         self._write_note(folder / "summary.md")
 
-    def _replace(self, stage: Identity) -> None:
-        """Replace the run by a new one, with the points and files that this attempt has logged so far."""
-        print(f"{stage.name}: an earlier attempt wrote other bytes; a new run replaces its run", file=sys.stderr)
-        replaced, made = self.run_id, open_run(self.client, stage, is_new=True)
-        self.run_id, self.attempt, self._outs, self._logged = made.run_id, 1, {}, {}
-        self.log_points(self._attempt_points)
-        for path, under in self._attempt_files:
-            self.log_files(path, under)
-        self.client.set_terminated(replaced)
-        remove_run(self.client, self.client.get_run(replaced), REPLACED, by=self.run_id)
-
-    def log_timings(self, timings: Mapping[str, Any], waited: float) -> None:
-        """Log the seconds of this attempt as `timings.json`; those of earlier attempts stay.
-
-        Args:
-            timings: `seconds` of parts of the stage, and `functions` and `cache` if it compiled any.
-            waited: Seconds that the stage has waited for the tracker until now.
-        """
-        seconds = {**timings["seconds"], "tracking": waited}
-        self.client.log_dict(self.run_id, {**timings, "seconds": seconds}, attempt_file("timings", self.attempt))
+    @property
+    def has_outs(self) -> bool:
+        """Whether the run has the digests of outputs by now."""
+        return bool(outputs(self.client.get_run(self.run_id).data.tags))
 
     def link_runs(self) -> None:
         """Link the run to its parent and children, and close the runs of processes that no longer exist."""
@@ -143,9 +145,7 @@ class StoredRun:
         close_dead_runs(self.client, runs.running())
 
     def log_files(self, path: Path, under: str) -> None:
-        """Log a file, or the files of a folder, as artifacts; they must stay there until the outputs are logged."""
-        if self._outs:
-            self._attempt_files.append((path, under))
+        """Log a file, or the files of a folder, as artifacts."""
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
         log(self.run_id, str(path), under)
         if under == COMPILED.parent.as_posix():
@@ -159,7 +159,7 @@ class StoredRun:
         """The steps at which the run has a value, of an earlier attempt or of this one."""
         if name not in self._logged:
             # A new run has none, and a query for each metric takes long.
-            history = self.client.get_metric_history(self.run_id, name) if self.attempt > 1 else []
+            history = self.client.get_metric_history(self.run_id, name) if self._has_points else []
             self._logged[name] = {metric.step for metric in history}
         return self._logged[name]
 
@@ -182,27 +182,29 @@ class StoredRun:
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
 
-def open_run(
-    client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None, *, is_new: bool = False
-) -> StoredRun:
+def open_run(client: MlflowClient, stage: Identity, execution: Execution, *, is_new: bool = False) -> StoredRun:
     """Find the run of the state that `stage` makes, or create it; count the attempt.
 
     Args:
         client: Client of the store.
         stage: Stage of the run.
-        origin: Tags of the commit and experiment of a state whose run is rebuilt; None for a stage that is about to
-            run, whose origin is the working folder.
+        execution: What makes the state, or its records if the run is rebuilt.
         is_new: True if a run is created in any case.
     """
     experiment = experiment_id(client, stage.experiment)
-    tags = process_tags() | dict(origin_tags() | environment_tags() if origin is None else origin)
-    with store_lock(
-        client.tracking_uri
-    ):  # until the run names its process, so that no other process closes or removes it
-        existing = None if is_new else find_own_run(client, stage, is_live=origin is None)
-        run = existing or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
+    environment = execution.environment
+    with store_lock(client.tracking_uri):  # until the run names its process: no other process closes or removes it
+        machine = str(environment["machine"]) if environment else None
+        existing = None if is_new else find_own_run(client, stage, machine)
+        run = existing or client.create_run(
+            experiment,
+            start_time=int(execution.began * 1000),
+            tags=_first_tags(client, stage) | dict(execution.tags),
+            run_name=run_name(stage),
+        )
         attempt = int(run.data.tags.get("attempts", 0)) + 1
-        tags |= {"attempts": str(attempt)}
+        tags = dict(execution.tags) | {"attempts": str(attempt)}
+        tags |= {"machine": machine, "jax": environment["packages"].get("jax", "")} if environment and machine else {}
         read = active_params(stage_params(stage)).items()
         params = [Param(key, param_text(value)) for key, value in read if key not in run.data.params]
         client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
@@ -210,14 +212,16 @@ def open_run(
             client.update_run(run.info.run_id, status="RUNNING")
     if existing and REBUILT in existing.data.tags:
         client.delete_tag(run.info.run_id, REBUILT)
-    client.log_dict(run.info.run_id, stage.describe_lineage(), _LINEAGE)
-    sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
-    client.log_dict(run.info.run_id, {key: value for one in sections for key, value in one.items()}, str(PARAMS))
-    if origin is None:
-        client.log_dict(run.info.run_id, environment(), attempt_file("environment", attempt))
-        if diff := stage_value("diff"):
-            client.log_artifact(run.info.run_id, diff)
-    return StoredRun(client, run.info.run_id, attempt, outputs(run.data.tags))
+    outs = outputs(run.data.tags)
+    return StoredRun(client, run.info.run_id, attempt, outs, has_points=existing is not None)
+
+
+def continue_run(client: MlflowClient, stage: Identity, run_id: str, attempt: int) -> StoredRun | None:
+    """Return the run that an attempt opened before its logging ended; None if the store does not have it any more."""
+    run = next(iter(run for run in StoredRuns(client)({"state": stage.state}) if run.info.run_id == run_id), None)
+    if run is None:
+        return None
+    return StoredRun(client, run_id, attempt, outputs(run.data.tags), has_points=True)
 
 
 def attempt_file(kind: str, attempt: int) -> str:
@@ -238,32 +242,26 @@ def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:
         client.delete_run(run.info.run_id)
 
 
-def find_own_run(client: MlflowClient, stage: Identity, *, is_live: bool) -> Run | None:
+def find_own_run(client: MlflowClient, stage: Identity, machine: str | None) -> Run | None:
     """Return the run of a state to continue, if there is one.
 
     Args:
         client: Client of the store.
         stage: Stage of the state.
-        is_live: True if the stage is about to run: then the run of this type of machine is returned, or an unfinished
-            one of a rebuild. Else, for a rebuild, the run with the same outputs, or an unfinished one of this type of
-            machine; none that is open on another host.
+        machine: Type of the machine that makes the state: then its run is returned, or an unfinished one of a rebuild.
+            None for a rebuild: then the run with the same outputs, or an unfinished one of this type of machine; none
+            that is open on another host.
     """
     runs = StoredRuns(client)({"state": stage.state})
-    ours = (None, machine_key())
+    ours = (None, machine or machine_key())
     unfinished = [run for run in runs if run.data.tags.get("machine") in ours and not outputs(run.data.tags)]
-    if is_live:
-        on_this_machine = [run for run in runs if run.data.tags.get("machine") == machine_key()]
+    if machine:
+        on_this_machine = [run for run in runs if run.data.tags.get("machine") == machine]
         return next(iter([*on_this_machine, *unfinished]), None)
     outs = stage.out_digests()
     same = [run for run in runs if outputs(run.data.tags) == outs]
     closed_or_here = (run for run in [*same, *unfinished] if run.info.status != "RUNNING" or is_alive(run.data.tags))
     return next(closed_or_here, None)
-
-
-def is_referenced(stage: Stage, out: str) -> bool:
-    """Whether a run has only the digest of a file or folder."""
-    is_copied = out == EXPORT or stage.runtime.copy_outs
-    return out.startswith(_DATA) or (out.startswith(_WEIGHTS) and not is_copied)
 
 
 def close_dead_runs(client: MlflowClient, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
@@ -280,7 +278,7 @@ def close_dead_runs(client: MlflowClient, runs: Iterable[Run]) -> tuple[list[Run
 
 
 def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
-    tags = state_tags(stage) | process_tags()
+    tags = state_tags(stage)
     parent = training_of(tags, StoredRuns(client))
     return tags | ({PARENT: parent.info.run_id} if parent else {})
 

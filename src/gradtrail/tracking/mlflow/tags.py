@@ -18,7 +18,6 @@ import psutil
 from gradtrail.stages.common.params import MEMBERS, PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import GitError, git, git_bytes, head_commit
-from gradtrail.tracking.lineage.environment import stage_value
 from gradtrail.tracking.lineage.state import Identity
 
 NOT_IN_GIT, CUT_OFF = (
@@ -91,10 +90,7 @@ def weights_of(tags: Mapping[str, str]) -> str | None:
 
 
 def process_tags() -> dict[str, str]:
-    """Return tags that identify the process of a run: this one, or the stage's if this is its tracker."""
-    stage_tags: dict[str, str] | None = stage_value("tags")
-    if stage_tags:
-        return stage_tags
+    """Return tags that identify this process."""
     tags = {"process": f"{socket.gethostname()}:{os.getpid()}", "process.boot": _tick_of_start(os.getpid())}
     return tags | {"process.started": str(int(psutil.Process().create_time()))}
 
@@ -135,12 +131,8 @@ def _tick_of_start(process: int) -> str:
 def origin_tags() -> dict[str, str]:
     """Return the commit and experiment of the working folder, and whether it has changes that matter.
 
-    A tracker returns those that its stage read when it started. If git fails, a warning says why, and the tags name no
-    commit.
+    If git fails, a warning says why, and the tags name no commit.
     """
-    stage_origin: dict[str, str] | None = stage_value("origin")
-    if stage_origin is not None:
-        return stage_origin
     names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
     tags = {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
     try:

@@ -1,6 +1,7 @@
 """Locks are reconstructed from DVC's run-cache, by the digests of what was read and written."""
 
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common import dvc_cache
 from gradtrail.stages.common.pipeline_file import StageSpec
-from gradtrail.tracking.lineage.recorded import run_cache_snapshots
-from gradtrail.tracking.lineage.snapshots import Snapshot
+from gradtrail.tracking.lineage import recorded
+from gradtrail.tracking.lineage.recorded import RecordedStates
+from gradtrail.tracking.lineage.state import Snapshot
 
 PIPELINE = {
     "fetch": StageSpec(cmd="run fetch", deps=("fetch.py",), params={}, outs=("data",)),
@@ -24,6 +26,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     dvc_cache._configured_cache.cache_clear()
+    monkeypatch.setattr(recorded, "is_here", lambda *_: True)
 
 
 def keep(
@@ -43,10 +46,12 @@ def keep(
 
 
 def found(*known_states: str) -> list[dict[str, Any]]:
-    return [
-        snapshot.lock
-        for snapshot in run_cache_snapshots([Snapshot(pipeline=PIPELINE, lock={})], lambda key: key in known_states)
-    ]
+    return locks_of(PIPELINE, {}, known_states)
+
+
+def locks_of(pipeline: dict[str, StageSpec], lock: dict[str, Any], known: Container[str] = ()) -> list[dict[str, Any]]:
+    states = RecordedStates(snapshots=[Snapshot(pipeline=pipeline, lock=lock)], num_unreadable=0)
+    return [snapshot.lock for snapshot in states.only_in_run_cache(known.__contains__)]
 
 
 def test_each_entry_has_the_stages_before_it() -> None:
@@ -82,11 +87,11 @@ def test_a_profile_belongs_to_the_newest_training_of_its_params() -> None:
     profile = keep("profile", {"data": "d"}, {"costs": "c"}, seconds=2, params=params[0])
     keep("train", {"data": "d", "train.py": "t"}, {"model": "m2"}, seconds=3, params=params[1])
     keep("train", {"data": "d2", "train.py": "t"}, {"model": "m3"}, seconds=4, params=params[0])
-    locks = [snapshot.lock for snapshot in run_cache_snapshots([Snapshot(pipeline=pipeline, lock={})], lambda _: False)]
+    locks = locks_of(pipeline, {})
     assert not [lock for lock in locks if "profile" in lock]
     keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, seconds=5, params=params[0])
     train = keep("train", {"data": "d", "train.py": "t2"}, {"model": "m"}, seconds=6, params=params[0])
-    locks = [snapshot.lock for snapshot in run_cache_snapshots([Snapshot(pipeline=pipeline, lock={})], lambda _: False)]
+    locks = locks_of(pipeline, {})
     assert {"fetch": fetch, "train": train, "profile": profile} in locks
 
 
@@ -95,5 +100,4 @@ def test_earlier_stages_may_be_only_in_a_lock() -> None:
     fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, seconds=1)
     next(Path(".dvc/cache/runs").rglob("*1")).unlink()
     train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, seconds=2)
-    recorded = [Snapshot(pipeline=PIPELINE, lock={"fetch": fetch})]
-    assert [one.lock for one in run_cache_snapshots(recorded, lambda _: False)] == [{"fetch": fetch, "train": train}]
+    assert locks_of(PIPELINE, {"fetch": fetch}) == [{"fetch": fetch, "train": train}]

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,8 @@ import pandas as pd
 import pytest
 
 from gradtrail.core.profile.benchmark import MachineRates
-from gradtrail.tracking.mlflow import compile_report
-from gradtrail.tracking.mlflow.compile_report import compiling, profile_rows
+from gradtrail.tracking import compile_report
+from gradtrail.tracking.compile_report import compiling, profile_rows
 
 RATES = MachineRates(flops_per_second=1e9, bytes_per_second=1e8)
 
@@ -61,35 +62,29 @@ def work(run: RecordingRun, shapes: tuple[int, ...] = ()) -> None:
             planted(np.ones(length, np.float32))
 
 
+def table(run: RecordingRun, name: str) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(run.written[f"compile/{name}.csv"]))
+
+
 def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
     run = RecordingRun()
     work(run)
     assert set(run.logged) == {f"compile/{name}" for name in ("total_seconds", "cache_hit_rate", "unplanned")}
     assert run.logged["compile/unplanned"] == 0
-    process = pd.read_csv(io.StringIO(run.written["compile/process.csv"]), index_col="quantity")["value"]
+    process = table(run, "process").set_index("quantity")["value"]
     assert process["compilations"] == 1
     assert 0 < process["share_of_time"] <= 1
     assert process["rss_after_mib"] > 0
     assert process["machine_flops_per_second"] == RATES.flops_per_second
-    table = pd.read_csv(io.StringIO(run.written["compile/functions.csv"]))
-    times = table[[f"{key}_seconds" for key in ("trace", "lower", "compile", "first_call", "steady_call")]]
+    functions = table(run, "functions")
+    times = functions[[f"{key}_seconds" for key in ("trace", "lower", "compile", "first_call", "steady_call")]]
     assert np.isfinite(times.to_numpy()).all()
-    kinds = ("jaxpr", "stablehlo", "hlo")
-    assert set(run.written) == {
-        "compile/functions.csv",
-        "compile/functions.json",
-        "compile/calls.csv",
-        "compile/process.csv",
-        *(f"compile/square.{k}.txt" for k in kinds),
-    }
+    files = ("functions.csv", "functions.json", "calls.csv", "process.csv")
+    programs = (f"square.{kind}.txt" for kind in ("jaxpr", "stablehlo", "hlo"))
+    assert set(run.written) == {f"compile/{name}" for name in (*files, *programs)}
     assert run.written["compile/calls.csv"] == "function,signature,line\n"
     (square,) = run.logged_timings["functions"]
-    assert (square["function"], square["flops"]) == ("square", table["flops"][0])
-    assert (
-        run.logged_timings["cache"]["hits"]
-        <= run.logged_timings["cache"]["requests"]
-        <= 1 + run.logged_timings["cache"]["unplanned"]
-    )
+    assert (square["function"], square["flops"]) == ("square", functions["flops"][0])
     assert capsys.readouterr().err == ""
 
 
@@ -101,22 +96,17 @@ def test_compilation_by_a_call_is_a_warning_with_shapes_and_line(capsys: pytest.
     match = re.fullmatch(r"train: warning: planted was compiled 2 times by a call at (.*:\d+); argument 1: (.*)", line)
     assert match
     assert match[2] == "float32[3], float32[4]"
-    rows = pd.read_csv(io.StringIO(run.written["compile/calls.csv"])).to_dict("records")
-    assert rows == [{"function": "planted", "signature": f"float32[{n}]", "line": match[1]} for n in (3, 4)]
+    expected = [{"function": "planted", "signature": f"float32[{n}]", "line": match[1]} for n in (3, 4)]
+    assert table(run, "calls").to_dict("records") == expected
 
 
-def test_failed_stage_reports_compilations_by_calls(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_or_untracked_stage_reports_compilations_by_calls(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError), compiling(RecordingRun()):
         _ = jax.jit(lambda values: values + 1)(np.ones(3, np.float32)), 1 / 0
     assert "<lambda> was compiled once" in capsys.readouterr().err
-
-
-def test_without_a_run_nothing_is_measured_but_a_compilation_of_a_call_is_a_warning(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run = RecordingRun(is_open=False)
-    work(run, shapes=(3, 4))
-    assert (run.logged, run.written) == ({}, {})
+    untracked = RecordingRun(is_open=False)
+    work(untracked, shapes=(3, 4))
+    assert (untracked.logged, untracked.written) == ({}, {})
     assert "planted was compiled 2 times" in capsys.readouterr().err
 
 
@@ -129,9 +119,9 @@ def test_every_compilation_counts_in_the_total_and_has_its_line_in_the_table() -
         compiler.for_variant("bfloat16").compile("sine", jnp.sin, shapes[0])
     total = sum(compiled.times.total_seconds for compiled in compiler.compiled)
     assert run.logged["compile/total_seconds"] == total > compiler.functions["sine"].times.total_seconds
-    table = pd.read_csv(io.StringIO(run.written["compile/functions.csv"]))
-    assert table["function"].tolist() == ["sine", "sine", "sine (bfloat16)"]
-    assert table["signature"].tolist() == ["float32[3]", "float32[4]", "float32[3]"]
+    rows = table(run, "functions")[["function", "signature"]].to_numpy().tolist()
+    assert rows == [["sine", "float32[3]"], ["sine", "float32[4]"], ["sine (bfloat16)", "float32[3]"]]
+    assert json.loads(run.written["compile/functions.json"])["data"][0][3] == 1, "retraced once"
 
 
 def test_rates_are_work_by_the_steady_call_and_shares_those_of_the_machine() -> None:
@@ -142,5 +132,3 @@ def test_rates_are_work_by_the_steady_call_and_shares_those_of_the_machine() -> 
     (row,) = profile_rows([function], RATES)
     assert row["share_of_matmul_rate"] == pytest.approx(function.cost.flops / 1e-6 / 1e9)
     assert row["share_of_copy_rate"] == pytest.approx(function.cost.touched_bytes / 1e-6 / 1e8)
-    assert row["arithmetic_intensity"] == function.cost.flops / function.cost.touched_bytes
-    assert row["signature"] == "float32[8,8]"

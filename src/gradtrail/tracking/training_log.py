@@ -13,9 +13,9 @@ from gradtrail.stages.train.checkpoints import Checkpoints
 from gradtrail.stages.train.privacy import redacted_history, redacted_steps
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.stages.train.training import Training
+from gradtrail.tracking.journal import Journal
 from gradtrail.tracking.lineage.state import lock_of
 from gradtrail.tracking.mlflow.artifacts import Curves, curves
-from gradtrail.tracking.mlflow.run import TrackedRun
 
 
 class TrainingLog:
@@ -26,7 +26,7 @@ class TrainingLog:
         training: The training, compiled.
     """
 
-    def __init__(self, run: TrackedRun, training: Training):
+    def __init__(self, run: Journal, training: Training):
         self._run = run
         self._training = training
 

@@ -1,0 +1,274 @@
+"""Backfills MLflow's store: finds the states without a run, and rebuilds their runs from the outputs.
+
+A rebuilt run has the tag `rebuilt`, and lacks what is not in the outputs: times, system metrics, metrics of compiling,
+Orbax checkpoints and `git.diff`. The store is searched once, at the beginning; later only changed runs are queried.
+"""
+
+import dataclasses
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from gradtrail.stages.common.dvc_cache import is_here, restore
+from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, output_digests, sha256_of
+from gradtrail.support.errors import UserError
+from gradtrail.tracking.journal import is_referenced
+from gradtrail.tracking.lineage.environment import machine_key
+from gradtrail.tracking.lineage.recorded import (
+    Section,
+    consistent_stages,
+    recorded_origin,
+    recorded_states,
+    run_cache_entries,
+    snapshot_of,
+)
+from gradtrail.tracking.lineage.state import Experiment, Identity, Snapshot, state_key
+from gradtrail.tracking.logger import log_journals
+from gradtrail.tracking.mlflow.client import experiment_id, open_store
+from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, training_of
+from gradtrail.tracking.mlflow.models import EXPORT, log_export, logged_exports
+from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, is_finished_or_live
+from gradtrail.tracking.mlflow.stored_run import (
+    REBUILT,
+    REPLACED,
+    Execution,
+    close_dead_runs,
+    find_own_run,
+    open_run,
+    remove_run,
+)
+from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs, process_tags
+
+MISRECORDED = "misrecorded_as"  # tag of a run: states that DVC recorded for its outputs by mistake
+RECORDING_SECONDS = 60  # usual time from a run's end until DVC has recorded the state
+Result = tuple[str, str]  # state, digest of its outputs: other types of machine may have made others
+
+
+def backfill() -> tuple[dict[str, int], list[str] | None]:
+    """Rebuild missing runs, link children to their parents, and copy headline metrics to trainings.
+
+    Returns:
+        The report; and the open runs of other hosts, or None while a process of this host works on a run.
+    """
+    client = open_store()
+    num_completed = len(log_journals())
+    states = States(client)
+    states.counts["completed"] = num_completed
+    states.remove_duplicates()
+    recorded = recorded_states()
+    trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
+    num_absent = states.counts["absent"]  # without those that only the run-cache has, which may be discarded
+    cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.known.__contains__)]
+    states.link_children()
+    states.copy_headlines([*cached, *trainings])  # those of recorded states last
+    elsewhere = [run.info.run_id for run in states.still_open if not is_of_this_host(run.data.tags)]
+    present, num_unreadable = len(states.index.runs()) - states.rebuilt.total(), states.counts["unreadable"]
+    report = {**states.counts, **states.rebuilt, "present": present, "absent": num_absent, "elsewhere": len(elsewhere)}
+    report["unreadable"] = num_unreadable + recorded.num_unreadable
+    return report, elsewhere if len(elsewhere) == len(states.still_open) else None
+
+
+def backfill_experiment(experiment: Experiment) -> None:
+    """Rebuild the missing runs of one experiment from files in DVC's cache."""
+    if snapshot := snapshot_of(experiment.commit):
+        states = States(open_store())
+        states.copy_headlines([states.ensure_runs(dataclasses.replace(snapshot, experiment=experiment))])
+
+
+class States:
+    """The recorded states and their runs; runs of dead processes are closed first."""
+
+    def __init__(self, client: MlflowClient):
+        self.index = RunIndex(client)
+        dead, self.still_open = close_dead_runs(client, self.index.runs())
+        self.index.refresh(run.info.run_id for run in dead)
+        self.known = {run.data.tags.get("state", "") for run in self.index.runs() if is_finished_or_live(run)}
+        self.rebuilt: Counter[str] = Counter()  # stage → number of rebuilt runs
+        self.counts = Counter(killed=len(dead))  # more of the report; see `sync.describe`
+        self._run_ids: dict[Result, str | None] = {}  # result → run that represents it, its own or an equivalent one
+        self._client = client
+
+    def remove_duplicates(self) -> None:
+        """Delete all runs of a result but one: the oldest execution, or else the oldest rebuilt run.
+
+        In a local database a result cannot get two, as the store's lock is held while a run is created; on a server
+        that several clones write to it can. Open runs stay.
+        """
+        remaining: dict[tuple[object, ...], Run] = {}
+        finished = [run for run in reversed(self.index.runs()) if run.info.status == "FINISHED"]
+        for run in sorted(finished, key=lambda run: REBUILT in run.data.tags):
+            tags = run.data.tags
+            result = (tags.get("state"), frozenset(outputs(tags).items()))
+            if "state" in tags and (same := remaining.setdefault(result, run)) is not run:
+                self._replace(run, same.info.run_id)
+
+    def ensure_runs(self, snapshot: Snapshot) -> dict[str, str]:
+        """Find the run of each state of a snapshot, or rebuild it if its files are there; return stage → run."""
+        run_ids = {}
+        for stage in consistent_stages(snapshot):
+            self.known.add(stage.state)
+            result = stage.state, sha256_of(stage.out_digests())
+            if result not in self._run_ids:
+                self._run_ids[result] = None if self._is_misrecorded(stage) else self._run_id(stage)
+            if run_id := self._run_ids[result]:
+                run_ids[stage.name] = run_id
+            if EXPORT in stage.spec.outs and stage.name in run_ids and TRAIN in run_ids:
+                self._ensure_model(stage, self.index[run_ids[TRAIN]])
+        return run_ids
+
+    def link_children(self) -> None:
+        """Make each run below training a child of its training's run, if there is one."""
+        for run in self.index.runs():
+            is_linked = run.data.tags.get(PARENT) in self.index
+            if not is_linked and (parent := training_of(run.data.tags, self.index)):
+                self._set_tag(run.info.run_id, PARENT, parent.info.run_id)
+
+    def copy_headlines(self, snapshots: Iterable[Mapping[str, str]]) -> None:
+        """Copy the headline metrics of children to their trainings, by stage → run of each snapshot; the last wins."""
+        chosen: dict[tuple[str, str], str] = {}
+        for runs in snapshots:
+            for stage, child in runs.items():
+                if TRAIN in runs and "train_state" in self.index[child].data.tags:
+                    chosen[runs[TRAIN], stage] = child
+        for (train, _), child in chosen.items():
+            if PARENT not in self.index[child].data.tags:
+                self._set_tag(child, PARENT, train)
+            if copy_headlines(self._client, self.index[child], self.index[train]):
+                self.index.refresh([train])
+
+    def _is_misrecorded(self, stage: Identity) -> bool:
+        """Whether executions here show that a record is wrong; if so, warn once, and delete its entry and rebuilt run.
+
+        A file that is edited after a stage's last check, and before DVC reads it, is recorded as if the stage had read
+        or written it. Such a record has the outputs of an execution of another state, or other outputs than the
+        execution of its own state; and both executions are known, or DVC wrote the record instead of the known one's.
+        """
+        outs = stage.out_digests()
+        executions = self._executed.get(stage.state, [])
+        makers = [run for run in self._executed.get(sha256_of(outs), []) if run not in executions]
+        if not (executions or makers) or any(outputs(run.data.tags) == outs for run in executions):
+            return False
+        entries = self._entries(stage.name, stage.state, outs)
+        late = [run for run in (*makers, *executions) if self._was_recorded_as(run, entries)]
+        run = self.index[(late or makers or executions)[0].info.run_id]
+        states = run.data.tags.get(MISRECORDED, "").split()
+        if not (late or (executions and makers) or stage.state in states):
+            return False
+        for entry in entries:  # else DVC would restore these outputs for the new inputs
+            entry.unlink()
+        for rebuilt in self.index({"state": stage.state}):
+            if REBUILT in rebuilt.data.tags and outputs(rebuilt.data.tags) == outs:
+                self._replace(rebuilt, run.info.run_id)
+        if stage.state not in states:
+            self._set_tag(run.info.run_id, MISRECORDED, " ".join([*states, stage.state]))
+            reason = "because files were edited as that ended; the run stays"
+            remedy = f"`dvc repro --force {stage.name}` corrects the record"
+            _warn(stage, f"the record contradicts run {run.info.run_name}, {reason}, and {remedy}")
+        return True
+
+    def _was_recorded_as(self, run: Run, entries: Iterable[Path]) -> bool:
+        """Whether DVC wrote one of these entries right after the end of a run, and none for the run's own state."""
+        tags, ended = run.data.tags, run.info.end_time / 1000
+        own_entries = self._entries(tags["stage"], tags["state"], outputs(tags))
+        is_late = any(0 <= entry.stat().st_mtime - ended < RECORDING_SECONDS for entry in entries)
+        return is_late and not any(entry.stat().st_mtime >= ended for entry in own_entries)
+
+    def _entries(self, stage: str, state: str, outs: Mapping[str, str]) -> list[Path]:
+        """Return the files of the run-cache that record these outputs of a state."""
+        same_outs = [(path, one) for path, one in self._run_cache.items() if output_digests(one) == outs]
+        keys = {path: state_key(stage, locked_entry(one)) for path, one in same_outs if path.exists()}
+        return [path for path, key in keys.items() if key == state]
+
+    @cached_property
+    def _run_cache(self) -> dict[Path, Section]:
+        return run_cache_entries()
+
+    @cached_property
+    def _executed(self) -> dict[str, list[Run]]:
+        """The finished executions on this type of machine, by state and by the digest of their outputs."""
+        executed = defaultdict(list)
+        for run in self.index({"machine": machine_key()}, finished=True):
+            if REBUILT not in run.data.tags and (outs := outputs(run.data.tags)):
+                executed[run.data.tags["state"]].append(run)
+                executed[sha256_of(outs)].append(run)
+        return executed
+
+    def _run_id(self, stage: Identity) -> str | None:
+        run = find_equivalent_run(self.index, stage)
+        return run.info.run_id if run else self._rebuild(stage)
+
+    def _rebuild(self, stage: Identity) -> str | None:
+        """Rebuild the run of a state; return None if its files are missing or, as those of other code, not readable."""
+        if f"results/metrics/{stage.name}.json" not in stage.out_digests():  # another layout
+            return None
+        with tempfile.TemporaryDirectory() as name:
+            place, stored = Path(name).resolve(), None
+            if not all(
+                is_here(out, md5) if is_referenced(stage, out) else restore(out, md5, place, stage.commit)
+                for out, md5 in stage.out_digests().items()
+            ):
+                self.counts["absent"] += 1
+                return None
+            stage = dataclasses.replace(stage, place=place)
+            began = find_own_run(self._client, stage, None)  # another process may have created it meanwhile
+            if began and is_finished_or_live(began):
+                self.index.refresh([began.info.run_id])
+                return str(began.info.run_id)
+            try:
+                execution = Execution(tags=process_tags() | recorded_origin(stage))
+                stored = open_run(self._client, stage, execution)
+                stored.describe(stage, execution)
+                stored.log_outs(stage, stage.out_digests())
+            except UserError as error:
+                _warn(stage, f"no run can be rebuilt ({error})")
+                self.counts["unreadable"] += 1
+                if stored:
+                    self._client.set_terminated(stored.run_id, "FAILED")
+                if stored and not began:
+                    self._client.delete_run(stored.run_id)
+                return None
+        self._client.set_tag(stored.run_id, REBUILT, "true")
+        self._client.set_terminated(stored.run_id, "FINISHED")
+        self.index.refresh([stored.run_id])
+        self.rebuilt[stage.name] += 1
+        if stage.state in self._executed:
+            _warn(stage, "records other outputs than its execution here wrote; both have a run")
+        return stored.run_id
+
+    def _ensure_model(self, stage: Identity, train: Run) -> None:
+        """Log an export as a model of its training's run, if its files are there."""
+        md5 = stage.out_digests()[EXPORT]
+        if (train.info.run_id, md5) in self._models:
+            return
+        self._models.add((train.info.run_id, md5))
+        with tempfile.TemporaryDirectory() as name:
+            try:
+                if restore(EXPORT, md5, Path(name).resolve(), stage.commit):
+                    log_export(self._client, train, Path(name).resolve() / EXPORT)
+            except UserError as error:  # other code wrote it
+                _warn(stage, f"its export is not logged ({error})")
+
+    @cached_property
+    def _models(self) -> set[tuple[str, str]]:
+        return logged_exports(self._client, experiment_id(self._client, "models"))
+
+    def _replace(self, run: Run, by: str) -> None:
+        """Delete a run, which MLflow keeps until `gradtrail gc`, with a tag that names the run in its place."""
+        remove_run(self._client, run, REPLACED, by=by)
+        self.index.drop(run.info.run_id)
+        self.counts["replaced"] += 1
+
+    def _set_tag(self, run_id: str, key: str, value: str) -> None:
+        self._client.set_tag(run_id, key, value)
+        self.index.refresh([run_id])
+
+
+def _warn(stage: Identity, message: str) -> None:
+    record = f"commit {stage.commit[:7]}" if stage.commit else "dvc.lock or the run-cache"
+    print(f"warning: {stage.name}, state {stage.state[:12]} of {record}: {message}", file=sys.stderr)

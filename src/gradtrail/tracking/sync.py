@@ -1,0 +1,121 @@
+"""Brings MLflow's store up to date: a run for every state that was made, headline metrics on every training's run.
+
+If DVC skips or restores a stage, no code of this project runs; a sync closes that gap, by `backfill.py`. With nothing
+to do it imports neither MLflow nor DVC: one digest covers all that a sync reads. A store that was moved counts as
+changed until it is relocated; a server is always queried.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from filelock import FileLock
+
+from gradtrail.stages.common.dvc_cache import file_folder
+from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.pipeline_file import FILES
+from gradtrail.support.errors import UserError
+from gradtrail.support.git import git, head_commit
+from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri, working_folder
+from gradtrail.tracking.lineage.recorded import entry_files, find_experiments
+from gradtrail.tracking.mlflow.relocate import is_moved
+
+_PARTS = {  # texts of a report, by its keys; all other keys are stages, with the number of rebuilt runs
+    "present": "{} runs present",
+    "completed": "completed from their journals: {}",
+    "absent": "states whose files are not here: {}; "
+    "`dvc checkout dvc.yaml`, or `dvc fetch --all-commits` with a remote, then sync again",
+    "unreadable": "skipped, not readable: {}",
+    "killed": "interrupted, marked as KILLED: {}",
+    "replaced": "replaced by other runs: {}",
+    "elsewhere": "open on other hosts: {}",
+}
+
+
+def sync() -> dict[str, int]:
+    """Backfill the runs of all states, unless nothing has changed since the last sync; return a report for `describe`.
+
+    Raises:
+        UserError: git fails, or the `dvc.yaml` or `dvc.lock` of the working folder cannot be read.
+    """
+    sources, place = list(_sources()), private_folder() / "synced.json"  # later changes are for the next sync
+    is_local = store_uri().startswith(SQLITE)
+    if is_local and (last := _last_report(place, sources)):
+        return last
+    from gradtrail.tracking.backfill import backfill  # late: it imports MLflow
+
+    with FileLock(private_folder() / "sync.lock"):
+        report, open_runs = backfill()
+        if is_local and open_runs is not None:
+            present = report["present"] + sum(count for key, count in report.items() if key not in _PARTS)
+            lasting = {key: report[key] for key in ("absent", "unreadable", "elsewhere")} | {"present": present}
+            with atomic_file(place) as temporary:
+                temporary.write_text(json.dumps({"key": _key(sources, open_runs), "report": lasting}))
+        else:
+            place.unlink(missing_ok=True)
+    return report
+
+
+def describe(report: Mapping[str, int], *, verbose: bool = False) -> str:
+    """Return a report as one line; states whose files are missing, as in a fresh clone, only if `verbose`."""
+    rebuilt = [f"{key} ({count})" if count > 1 else key for key, count in report.items() if key not in _PARTS]
+    keys = [key for key in _PARTS if key != "present" and report.get(key) and (verbose or key != "absent")]
+    parts = [_PARTS[key].format(report[key]) for key in ("present", *keys)]
+    return "; ".join([parts[0], *([f"rebuilt: {', '.join(rebuilt)}"] if rebuilt else []), *parts[1:]])
+
+
+def set_aside() -> Path:
+    """Rename the database and SQLite's files next to it to free names; return the database's."""
+    if not store_uri().startswith(SQLITE):
+        raise UserError(f"{store_uri()}: its database is damaged; repair it on the server")
+    database = database_path(store_uri())
+    number = next(n for n in itertools.count(1) if not database.with_name(f"{database.name}.damaged-{n}").exists())
+    for suffix in ("-wal", "-shm", ""):
+        path = database.with_name(f"{database.name}{suffix}")
+        if path.exists():
+            aside = path.rename(database.with_name(f"{database.name}.damaged-{number}{suffix}"))
+    return aside
+
+
+def _last_report(place: Path, sources: list[object]) -> dict[str, int] | None:
+    """Return the report of the last sync if nothing has changed since."""
+    query = "select run_uuid from runs where status = 'RUNNING' and lifecycle_stage = 'active'"
+    uri = f"{database_path(store_uri()).absolute().as_uri()}?mode=ro"
+    try:
+        last = json.loads(place.read_bytes())
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as store:
+            open_runs = [run for (run,) in store.execute(query)]
+        is_same = last["key"] == _key(sources, open_runs) and not is_moved(store_uri())
+    except (OSError, ValueError, sqlite3.Error):
+        return None
+    report: dict[str, int] = last["report"]
+    return report if is_same else None
+
+
+def _key(sources: list[object], open_runs: Iterable[str]) -> str:
+    """Return a digest of all that a sync reads."""
+    database = database_path(store_uri())
+    files = [database, database.with_name(f"{database.name}-wal")]
+    store = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.exists()]
+    content = json.dumps([store_uri(), store, sorted(open_runs), sources])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _sources() -> Iterator[object]:
+    """Yield values that identify the pipelines, locks and files that a sync reads."""
+    for name in FILES:
+        path = working_folder() / name
+        yield hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    yield head_commit()
+    refs = git("for-each-ref", "--format=%(objectname) %(refname)").splitlines()
+    yield [line for line in refs if " refs/exps/" not in line]
+    yield sorted((one.name, one.baseline, one.commit) for one in find_experiments())
+    yield sorted(path.name for path in entry_files())
+    yield sorted(str(path) for path in private_folder().glob("journal/*/*"))
+    with contextlib.suppress(OSError), os.scandir(file_folder()) as folders:
+        yield sorted((folder.name, folder.stat().st_mtime_ns) for folder in folders)
