@@ -107,7 +107,8 @@ class RunDetails:
             return {}
         compiling = min(float(self.timings.get("compile_seconds", 0.0)), seconds["work"])
         parts = {"imports": seconds["imports"], "data": seconds["data"], "compile": compiling}
-        return parts | {"compute": seconds["work"] - compiling, "tracking": seconds["tracking"]}
+        # A run that was logged after its stage has no seconds of tracking: the stage did not wait
+        return parts | {"compute": seconds["work"] - compiling, "tracking": seconds.get("tracking", 0.0)}
 
     def deps(self, *, code: bool) -> dict[str, str]:
         """Return the deps of the stage that are code, or those that are data, path → digest."""
