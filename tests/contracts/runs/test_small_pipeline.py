@@ -19,7 +19,7 @@ def test_runs_are_linked(finished: Project) -> None:
         (child,) = finished.runs_of(stage)
         assert child["tags"]["mlflow.parentRunId"] == train["id"]
         assert child["tags"]["weights"] == train["outs"]["models/final.safetensors"]
-    assert train["name"] == "digits"
+    assert train["name"] == "mlp adamw digits · seed 0"
     assert train["metrics"]["eval/loss"] == 2
     assert train["metrics"]["gradients/grad_norm_median"] == 4
     assert train["params"]["fetch.dataset"] == "digits"
