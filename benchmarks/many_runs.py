@@ -37,8 +37,8 @@ from servers import free_port
 from benchmarks.record import record
 from benchmarks.tracking import Clone, make_clone
 from gradtrail.stages.common.pipeline_file import TRAIN, StageSpec, parse_pipeline
-from gradtrail.tracking.lineage.state import Identity, Snapshot
-from gradtrail.tracking.mlflow.tags import output_tags, state_tags
+from gradtrail.tracking.state import Identity, Snapshot
+from gradtrail.tracking.tags import output_tags, state_tags
 
 STAGES = (TRAIN, "evaluate", "gradients", "profile")
 FIRST_SEED = 1000

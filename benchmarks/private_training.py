@@ -49,7 +49,7 @@ from benchmarks.record import record
 from benchmarks.training import NETWORKS, machine
 from benchmarks.turns import Worker
 from gradtrail.support.progress import progress_bar
-from gradtrail.tracking.lineage.environment import environment
+from gradtrail.tracking.environment import environment
 
 Setting = tuple[Network, int]
 

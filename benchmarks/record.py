@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gradtrail.tracking.lineage.environment import environment, machine_key
+from gradtrail.tracking.environment import environment, machine_key
 
 FOLDER = Path(__file__).with_name("results")
 _PEERS = ("torch", "opacus", "mlflow", "dvc")

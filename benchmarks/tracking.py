@@ -81,7 +81,7 @@ class Clone:
         """Bring back the store without runs; return the bytes in its database."""
         database, kept = self.folder / "mlflow.db", self.folder / ".gradtrail" / "empty.db"
         if not kept.exists():
-            self.python("-c", "from gradtrail.tracking.mlflow.client import open_store; open_store()")
+            self.python("-c", "from gradtrail.tracking.store import open_store; open_store()")
             shutil.copy(database, kept)
         shutil.copy(kept, database)
         for row in (self.folder / "mlruns").glob("*/"):

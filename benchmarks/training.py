@@ -42,7 +42,7 @@ from benchmarks.record import record
 from benchmarks.training_tasks import ModelName, Optimizer, Peer, Precision, Task, available_cores, flops_per_step
 from benchmarks.turns import Worker
 from gradtrail.support.progress import progress_bar
-from gradtrail.tracking.lineage.environment import environment
+from gradtrail.tracking.environment import environment
 
 OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "muon")  # beside Adam, in the first setting
 CNN_EXAMPLES = 2_560  # in a round

@@ -17,7 +17,7 @@ from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.profile import figures, timings
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.journal import tracked
-from gradtrail.tracking.mlflow.naming import metric_name, precision_note
+from gradtrail.tracking.names import metric_name, precision_note
 
 
 def main(stage: Stage) -> None:

@@ -10,9 +10,9 @@ from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.train.outputs import Outputs
 from gradtrail.stages.train.training import NullListener, Training
 from gradtrail.tracking.compile_report import compiling
-from gradtrail.tracking.gc.files import forget_old_members
 from gradtrail.tracking.journal import tracked
 from gradtrail.tracking.training_log import TrainingLog
+from gradtrail.tracking.unused import forget_old_members
 
 
 def main(stage: Stage) -> None:

@@ -24,7 +24,7 @@ from warm_python import made_once, warm_python
 
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.tracking.mlflow.tags import outputs
+from gradtrail.tracking.tags import outputs
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
@@ -293,7 +293,7 @@ def _finish_project(folder: Path) -> None:
 def _make_store(folder: Path) -> None:
     """Make a database as MLflow makes it."""
     folder.mkdir()
-    code = "from gradtrail.tracking.mlflow.client import open_store; open_store()"
+    code = "from gradtrail.tracking.store import open_store; open_store()"
     env = environment() | {"DVC_ROOT": str(folder), "PYTHONPATH": str(ROOT / "src")}
     subprocess.run([warm_python(), "-c", code], check=True, env=env, timeout=_LONGEST)
 

@@ -17,12 +17,9 @@ from projects import ROOT
 from warm_python import made_once, warm_python
 
 from gradtrail.stages.artifacts.exported import read_manifest
-from gradtrail.tracking.mlflow.client import experiment_id, open_store
+from gradtrail.tracking.store import experiment_id, open_store
 
-_OPEN = (
-    "from gradtrail.tracking.mlflow.client import experiment_id, open_store; "
-    "print(experiment_id(open_store(), 'models'))"
-)
+_OPEN = "from gradtrail.tracking.store import experiment_id, open_store; print(experiment_id(open_store(), 'models'))"
 LABELS = np.arange(200) % 10
 
 

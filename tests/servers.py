@@ -18,7 +18,7 @@ from typing import Any
 import requests
 from projects import Project, environment
 
-from gradtrail.tracking.mlflow.tags import outputs
+from gradtrail.tracking.tags import outputs
 
 _SECONDS = 120  # that a server may take to start
 _EXPERIMENTS = ("data", "models")

@@ -138,7 +138,7 @@ def write_models(kind: str, folder: Path) -> tuple[Path, Path]:
     """Write an export of a random network, and the model that MLflow logs of it."""
     from gradtrail.core.export import ExportConfig
     from gradtrail.stages.export import write_export
-    from gradtrail.tracking.mlflow.models import save
+    from gradtrail.tracking.models import save
 
     export, logged = folder / f"{kind}-export", folder / f"{kind}-mlflow"
     write_export(export, random_network(kind), ExportConfig(name="digits", batch_sizes=(1, 8, 32, 128)))

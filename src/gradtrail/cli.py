@@ -185,7 +185,7 @@ def gc(*, yes: bool) -> None:
 
     Lists runs, artifacts and checkpoints, and asks before it removes them.
     """
-    from gradtrail.tracking.gc.gc import collect_garbage
+    from gradtrail.tracking.gc import collect_garbage
 
     with_store(lambda: collect_garbage(yes=yes))
 

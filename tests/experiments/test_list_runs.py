@@ -12,7 +12,7 @@ from gradtrail.experiments import list_runs
 from gradtrail.experiments.list_runs import as_table, print_runs
 from gradtrail.stages.common.params import SHARED_BLOCKS, read_yaml
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.mlflow.client import experiment_id, open_store
+from gradtrail.tracking.store import experiment_id, open_store
 
 MLP = {"train.model": "mlp", "train.mlp.hidden": "[8]", "train.cnn.hidden": "[4]", "train.epochs": "3"}
 RUNS = [  # accuracy, data set, changed params

@@ -25,12 +25,12 @@ from small_project import make_small_project
 from gradtrail.stages.common import stage as stage_module
 from gradtrail.stages.common.stage import Stage
 from gradtrail.tracking import journal, logger
+from gradtrail.tracking import store as client_module
 from gradtrail.tracking.journal import READY, REPORTED, Journal, LoggerProcess, report_fault, tracked
 from gradtrail.tracking.logger import RunLog, log_journals, sample_system
-from gradtrail.tracking.mlflow import client as client_module
-from gradtrail.tracking.mlflow.client import StoreClient
-from gradtrail.tracking.mlflow.naming import metric_name
-from gradtrail.tracking.mlflow.tags import OUTS as OUTS_TAG
+from gradtrail.tracking.names import metric_name
+from gradtrail.tracking.store import StoreClient
+from gradtrail.tracking.tags import OUTS as OUTS_TAG
 
 DEAD_SERVER = "http://127.0.0.1:9"
 REQUESTS = ("create_run", "log_batch", "log_dict", "log_artifact", "log_artifacts", "log_inputs", "set_terminated")
@@ -415,7 +415,7 @@ def test_system_metrics_are_few_and_have_a_step_each(tmp_path: Path) -> None:
 
 
 def test_checkpoint_is_an_artifact(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradtrail.tracking.mlflow import checkpoints
+    from gradtrail.tracking import checkpoints
 
     def save(folder: Path, *_: object) -> None:
         folder.mkdir()

@@ -24,7 +24,7 @@ from gradtrail.support.git import strict_git
 from gradtrail.support.interpreter import with_this_interpreter
 from gradtrail.support.secrets import redacted
 from gradtrail.support.shell import CommandError, reason, run
-from gradtrail.tracking.lineage import state
+from gradtrail.tracking import state
 
 _STORE_SECONDS = 900.0  # longest wait for an MLflow server that is down
 _LAST_LINES = 40  # lines of output that are searched for the reason of a failure

@@ -14,7 +14,7 @@ from typing import Any
 from gradtrail.cluster.request import Experiment
 from gradtrail.stages.common.params import changed
 from gradtrail.stages.common.pipeline_file import sha256_of, stages_before
-from gradtrail.tracking.lineage.state import PlannedStages
+from gradtrail.tracking.state import PlannedStages
 
 _DIGITS = 16  # hex digits of the digest in a name
 

@@ -48,7 +48,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.journal import Journal
-from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.state import Identity
 from gradtrail.tracking.training_log import TrainingLog
 
 Costs = dict[str, dict[str, int]]  # function → metric → value

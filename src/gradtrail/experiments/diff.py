@@ -27,11 +27,11 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
+from gradtrail.tracking.artifacts import download
 from gradtrail.tracking.lookup import find_run
-from gradtrail.tracking.mlflow.artifacts import download
-from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.search import RunIndex
-from gradtrail.tracking.mlflow.stored_run import REBUILT, attempt_file
+from gradtrail.tracking.search import RunIndex
+from gradtrail.tracking.store import open_store
+from gradtrail.tracking.stored_run import REBUILT, attempt_file
 
 Rows = list[dict[str, Any]]
 Pair = tuple[Any, Any]  # a value of A and of B; printed as `A → B`, or once if both are the same text

@@ -10,7 +10,7 @@ from gradtrail.stages.common.params import MEMBERS, SEED, active_params
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
-from gradtrail.tracking.mlflow.client import experiment_id, open_store
+from gradtrail.tracking.store import experiment_id, open_store
 
 ACCURACY = "eval/accuracy"
 _METRICS = {  # metric → title and format; on a narrow terminal the last ones are left out

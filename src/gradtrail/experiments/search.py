@@ -34,9 +34,9 @@ from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError
 from gradtrail.support.interpreter import with_this_interpreter
 from gradtrail.support.shell import reason
-from gradtrail.tracking.lineage.state import PlannedStages, state_key
-from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.search import StoredRuns
+from gradtrail.tracking.search import StoredRuns
+from gradtrail.tracking.state import PlannedStages, state_key
+from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import sync
 
 _TEST = "eval/accuracy"  # metric of the run of a training that was evaluated

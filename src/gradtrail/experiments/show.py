@@ -17,13 +17,13 @@ from gradtrail.stages.common.pipeline_file import dvc_target, is_code
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
-from gradtrail.tracking.lineage.recorded import committed_snapshots, find_experiments, working_snapshot
-from gradtrail.tracking.lineage.state import Identity, Snapshot
+from gradtrail.tracking.artifacts import download
 from gradtrail.tracking.lookup import look_up
-from gradtrail.tracking.mlflow.artifacts import download
-from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.search import RunIndex
-from gradtrail.tracking.mlflow.tags import outputs
+from gradtrail.tracking.recorded import committed_snapshots, find_experiments, working_snapshot
+from gradtrail.tracking.search import RunIndex
+from gradtrail.tracking.state import Identity, Snapshot
+from gradtrail.tracking.store import open_store
+from gradtrail.tracking.tags import outputs
 
 _SHORT = 12  # digits of a state or an id in the output
 _FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")

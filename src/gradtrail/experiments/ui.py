@@ -13,9 +13,9 @@ import requests
 
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, private_folder, store_uri
-from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.ui_view import share_view
+from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import describe, sync
+from gradtrail.tracking.ui_view import share_view
 
 _GRACE_SECONDS = 5.0
 

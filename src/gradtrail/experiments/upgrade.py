@@ -27,7 +27,7 @@ from gradtrail.support.interpreter import with_interpreter
 from gradtrail.support.paths import private_folder
 from gradtrail.support.shell import CommandError, run
 from gradtrail.support.significance import paired_difference
-from gradtrail.tracking.lineage.recorded import find_experiments, snapshot_of
+from gradtrail.tracking.recorded import find_experiments, snapshot_of
 
 SEEDS = (0, 1, 2)
 LOCK = Path("locks/base.lock")

@@ -207,7 +207,7 @@ def source_of_version(client: "MlflowClient", version: "ModelVersion") -> _Sourc
 
 
 def _logged_model_source(client: "MlflowClient", model_id: str, version: "ModelVersion | None") -> _Source:
-    from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
+    from gradtrail.tracking.models import EXPORT_DIGEST
 
     logged = client.get_logged_model(model_id)
     if EXPORT_DIGEST not in logged.tags:
@@ -293,6 +293,6 @@ def _ask(question: "Callable[[MlflowClient], T]") -> T:
 
 @functools.cache  # opening a store is slow, and a server asks every few seconds
 def _client(uri: str) -> Any:  # noqa: ARG001 - the key of the cache
-    from gradtrail.tracking.mlflow.client import open_store
+    from gradtrail.tracking.store import open_store
 
     return open_store()

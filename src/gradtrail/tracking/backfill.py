@@ -18,9 +18,12 @@ from mlflow.entities import Run
 from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, output_digests, sha256_of
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.journal import is_referenced
-from gradtrail.tracking.lineage.environment import machine_key
-from gradtrail.tracking.lineage.recorded import (
+from gradtrail.tracking.links import PARENT, copy_headlines, training_of
+from gradtrail.tracking.logger import log_journals
+from gradtrail.tracking.models import EXPORT, log_export, logged_exports
+from gradtrail.tracking.recorded import (
     Section,
     consistent_stages,
     recorded_origin,
@@ -28,13 +31,10 @@ from gradtrail.tracking.lineage.recorded import (
     run_cache_entries,
     snapshot_of,
 )
-from gradtrail.tracking.lineage.state import Experiment, Identity, Snapshot, state_key
-from gradtrail.tracking.logger import log_journals
-from gradtrail.tracking.mlflow.client import experiment_id, open_store
-from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, training_of
-from gradtrail.tracking.mlflow.models import EXPORT, log_export, logged_exports
-from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, is_finished_or_live
-from gradtrail.tracking.mlflow.stored_run import (
+from gradtrail.tracking.search import RunIndex, find_equivalent_run, is_finished_or_live
+from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
+from gradtrail.tracking.store import experiment_id, open_store
+from gradtrail.tracking.stored_run import (
     REBUILT,
     REPLACED,
     Execution,
@@ -43,7 +43,7 @@ from gradtrail.tracking.mlflow.stored_run import (
     open_run,
     remove_run,
 )
-from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs, process_tags
+from gradtrail.tracking.tags import is_of_this_host, outputs, process_tags
 
 MISRECORDED = "misrecorded_as"  # tag of a run: states that DVC recorded for its outputs by mistake
 RECORDING_SECONDS = 60  # usual time from a run's end until DVC has recorded the state

@@ -26,7 +26,7 @@ from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.support.errors import one_line
 from gradtrail.support.tracing import Recorder
 from gradtrail.tracking.journal import Journal
-from gradtrail.tracking.mlflow.naming import COMPILED
+from gradtrail.tracking.names import COMPILED
 
 _MIB = 2**20
 Row = dict[str, Any]

@@ -37,9 +37,9 @@ from gradtrail.support.ranks import is_follower
 from gradtrail.support.running_time import seconds_running
 from gradtrail.support.secrets import redacted
 from gradtrail.support.signals import stop_request
-from gradtrail.tracking.lineage.environment import environment
-from gradtrail.tracking.lineage.state import Identity, Snapshot, state_lock
-from gradtrail.tracking.mlflow.tags import origin_tags, process_tags, write_diff
+from gradtrail.tracking.environment import environment
+from gradtrail.tracking.state import Identity, Snapshot, state_lock
+from gradtrail.tracking.tags import origin_tags, process_tags, write_diff
 
 if TYPE_CHECKING:
     from gradtrail.core.nn.models import HostParams
@@ -228,7 +228,7 @@ class Journal:
         if not self.is_open:
             return
         with self.best_effort():
-            from gradtrail.tracking.mlflow.checkpoints import save_checkpoint  # late: only training needs Orbax
+            from gradtrail.tracking.checkpoints import save_checkpoint  # late: only training needs Orbax
 
             folder = self._place("checkpoint")
             save_checkpoint(folder, state, weights)

@@ -50,10 +50,10 @@ from gradtrail.tracking.journal import (
     report_fault,
     write_identity,
 )
-from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.naming import metric_name
-from gradtrail.tracking.mlflow.stored_run import (
+from gradtrail.tracking.names import metric_name
+from gradtrail.tracking.state import Identity
+from gradtrail.tracking.store import open_store
+from gradtrail.tracking.stored_run import (
     REPLACED,
     Execution,
     Points,

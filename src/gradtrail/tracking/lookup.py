@@ -11,10 +11,10 @@ from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git
-from gradtrail.tracking.lineage.recorded import consistent_stages, find_experiments, snapshot_of, working_snapshot
-from gradtrail.tracking.lineage.state import Snapshot
-from gradtrail.tracking.mlflow.links import PARENT
-from gradtrail.tracking.mlflow.tags import outputs
+from gradtrail.tracking.links import PARENT
+from gradtrail.tracking.recorded import consistent_stages, find_experiments, snapshot_of, working_snapshot
+from gradtrail.tracking.state import Snapshot
+from gradtrail.tracking.tags import outputs
 
 _PREFIX = re.compile("[0-9a-f]{4,64}")  # of an id or a state
 _COMMIT = re.compile(r"HEAD[~^\d]*|[0-9a-f]{40}")

@@ -22,8 +22,8 @@ from gradtrail.stages.common.pipeline_file import FILES
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git, head_commit
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri, working_folder
-from gradtrail.tracking.lineage.recorded import entry_files, find_experiments
-from gradtrail.tracking.mlflow.relocate import is_moved
+from gradtrail.tracking.recorded import entry_files, find_experiments
+from gradtrail.tracking.relocate import is_moved
 
 _PARTS = {  # texts of a report, by its keys; all other keys are stages, with the number of rebuilt runs
     "present": "{} runs present",

@@ -13,9 +13,9 @@ from gradtrail.stages.train.checkpoints import Checkpoints
 from gradtrail.stages.train.privacy import redacted_history, redacted_steps
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.stages.train.training import Training
+from gradtrail.tracking.artifacts import Curves, curves
 from gradtrail.tracking.journal import Journal
-from gradtrail.tracking.lineage.state import lock_of
-from gradtrail.tracking.mlflow.artifacts import Curves, curves
+from gradtrail.tracking.state import lock_of
 
 
 class TrainingLog:

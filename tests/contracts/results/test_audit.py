@@ -13,7 +13,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from gradtrail.core.evaluate import fill_bins
 from gradtrail.stages.common.files import digest
-from gradtrail.tracking.mlflow.tags import outputs
+from gradtrail.tracking.tags import outputs
 
 QUICK = {
     "audit.rounds": 2,

@@ -23,9 +23,9 @@ from gradtrail.cluster.refs import experiment_ref
 from gradtrail.cluster.request import Experiment as PlannedExperiment
 from gradtrail.cluster.request import Request
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.lineage.state import Experiment
-from gradtrail.tracking.mlflow.client import StoreClient
-from gradtrail.tracking.mlflow.search import StoredRuns
+from gradtrail.tracking.search import StoredRuns
+from gradtrail.tracking.state import Experiment
+from gradtrail.tracking.store import StoreClient
 
 RATE = "train.adamw.learning_rate"
 SECRET = "not-for-any-file"  # noqa: S105

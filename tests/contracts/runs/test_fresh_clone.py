@@ -106,7 +106,7 @@ NAME = "neuer Ordner ü"
 DOWNLOAD = """
 from pathlib import Path
 from gradtrail.stages.common.files import digest
-from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.store import open_store
 client = open_store()
 experiments = [found.experiment_id for found in client.search_experiments()]
 for run in client.search_runs(experiments):

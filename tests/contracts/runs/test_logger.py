@@ -12,8 +12,8 @@ import pytest
 from projects import Project, besides_progress
 from small_project import finished_small_project
 
-from gradtrail.tracking.lineage.environment import machine_key
-from gradtrail.tracking.mlflow.tags import PROCESS, is_alive
+from gradtrail.tracking.environment import machine_key
+from gradtrail.tracking.tags import PROCESS, is_alive
 
 pytestmark = pytest.mark.slow
 

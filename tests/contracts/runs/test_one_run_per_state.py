@@ -5,7 +5,7 @@ from mlflow import MlflowClient
 from projects import Project
 
 from gradtrail.stages.common.files import digest
-from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import describe, sync
 
 WEIGHTS = "models/final.safetensors"

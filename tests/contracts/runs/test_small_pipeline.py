@@ -4,7 +4,7 @@ import pytest
 from projects import Project
 from ruamel.yaml import YAML
 
-from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.state import Identity
 
 
 def test_the_second_repro_runs_nothing(project: Project) -> None:

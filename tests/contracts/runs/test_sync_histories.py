@@ -12,9 +12,9 @@ from projects import Project
 from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import digest, read_json, write_json
-from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_origin, snapshot_of
-from gradtrail.tracking.mlflow.tags import PROCESS
+from gradtrail.tracking.recorded import consistent_stages, recorded_origin, snapshot_of
 from gradtrail.tracking.sync import describe, sync
+from gradtrail.tracking.tags import PROCESS
 
 LR, CLIP, BINS, TOP = (
     "train.adamw.learning_rate",
@@ -113,7 +113,7 @@ def test_sync_with_nothing_to_do_does_not_import_mlflow(project: Project, tmp_pa
 
 
 STRANGE_RUNS = """
-from gradtrail.tracking.mlflow.client import experiment_id, open_store
+from gradtrail.tracking.store import experiment_id, open_store
 client = open_store()
 (run,) = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train'")
 twin = client.create_run(run.info.experiment_id, tags=run.data.tags)

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from servers import Client, Proxy, TrackingServer, free_port, make_clone, silent_port, tracking_server
 from small_project import make_small_project
 
-from gradtrail.tracking.mlflow.naming import metric_name
+from gradtrail.tracking.names import metric_name
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from gradtrail.experiments.compare.plan import CompletedRun, Planner
 from gradtrail.experiments.compare.spec import Comparison, PlannedRun
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml
-from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.tags import output_tags, param_text, state_tags
+from gradtrail.tracking.state import Identity
+from gradtrail.tracking.tags import output_tags, param_text, state_tags
 
 STAGES = {
     "fetch": ([], "data/raw"),

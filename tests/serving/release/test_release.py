@@ -27,7 +27,7 @@ from gradtrail.serving.release.rollback import rollback
 from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict.main import verdict_tag
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.store import open_store
 
 RIGHT = LABELS.copy()
 NAME = "digits"

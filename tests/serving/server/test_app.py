@@ -32,7 +32,7 @@ from PIL import Image
 from gradtrail.serving.server.guard import Limits, require_token
 from gradtrail.serving.server.router import Source
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.mlflow.pyfunc import _load_pyfunc
+from gradtrail.tracking.pyfunc import _load_pyfunc
 
 FIRST = {"role": "primary", "version": "1"}
 

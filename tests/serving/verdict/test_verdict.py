@@ -24,7 +24,7 @@ from gradtrail.serving.verdict.main import verdict
 from gradtrail.serving.verdict.measure import COLD, WARM, measure, measured
 from gradtrail.stages.artifacts.exported import ExportedModel
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.mlflow.client import StoreClient
+from gradtrail.tracking.store import StoreClient
 
 LABELS = np.arange(2000) % 10
 _FAST = {

@@ -17,7 +17,7 @@ from gradtrail.stages.common.pipeline_file import (
     read_pipelines,
     upstream_stages,
 )
-from gradtrail.tracking.lineage.state import state_key
+from gradtrail.tracking.state import state_key
 
 PIPELINE_FILE = """
 stages:

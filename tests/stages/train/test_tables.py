@@ -19,7 +19,7 @@ from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.artifacts.weights import read_weights
 from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train.privacy import redacted_history
-from gradtrail.tracking.mlflow import artifacts as curve_tables
+from gradtrail.tracking import artifacts as curve_tables
 from gradtrail.tracking.training_log import live_curves
 
 NORMS = ("part_grad_norm", "grad_norm")

@@ -19,13 +19,13 @@ from mlflow.entities import Run
 from gradtrail.experiments.compare.spec import STAGE, Comparison, PlannedRun, Training, trainings_of
 from gradtrail.stages.common.params import MEMBERS, SEED, VARY, changed, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, stages_before
-from gradtrail.tracking.lineage.environment import machine_key
-from gradtrail.tracking.lineage.state import PlannedStages, state_key
-from gradtrail.tracking.mlflow.artifacts import download
-from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.search import Find, StoredRuns
-from gradtrail.tracking.mlflow.stored_run import REBUILT
-from gradtrail.tracking.mlflow.tags import outputs, param_text
+from gradtrail.tracking.artifacts import download
+from gradtrail.tracking.environment import machine_key
+from gradtrail.tracking.search import Find, StoredRuns
+from gradtrail.tracking.state import PlannedStages, state_key
+from gradtrail.tracking.store import open_store
+from gradtrail.tracking.stored_run import REBUILT
+from gradtrail.tracking.tags import outputs, param_text
 
 _MEMBERS_TABLE = "results/members.csv"  # artifact of an evaluation: a row per member
 _EPOCHS = "train.epochs"

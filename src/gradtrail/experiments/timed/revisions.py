@@ -26,7 +26,7 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import GitError, git, git_bytes
 from gradtrail.support.progress import progress_bar, stdout_console
 from gradtrail.support.signals import stopping_on_signals
-from gradtrail.tracking.mlflow.tags import CUT_OFF, param_text
+from gradtrail.tracking.tags import CUT_OFF, param_text
 
 TOLERANCE = 0.02  # fraction by which a training may be slower in `gradtrail gate --timed`
 _WORKER = Path(__file__).with_name("worker.py")

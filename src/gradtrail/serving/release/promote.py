@@ -22,8 +22,8 @@ from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict.judge import PASS
 from gradtrail.serving.verdict.main import ARTIFACT, VERDICT, verdict_tag
 from gradtrail.support.errors import UserError, printable
-from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
+from gradtrail.tracking.models import EXPORT_DIGEST
+from gradtrail.tracking.store import open_store
 
 
 def promote(run: str, *, as_champion: bool, is_forced: bool, reason: str) -> int:

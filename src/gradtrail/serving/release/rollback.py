@@ -12,7 +12,7 @@ from gradtrail.serving.release.history import (
     versions_of,
 )
 from gradtrail.support.errors import UserError, printable
-from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.store import open_store
 
 
 def rollback(reason: str) -> int:

@@ -22,8 +22,8 @@ from gradtrail.stages.common.files import write_json
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
-from gradtrail.tracking.mlflow.artifacts import announce_tables
-from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.artifacts import announce_tables
+from gradtrail.tracking.store import open_store
 
 VERDICT = "verdict"  # tag of a training's run: the text of `verdict_tag`
 ARTIFACT = "verdict/verdict.json"

@@ -7,7 +7,7 @@ import numpy as np
 from gradtrail.core.intervals import share_interval
 from gradtrail.serving.candidate import Candidate, Predictions
 from gradtrail.serving.verdict.judge import Measured
-from gradtrail.tracking.mlflow.naming import metric_name
+from gradtrail.tracking.names import metric_name
 
 _STAGE = "export"
 _METRICS = {  # limit → metric of the stage `export`, and the method of its interval

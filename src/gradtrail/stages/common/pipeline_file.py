@@ -1,7 +1,7 @@
 """Reading `dvc.yaml` and `dvc.lock`: the stages, and what determines the outputs of each.
 
 The one place that knows the names, the order, the deps, params and outputs of the stages. Out of scope: the key of a
-state, which `tracking/lineage/state.py` makes of an entry.
+state, which `tracking/state.py` makes of an entry.
 """
 
 import functools

@@ -5,7 +5,7 @@ keeps the last two. Their metadata has the SHA-256 of the arrays: one that is da
 
 They are in `.gradtrail/resume/<state>/`, a folder for each state and type of device, whose lock the caller holds. Each
 of several processes has the whole state, so process 0 alone writes, and all read, from a shared folder. Out of scope:
-what a training saves, and the checkpoint of a finished one (`tracking/mlflow/checkpoints.py`).
+what a training saves, and the checkpoint of a finished one (`tracking/checkpoints.py`).
 """
 
 import contextlib

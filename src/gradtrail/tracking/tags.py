@@ -21,7 +21,7 @@ import psutil
 from gradtrail.stages.common.params import MEMBERS, PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import GitError, git, git_bytes, head_commit
-from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.state import Identity
 
 # Beginnings of lines in `git.diff` that are not part of the diff
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"

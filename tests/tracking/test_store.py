@@ -16,8 +16,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
 
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.mlflow.artifacts import announce_tables, download, read_curves
-from gradtrail.tracking.mlflow.client import StoreClient, experiment_id, open_store
+from gradtrail.tracking.artifacts import announce_tables, download, read_curves
+from gradtrail.tracking.store import StoreClient, experiment_id, open_store
 
 
 @pytest.mark.slow

@@ -22,12 +22,9 @@ from mlflow.exceptions import MlflowException
 
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.stages.common.files import digest
-from gradtrail.tracking.gc.gc import purge, unneeded_runs
-from gradtrail.tracking.lineage.recorded import RecordedStates
-from gradtrail.tracking.lineage.state import Snapshot
-from gradtrail.tracking.mlflow.client import experiment_id, open_store
-from gradtrail.tracking.mlflow.links import copy_headlines
-from gradtrail.tracking.mlflow.models import (
+from gradtrail.tracking.gc import purge, unneeded_runs
+from gradtrail.tracking.links import copy_headlines
+from gradtrail.tracking.models import (
     EXPORT_DIGEST,
     LOADED,
     WEIGHTS,
@@ -38,9 +35,12 @@ from gradtrail.tracking.mlflow.models import (
     models_of,
     registered_models,
 )
-from gradtrail.tracking.mlflow.naming import NOTE
-from gradtrail.tracking.mlflow.pyfunc import ServedModel, _load_pyfunc
-from gradtrail.tracking.mlflow.search import RunIndex
+from gradtrail.tracking.names import NOTE
+from gradtrail.tracking.pyfunc import ServedModel, _load_pyfunc
+from gradtrail.tracking.recorded import RecordedStates
+from gradtrail.tracking.search import RunIndex
+from gradtrail.tracking.state import Snapshot
+from gradtrail.tracking.store import experiment_id, open_store
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (70, *SHAPE), np.uint8)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gradtrail.tracking.mlflow import tags as run_tags
-from gradtrail.tracking.mlflow.tags import PROCESS, is_alive, is_of_this_host, origin_tags, process_tags, working_diff
+from gradtrail.tracking import tags as run_tags
+from gradtrail.tracking.tags import PROCESS, is_alive, is_of_this_host, origin_tags, process_tags, working_diff
 
 
 def test_process_is_alive_until_it_ends() -> None:

@@ -7,9 +7,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
 from gradtrail.stages.common.params import active_params
-from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.client import experiment_id
-from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, param_text, stage_params
+from gradtrail.tracking.state import Identity
+from gradtrail.tracking.store import experiment_id
+from gradtrail.tracking.tags import flat_params, is_alive, outputs, param_text, stage_params
 
 _MAX_RESULTS = 50_000  # MLflow's limit for one query
 

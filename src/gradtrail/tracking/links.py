@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
-from gradtrail.tracking.mlflow.models import EXPORT, attach_points, link_evaluation
-from gradtrail.tracking.mlflow.naming import NOTE, is_headline, metric_name, note, summary_in
-from gradtrail.tracking.mlflow.search import Find
-from gradtrail.tracking.mlflow.tags import WEIGHTS, outputs, weights_of
+from gradtrail.tracking.models import EXPORT, attach_points, link_evaluation
+from gradtrail.tracking.names import NOTE, is_headline, metric_name, note, summary_in
+from gradtrail.tracking.search import Find
+from gradtrail.tracking.tags import WEIGHTS, outputs, weights_of
 
 PARENT = "mlflow.parentRunId"
 

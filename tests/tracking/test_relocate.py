@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradtrail.tracking.mlflow.relocate import EXPERIMENT, is_moved, relocate_artifacts
+from gradtrail.tracking.relocate import EXPERIMENT, is_moved, relocate_artifacts
 
 TABLES = """
 create table experiments (experiment_id integer, name text, artifact_location text);

@@ -16,9 +16,9 @@ from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
 from gradtrail.tracking import lookup
-from gradtrail.tracking.lineage.state import Identity, Snapshot
-from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run
-from gradtrail.tracking.mlflow.tags import OUTS as OUTS_TAG
+from gradtrail.tracking.search import RunIndex, find_equivalent_run
+from gradtrail.tracking.state import Identity, Snapshot
+from gradtrail.tracking.tags import OUTS as OUTS_TAG
 
 OUTS = {"models/export": "e" * 32, "results/metrics/export.json": "1" * 32}
 PIPELINE = {

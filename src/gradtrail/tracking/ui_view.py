@@ -12,7 +12,7 @@ from typing import Any
 
 from mlflow import MlflowClient
 
-from gradtrail.tracking.mlflow.client import experiment_id
+from gradtrail.tracking.store import experiment_id
 
 _KEY = "gradtrail"
 _TAG = f"mlflow.sharedViewState.{_KEY}"

@@ -20,8 +20,8 @@ from gradtrail.stages.common.params import PARAMS, SEED, active_params, flatten,
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs
-from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.tags import param_text, stage_params
+from gradtrail.tracking.state import Identity
+from gradtrail.tracking.tags import param_text, stage_params
 
 if TYPE_CHECKING:
     from jinja2 import Template

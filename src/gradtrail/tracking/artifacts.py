@@ -16,7 +16,7 @@ from PIL import Image
 
 from gradtrail.stages.common.files import read_json
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.mlflow.naming import SMALL_FIGURE, is_hidden_spread, metric_name
+from gradtrail.tracking.names import SMALL_FIGURE, is_hidden_spread, metric_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -10,9 +10,9 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common import dvc_cache
 from gradtrail.stages.common.pipeline_file import StageSpec
-from gradtrail.tracking.lineage import recorded
-from gradtrail.tracking.lineage.recorded import RecordedStates
-from gradtrail.tracking.lineage.state import Snapshot
+from gradtrail.tracking import recorded
+from gradtrail.tracking.recorded import RecordedStates
+from gradtrail.tracking.state import Snapshot
 
 PIPELINE = {
     "fetch": StageSpec(cmd="run fetch", deps=("fetch.py",), params={}, outs=("data",)),

@@ -8,9 +8,9 @@ import pytest
 from factories import ROOT
 
 from gradtrail.stages.common.params import flatten, read_yaml
-from gradtrail.tracking.mlflow import ui_view
-from gradtrail.tracking.mlflow.naming import name_of, note, rounded, run_metrics, summary_in
-from gradtrail.tracking.mlflow.ui_view import share_view, view_state
+from gradtrail.tracking import ui_view
+from gradtrail.tracking.names import name_of, note, rounded, run_metrics, summary_in
+from gradtrail.tracking.ui_view import share_view, view_state
 
 RUN = "0123456789abcdef" * 2
 TAGS = {"stage": "train", "dataset": "digits", "dataset_digest": "ab" * 32, "mlflow.source.git.commit": "c" * 40}

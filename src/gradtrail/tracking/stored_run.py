@@ -14,20 +14,20 @@ from gradtrail.stages.artifacts.data_files import DIGEST_LENGTH
 from gradtrail.stages.common.params import PARAMS, active_params
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.lineage.environment import machine_key
-from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.artifacts import (
+from gradtrail.tracking.artifacts import (
     announce_tables,
     log_results,
     log_small_figure,
     read_curves,
 )
-from gradtrail.tracking.mlflow.client import experiment_id, store_lock
-from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of, trainings_of
-from gradtrail.tracking.mlflow.models import EXPORT, delete_models, log_export
-from gradtrail.tracking.mlflow.naming import COMPILED, FIGURES, NOTE, note, rounded, run_metrics, run_name, summary_in
-from gradtrail.tracking.mlflow.search import StoredRuns
-from gradtrail.tracking.mlflow.tags import (
+from gradtrail.tracking.environment import machine_key
+from gradtrail.tracking.links import PARENT, link_runs, training_of, trainings_of
+from gradtrail.tracking.models import EXPORT, delete_models, log_export
+from gradtrail.tracking.names import COMPILED, FIGURES, NOTE, note, rounded, run_metrics, run_name, summary_in
+from gradtrail.tracking.search import StoredRuns
+from gradtrail.tracking.state import Identity
+from gradtrail.tracking.store import experiment_id, store_lock
+from gradtrail.tracking.tags import (
     is_alive,
     is_of_this_host,
     output_tags,

@@ -5,8 +5,8 @@ from importlib.metadata import version
 
 import pytest
 
-from gradtrail.tracking.lineage import environment as module
-from gradtrail.tracking.lineage.environment import environment, machine_key
+from gradtrail.tracking import environment as module
+from gradtrail.tracking.environment import environment, machine_key
 
 MILAN = """processor\t: 0
 vendor_id\t: AuthenticAMD

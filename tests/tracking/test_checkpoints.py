@@ -21,8 +21,8 @@ from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.params import as_written
 from gradtrail.stages.train.checkpoints import state_on_host
-from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint
-from gradtrail.tracking.mlflow.client import experiment_id, open_store
+from gradtrail.tracking.checkpoints import load_checkpoint, save_checkpoint
+from gradtrail.tracking.store import experiment_id, open_store
 
 
 def bits(state: TrainState) -> list[tuple[Any, bytes]]:

@@ -24,7 +24,7 @@ from mlflow.utils import get_results_from_paginated_fn
 import gradtrail
 from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.files import digest
-from gradtrail.tracking.mlflow.naming import NOTE
+from gradtrail.tracking.names import NOTE
 
 if TYPE_CHECKING:
     from gradtrail.stages.artifacts.exported import Manifest
@@ -36,7 +36,7 @@ EXAMPLE = "images.json"  # in a model: one image, as input for `mlflow models pr
 _IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})  # MLflow refuses these
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 LOADED = (  # the loader, and what it imports
-    *("gradtrail.tracking.mlflow.pyfunc", "gradtrail.stages.artifacts.exported"),
+    *("gradtrail.tracking.pyfunc", "gradtrail.stages.artifacts.exported"),
     *("gradtrail.support.errors", "gradtrail.support.secrets"),
 )
 _PACKAGES = ("flatbuffers", "jax", "jaxlib", "jaxtyping", "mlflow", "numpy", "safetensors")  # which these import

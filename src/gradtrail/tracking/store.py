@@ -17,7 +17,7 @@ from filelock import FileLock
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri
-from gradtrail.tracking.mlflow.relocate import EXPERIMENT, is_moved, relocate_artifacts
+from gradtrail.tracking.relocate import EXPERIMENT, is_moved, relocate_artifacts
 
 # Defaults, which MLflow reads on import: no telemetry, no minutes of retries for a dead server, no progress bar for
 # each file. A slow server gets the time that it needs for one request; the total time that a stage waits has a limit.

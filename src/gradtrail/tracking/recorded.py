@@ -42,7 +42,7 @@ from gradtrail.stages.common.pipeline_file import (
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import GitError, blob_ids, blobs, git, git_bytes
 from gradtrail.support.paths import private_folder, working_folder
-from gradtrail.tracking.lineage.state import Experiment, Identity, Snapshot, state_key
+from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
 
 Section = dict[str, Any]  # of a stage in a `dvc.lock`, or an entry of the run-cache
 
