@@ -133,7 +133,7 @@ from gradtrail.experiments.search import run
 from gradtrail.experiments.compare.queue import DvcQueue
 
 class Engine(DvcQueue):
-    def prepare(self, title):
+    def prepare(self):
         return 0
 
 entry = {

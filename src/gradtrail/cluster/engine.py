@@ -28,13 +28,12 @@ class RayEngine:
     cpus: float  # CPUs per experiment
     gpus: float  # GPUs per experiment
 
-    def prepare(self, title: str) -> int:
+    def prepare(self) -> int:
         """Check that the cluster can run the experiments, before anything is submitted; return exit status 0.
 
         Raises:
             UserError: The cluster cannot run them; the message names the remedy.
         """
-        del title
         self._places()
         if self.on != LOCAL:
             Cluster(self.on)

@@ -59,11 +59,16 @@ class Search:
 class Trial:
     """A trial, whose training may be stopped and go on."""
 
-    point: dict[str, Any]  # key → value, as Optuna has it
-    changes: dict[str, Any]  # key → value in params.yaml
+    point: dict[str, Any]  # key → value, as Optuna has it: a choice is the JSON text of its value
     epochs: int = 0  # epochs until it was stopped, or all
     curve: list[float] = field(default_factory=list)  # validation accuracy of each epoch; empty if it diverged
     run: Run | None = None  # run of the training
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The changes to the params; a number has four digits, as in the trial's label."""
+        texts = {key: value if isinstance(value, str) else f"{value:.4g}" for key, value in self.point.items()}
+        return {key: json.loads(text) for key, text in texts.items()}
 
     def accuracy(self, epochs: int) -> float:
         """Return the best validation accuracy of the first epochs, as a training returns its best weights."""
@@ -83,9 +88,10 @@ def run(name: str, entry: Mapping[str, Any], on: Engine) -> int:
     """
     search, stages = validate(dict(entry), Search, f"{PATH}: {name}"), PlannedStages()
     space = read_space(search, stages.params, f"{PATH}: {name}")
-    stops = stops_of(search, changed(stages.params, search.set)[TRAIN]["epochs"], is_local=isinstance(on, DvcQueue))
+    epochs = changed(stages.params, search.set)[TRAIN]["epochs"]
+    stops = stops_of(search, epochs) if isinstance(on, DvcQueue) else [epochs]
     with comparison_lock():
-        if status := on.prepare(name):
+        if status := on.prepare():
             return status
         trials = find(search, space, stops, functools.partial(_train, name, search, stages, on))
     best, num_epochs = trials[0].run, sum(len(trial.curve) for trial in trials)
@@ -114,9 +120,9 @@ def read_space(search: Search, params: Mapping[str, Any], place: str) -> dict[st
     return space
 
 
-def stops_of(search: Search, epochs: int, *, is_local: bool = True) -> list[int]:
+def stops_of(search: Search, epochs: int) -> list[int]:
     """Return the numbers of epochs after which a trial is stopped; the last one is a whole training."""
-    if search.prune_after is None or not is_local:
+    if search.prune_after is None:
         return [epochs]
     stops = (search.prune_after * search.keep_one_in**power for power in itertools.count())
     return [*itertools.takewhile(lambda stop: stop < epochs, stops), epochs]
@@ -166,9 +172,7 @@ def _proposed(trials: Sequence[Trial], space: dict[str, BaseDistribution], epoch
                 distributions=space,
             )
         )
-    point = study.ask(space).params
-    texts = {key: value if isinstance(value, str) else f"{value:.4g}" for key, value in point.items()}
-    return Trial(point=point, changes={key: json.loads(text) for key, text in texts.items()})
+    return Trial(point=study.ask(space).params)
 
 
 def _train(name: str, search: Search, stages: PlannedStages, on: Engine, trial: Trial, until: int) -> None:

@@ -13,8 +13,8 @@ from ruamel.yaml import YAML
 
 from gradtrail.core.train.config import VARIED
 from gradtrail.experiments.compare import plan
-from gradtrail.experiments.compare.plan import CompletedRun, Planner
-from gradtrail.experiments.compare.spec import Comparison, PlannedRun
+from gradtrail.experiments.compare.plan import CompletedRun, Planner, trainings_of
+from gradtrail.experiments.compare.spec import Comparison
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.state import Identity
@@ -133,14 +133,15 @@ def put_into_cache(out: Path) -> None:
 
 
 def members_of(evaluation: Run) -> dict[int, dict[str, float]]:
-    """The metrics of five members; see `Store.run`."""
-    mean = evaluation.data.metrics["eval/accuracy"]
-    return {seed: {"accuracy": mean + seed / 1000, "loss": 1 - mean} for seed in range(5)}
+    """The metrics of the members; see `Store.run`."""
+    mean, params = evaluation.data.metrics["eval/accuracy"], evaluation.data.params
+    first, count = int(params["train.seed"]), int(params["train.members"])
+    return {seed: {"accuracy": mean + seed / 1000, "loss": 1 - mean} for seed in range(first, first + count)}
 
 
-def completed(store: Store, comparison: Comparison = RATES) -> dict[PlannedRun, CompletedRun]:
+def completed(store: Store, comparison: Comparison = RATES) -> dict[tuple[str, int], CompletedRun]:
     results = Planner(store, members_of).completed(comparison)
-    return {PlannedRun(result.variant, result.seed): result for result in results}
+    return {(result.variant, result.seed): result for result in results}
 
 
 def test_members_of_a_training_count_as_runs_of_their_seeds() -> None:
@@ -150,12 +151,12 @@ def test_members_of_a_training_count_as_runs_of_their_seeds() -> None:
     store.run(0.7, train__rate=0.9, train__seed=1, train__members=3)
     results = {run: (result.test_accuracy, result.train_seconds) for run, result in completed(store).items()}
     assert results == {
-        PlannedRun("low", 0): (0.9, 0.5),
-        PlannedRun("low", 1): (0.901, 0.5),
-        PlannedRun("high", 1): (pytest.approx(0.701), pytest.approx(7 / 3)),
+        ("low", 0): (0.9, 0.5),
+        ("low", 1): (0.901, 0.5),
+        ("high", 1): (pytest.approx(0.701), pytest.approx(7 / 3)),
     }
     store.run(0.95, train__seed=1)
-    assert completed(store)[PlannedRun("low", 1)].test_accuracy == 0.95, "one that was trained by itself counts first"
+    assert completed(store)[("low", 1)].test_accuracy == 0.95, "one that was trained by itself counts first"
 
 
 def test_missing_trainings_are_estimated_by_the_most_similar_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,12 +169,12 @@ def test_missing_trainings_are_estimated_by_the_most_similar_one(monkeypatch: py
         store.runs[-2].data.tags["machine"] = "mine"
     planner = Planner(store, members_of)
     missing = planner.trainings(RATES, planner.completed(RATES))
-    assert [*map(str, missing)] == ["high, seed 0", "low, seed 0"]
-    assert [planner.seconds(training, RATES) for training in missing] == [4.0, 1.0]
+    assert [*missing] == ["high, seed 0", "low, seed 0"]
+    assert [planner.seconds(changes) for changes in missing.values()] == [4.0, 1.0]
     longer = dataclasses.replace(RATES, variants={"long": {"train.epochs": 4, "train.rate": 0.9}})
-    assert [planner.seconds(training, longer) for training in planner.trainings(longer)] == [4.0 * 2 * 2]
+    assert [planner.seconds(changes) for changes in planner.trainings(longer).values()] == [4.0 * 2 * 2]
     other = dataclasses.replace(RATES, variants={"other": {"train.model": "linear"}})
-    assert [planner.seconds(training, other) for training in planner.trainings(other)] == [None]
+    assert [planner.seconds(changes) for changes in planner.trainings(other).values()] == [None]
 
 
 def test_constant_of_all_random_choices_is_that_of_the_training() -> None:
@@ -205,7 +206,7 @@ def test_locked_stage_before_training_needs_no_run(folder: Path) -> None:
         "outs": [{"path": out, "md5": digest(Path(out))}],
     }
     YAML().dump({"schema": "2.0", "stages": {"fetch": section}}, folder / "dvc.lock")
-    assert list(completed(store)) == [PlannedRun("low", 0)]
+    assert list(completed(store)) == [("low", 0)]
     (folder / "fetch.py").write_text("# another")
     assert completed(store) == {}
 
@@ -219,10 +220,10 @@ def test_runs_are_matched_by_their_params() -> None:
     store.run(0.94, train__seed=2)
     results = completed(store)
     assert {run: result.test_accuracy for run, result in results.items()} == {
-        PlannedRun("low", 0): 0.91,
-        PlannedRun("high", 1): 0.92,
+        ("low", 0): 0.91,
+        ("high", 1): 0.92,
     }
-    low = results[PlannedRun("low", 0)]
+    low = results[("low", 0)]
     assert (low.test_loss, low.train_seconds, low.dataset) == (pytest.approx(0.09), 1.0, "words e3b0c442")
     assert low.mlflow_run == store.runs[1].info.run_id, "the training's"
 
@@ -233,7 +234,7 @@ def test_run_without_finished_evaluation_does_not_count() -> None:
     store.run(train__rate=0.9, status="KILLED")
     assert completed(store) == {}
     store.run()
-    assert list(completed(store)) == [PlannedRun("low", 0)]
+    assert list(completed(store)) == [("low", 0)]
 
 
 @pytest.mark.parametrize("name", ["fetch.py", "train.py", "evaluate.py", "pipeline/versions.yaml"])
@@ -244,7 +245,7 @@ def test_run_of_other_code_or_versions_does_not_count(name: str) -> None:
     Path(name).write_text('jax: "1.1"\n' if name.endswith("yaml") else "# edited\n")
     assert completed(store) == {}
     Path(name).write_text(before)
-    assert list(completed(store)) == [PlannedRun("low", 0)]
+    assert list(completed(store)) == [("low", 0)]
 
 
 def test_data_are_traced_through_upstream_stages() -> None:
@@ -253,7 +254,7 @@ def test_data_are_traced_through_upstream_stages() -> None:
     store.run(0.8, fetch__noise=0.1)
     results = completed(store, NOISES)
     assert [result.test_accuracy for result in results.values()] == [0.9, 0.8]
-    assert list(completed(store)) == [PlannedRun("low", 0)], "the noisy one is of other data"
+    assert list(completed(store)) == [("low", 0)], "the noisy one is of other data"
 
 
 def test_executed_run_is_preferred_to_a_rebuilt_one() -> None:
@@ -262,9 +263,9 @@ def test_executed_run_is_preferred_to_a_rebuilt_one() -> None:
     store.run()
     rebuilt = store.runs[-2]
     rebuilt.data.tags["rebuilt"] = "true"
-    assert completed(store)[PlannedRun("low", 0)].train_seconds == 1.0
+    assert completed(store)[("low", 0)].train_seconds == 1.0
     store.runs[1].data.tags["rebuilt"] = "true"
-    assert completed(store)[PlannedRun("low", 0)].train_seconds == 4.0
+    assert completed(store)[("low", 0)].train_seconds == 4.0
 
 
 def test_incomplete_newer_training_does_not_hide_a_complete_one() -> None:
@@ -274,7 +275,26 @@ def test_incomplete_newer_training_does_not_hide_a_complete_one() -> None:
     older = store.runs[1].info.run_id
     store.runs.append(played("train", 0.0, "FINISHED", 9))
     store.runs[-1].data.tags.update(output_tags(Identity("train"), {"models.txt": "0" * 32}))
-    results = completed(store)[PlannedRun("low", 0)]
+    results = completed(store)[("low", 0)]
     assert (results.mlflow_run, results.test_accuracy) == (older, 0.91)
     store.runs.append(played("evaluate", 0.95, "FINISHED", 10))
-    assert completed(store)[PlannedRun("low", 0)].mlflow_run == older, "no evaluation has read the newer outs"
+    assert completed(store)[("low", 0)].mlflow_run == older, "no evaluation has read the newer outs"
+
+
+def test_trainings_are_ordered_by_seed_with_variants_in_a_fixed_random_order() -> None:
+    comparison = Comparison(name="letters", seeds=tuple(range(20)), variants={variant: {} for variant in "abcdef"})
+    trainings = trainings_of(comparison, comparison.runs, together=False)
+    assert {*trainings} == {f"{variant}, seed {seed}" for variant, seed in comparison.runs}
+    seeds = [changes["train.seed"] for changes in trainings.values()]
+    assert seeds == sorted(seeds)
+    assert [*trainings] == [*trainings_of(comparison, reversed(comparison.runs), together=False)]
+    firsts = [*trainings][::6]
+    assert len({label[0] for label in firsts}) > 3, "no variant is always the first"
+
+
+def test_consecutive_seeds_of_a_variant_are_one_training() -> None:
+    comparison = Comparison(name="letters", variants={"a": {"train.rate": 1}, "b": {}})
+    runs = [*(("a", seed) for seed in (4, 0, 1, 7, 2)), ("b", 3)]
+    trainings = trainings_of(comparison, runs, together=True)
+    assert sorted(trainings) == ["a, seed 4", "a, seed 7", "a, seeds 0 to 2", "b, seed 3"]
+    assert trainings["a, seeds 0 to 2"] == {"train.rate": 1, "train.seed": 0, "train.members": 3}

@@ -9,14 +9,14 @@ from factories import ROOT
 
 from gradtrail.experiments.compare import main
 from gradtrail.experiments.compare import queue as module
-from gradtrail.experiments.compare.main import compare
+from gradtrail.experiments.compare.main import Changes, compare
+from gradtrail.experiments.compare.plan import trainings_of
 from gradtrail.experiments.compare.queue import DvcQueue, Tasks
-from gradtrail.experiments.compare.spec import Comparison, Training, parse_params, trainings_of
+from gradtrail.experiments.compare.spec import Comparison, parse_params
 from gradtrail.support.errors import UserError
 
 UNREADABLE = ValueError("half a file")
 LABELS = {"a": "on, seed 0", "b": "off, seed 0"}
-Changes = Mapping[str, Mapping[str, Any]]
 
 
 def tasks(waiting: str = "", running: str = "", failed: str = "", *, has_worker: bool = True) -> Tasks:
@@ -99,9 +99,9 @@ class Planner:
     def completed(self, comparison: Comparison) -> list[object]:
         return []
 
-    def trainings(self, comparison: Comparison, completed: list[object] | None = None) -> list[Training]:
-        trainings = trainings_of(comparison.runs, together=False)
-        return [training for training in trainings if completed is None or str(training) not in self._made]
+    def trainings(self, comparison: Comparison, completed: list[object] | None = None) -> Changes:
+        trainings = trainings_of(comparison, comparison.runs, together=False)
+        return {label: trainings[label] for label in trainings if completed is None or label not in self._made}
 
 
 class Engine:
@@ -111,7 +111,7 @@ class Engine:
         self.made, self.fails = made, fails
         self.requests: list[tuple[Changes, Changes, str]] = []
 
-    def prepare(self, title: str) -> int:
+    def prepare(self) -> int:
         return 0
 
     def run(self, title: str, planned: Changes, missing: Changes, stage: str) -> dict[str, str]:
@@ -124,10 +124,9 @@ def test_engine_runs_only_missing_trainings_and_failures_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     comparison = parse_params(["train.clip_norm=1.0,null", "train.seed=0,1"])
-    everything = {*map(str, trainings_of(comparison.runs, together=False))}
+    everything = {*trainings_of(comparison, comparison.runs, together=False)}
     made = {"clip_norm=1.0, seed 0"}
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(main, "sync", lambda: None)
     monkeypatch.setattr(main, "read_store", lambda: Planner(made))
     engine = Engine(made, {"clip_norm=None, seed 1": "its log says why"})
     assert compare(comparison, engine, markdown=False) == 1

@@ -9,9 +9,8 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from gradtrail.experiments.compare.figure import draw_comparison
 from gradtrail.experiments.compare.plan import CompletedRun
-from gradtrail.experiments.compare.report import as_markdown, table_rows
+from gradtrail.experiments.compare.report import as_markdown, draw_comparison, table_rows
 from gradtrail.experiments.compare.statistics import Summary, are_times_comparable, summarize
 from gradtrail.stages.artifacts import plotting
 from gradtrail.support.significance import Difference, paired_difference

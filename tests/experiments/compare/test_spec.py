@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 from factories import ROOT
 
-from gradtrail.experiments.compare.main import _require_valid
+from gradtrail.experiments.compare.main import require_valid
+from gradtrail.experiments.compare.plan import trainings_of
 from gradtrail.experiments.compare.spec import (
     Comparison,
-    PlannedRun,
     parse_params,
     read_entries,
-    trainings_of,
     with_seeds,
 )
 from gradtrail.stages.common.params import MEMBERS, SEED
@@ -37,7 +36,7 @@ def read(content: dict[str, Any], folder: Path) -> Comparison:
 def test_entries_of_the_repository_are_valid_and_their_variants_distinct() -> None:
     for entry in read_entries().values():
         if isinstance(entry, Comparison):
-            _require_valid(trainings_of(entry.runs, together=True), entry)
+            require_valid(trainings_of(entry, entry.runs, together=True), entry.name)
             changes = [*entry.variants.values()]
             assert all(one not in changes[:place] for place, one in enumerate(changes))
             assert len(changes) == 1 or len(entry.seeds) >= 3
@@ -79,22 +78,6 @@ def test_entry_of_a_search_is_not_read(tmp_path: Path) -> None:
     assert read_entries(path) == {"rates": {"search": "optuna", "trials": 25}}
 
 
-def test_trainings_are_ordered_by_seed_with_variants_in_a_fixed_random_order() -> None:
-    runs = [PlannedRun(variant, seed) for variant in "abcdef" for seed in range(20)]
-    trainings = trainings_of(runs, together=False)
-    ordered = [PlannedRun(training.variant, training.seeds[0]) for training in trainings]
-    assert [run.seed for run in ordered] == sorted(run.seed for run in runs)
-    assert sorted(ordered) == sorted(runs)
-    assert trainings == trainings_of(runs, together=False)
-    assert len({ordered[place].variant for place in range(0, len(runs), 6)}) > 3, "no variant is always the first"
-
-
-def test_consecutive_seeds_of_a_variant_are_one_training() -> None:
-    missing = [PlannedRun("a", seed) for seed in (4, 0, 1, 7, 2)] + [PlannedRun("b", 3)]
-    trainings = trainings_of(missing, together=True)
-    assert sorted(map(str, trainings)) == ["a, seed 4", "a, seed 7", "a, seeds 0 to 2", "b, seed 3"]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -133,5 +116,5 @@ def test_invalid_text_of_params_is_one_line(text: str) -> None:
 
 def test_invalid_value_is_refused_before_anything_runs() -> None:
     comparison = with_seeds(parse_params(["train.epochs=-1"]), [3])
-    with pytest.raises(UserError, match=r"^params: epochs=-1: train\.epochs"):
-        _require_valid(trainings_of(comparison.runs, together=True), comparison)
+    with pytest.raises(UserError, match=r"^params: epochs=-1, seed 3: train\.epochs"):
+        require_valid(trainings_of(comparison, comparison.runs, together=True), comparison.name)

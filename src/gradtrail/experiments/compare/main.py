@@ -14,37 +14,35 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from gradtrail.experiments.compare.plan import CompletedRun, Planner, read_store
-from gradtrail.experiments.compare.report import as_markdown, print_table
-from gradtrail.experiments.compare.spec import SEARCH, STAGE, Comparison, Training, read_entries, with_seeds
-from gradtrail.experiments.compare.statistics import Summary, summarize
+from gradtrail.experiments.compare.report import as_markdown, draw_comparison, print_table
+from gradtrail.experiments.compare.spec import SEARCH, STAGE, Comparison, read_entries, with_seeds
+from gradtrail.experiments.compare.statistics import summarize
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import PARAMS, changed, read_yaml, validate
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import head_commit
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.sync import sync
 
 _REPORTS = Path("results/comparisons")
 _MOST_LABELS = 8  # more variants are listed by their number
+Changes = Mapping[str, Mapping[str, Any]]  # label of an experiment → dotted key → value
 
 
 class Engine(Protocol):
-    """Runs experiments, given as label → changes to the params (dotted key → value)."""
+    """Runs experiments."""
 
-    def prepare(self, title: str) -> int:
+    def prepare(self) -> int:
         """Prepare to run experiments; return an exit status, or raise UserError."""
         ...
 
-    def run(
-        self, title: str, planned: Mapping[str, Mapping[str, Any]], missing: Mapping[str, Mapping[str, Any]], stage: str
-    ) -> dict[str, str]:
+    def run(self, title: str, planned: Changes, missing: Changes, stage: str) -> dict[str, str]:
         """Run the missing ones of the planned experiments up to a stage; return the reason of each failure."""
         ...
 
 
 def list_entries() -> None:
     """Print each entry, what is there of it, and what the rest would take."""
-    planner = _synced_planner()
+    planner = read_store()
     for name, entry in read_entries().items():
         if isinstance(entry, Comparison):
             print(f"{name}: {entry.about}\n    {_describe(entry, planner)}")
@@ -54,17 +52,17 @@ def list_entries() -> None:
 
 def print_results(seeds: Sequence[int] | None, *, markdown: bool) -> None:
     """Print the results that are there: a table for each comparison, and one for all entries of one variant."""
-    planner = _synced_planner()
+    planner = read_store()
     singles: list[CompletedRun] = []
     for entry in read_entries().values():
         if isinstance(entry, Comparison):
             completed = planner.completed(with_seeds(entry, seeds))
             if entry.baseline is not None:
-                _print(entry, completed, markdown=markdown)
+                _report(entry, completed, markdown=markdown)
             else:
                 title = f"`{entry.name}`: {entry.about}"
                 singles += [dataclasses.replace(run, variant=title) for run in completed]
-    _print(Comparison(name="entries of one variant"), singles, markdown=markdown)
+    _report(Comparison(name="entries of one variant"), singles, markdown=markdown)
 
 
 def compare(comparison: Comparison, engine: Engine, seeds: Sequence[int] | None = None, *, markdown: bool) -> int:
@@ -73,26 +71,23 @@ def compare(comparison: Comparison, engine: Engine, seeds: Sequence[int] | None 
     Returns the exit status: 0, 1 if a run failed, or that of `dvc repro` if it failed.
     """
     comparison = with_seeds(comparison, seeds)
-    planner = _synced_planner()
+    planner = read_store()
     completed = planner.completed(comparison)
     failed: dict[str, str] = {}
     if missing := planner.trainings(comparison, completed):
-        _require_valid(missing, comparison)
+        require_valid(missing, comparison.name)
         with comparison_lock():
-            if status := engine.prepare(comparison.name):
+            if status := engine.prepare():
                 return status
-            planner = _synced_planner()  # earlier experiments and `dvc repro` may have made some
+            planner = read_store()  # earlier experiments and `dvc repro` may have made some
             if missing := planner.trainings(comparison, planner.completed(comparison)):
-                planned = _changes(planner.trainings(comparison), comparison)
-                failed = engine.run(comparison.name, planned, _changes(missing, comparison), STAGE)
-                planner = _synced_planner()
+                failed = engine.run(comparison.name, planner.trainings(comparison), missing, STAGE)
+                planner = read_store()
         completed = planner.completed(comparison)
         missing = planner.trainings(comparison, completed)
-    for label in map(str, missing):
+    for label in missing:
         print(f"{label}: {f'failed; {failed[label]}' if label in failed else 'has no run in MLflow'}", file=sys.stderr)
-    if completed:
-        _write(comparison, completed)
-        _print(comparison, completed, markdown=markdown)
+    _report(comparison, completed, markdown=markdown, is_saved=True)
     return 1 if missing else 0
 
 
@@ -117,21 +112,15 @@ def comparison_lock() -> Iterator[None]:
         lock.release()
 
 
-def _synced_planner() -> Planner:
-    """Return the planner of a store that has all runs: DVC may have restored outputs without a run in MLflow."""
-    sync()
-    return read_store()
-
-
-def _require_valid(trainings: Sequence[Training], comparison: Comparison) -> None:
+def require_valid(trainings: Changes, name: str) -> None:
     """Refuse params that a stage would refuse, before any experiment starts."""
     from gradtrail.experiments.sections import SECTIONS  # late: the configs import JAX
 
-    params, configs = read_yaml(PARAMS), SECTIONS
-    for training in trainings:
-        changed_params = changed(params, training.changes(comparison))
-        for section, config in configs.items():
-            validate(changed_params.get(section), config, f"{comparison.name}: {training.variant}: {section}")
+    params = read_yaml(PARAMS)
+    for label, changes in trainings.items():
+        changed_params = changed(params, changes)
+        for section, config in SECTIONS.items():
+            validate(changed_params.get(section), config, f"{name}: {label}: {section}")
 
 
 def _describe(comparison: Comparison, planner: Planner) -> str:
@@ -142,45 +131,34 @@ def _describe(comparison: Comparison, planner: Planner) -> str:
     trainings = planner.trainings(comparison, completed)
     if not trainings:
         return text
-    times = [planner.seconds(training, comparison) for training in trainings]
+    times = [planner.seconds(changes) for changes in trainings.values()]
     estimates = [seconds for seconds in times if seconds is not None]
     minutes = f", about {max(1, round(sum(estimates) / 60))} min" if len(estimates) == len(times) else ""
     return f"{text}; {len(trainings)} training{'s' if len(trainings) > 1 else ''} to run{minutes}"
 
 
-def _changes(trainings: Sequence[Training], comparison: Comparison) -> dict[str, dict[str, Any]]:
-    return {str(training): training.changes(comparison) for training in trainings}
-
-
-def _summaries(comparison: Comparison, completed: Sequence[CompletedRun]) -> list[Summary]:
-    """Return the variants in the order of the comparison, those of a grid by accuracy."""
+def _report(
+    comparison: Comparison, completed: Sequence[CompletedRun], *, markdown: bool, is_saved: bool = False
+) -> None:
+    """Print the table of the completed runs, if there are any; if `is_saved`, write it with the runs and a figure."""
+    if not completed:
+        return
     summaries = summarize(completed, comparison.baseline)
-    return sorted(summaries, key=lambda summary: -summary.mean) if comparison.grid else summaries
+    if comparison.grid:
+        summaries.sort(key=lambda summary: -summary.mean)
+    title = f"{comparison.name} on {completed[0].dataset}: {comparison.about}".removesuffix(": ")
+    if is_saved:
+        import pandas as pd  # late: it takes long to import
 
-
-def _print(comparison: Comparison, completed: Sequence[CompletedRun], *, markdown: bool) -> None:
-    if completed and markdown:
-        print(as_markdown(_summaries(comparison, completed), _title(comparison, completed)))
-    elif completed:
-        print_table(_summaries(comparison, completed), _title(comparison, completed))
-
-
-def _write(comparison: Comparison, completed: Sequence[CompletedRun]) -> None:
-    """Write the table, the runs and the figure."""
-    import pandas as pd  # late, both: listing the entries needs neither
-
-    from gradtrail.experiments.compare.figure import draw_comparison
-
-    summaries, title = _summaries(comparison, completed), _title(comparison, completed)
-    path = _REPORTS / comparison.name
-    with atomic_file(path.with_suffix(".csv")) as temporary:
-        pd.DataFrame(completed).to_csv(temporary, index=False)
-    with atomic_file(path.with_suffix(".md")) as temporary:
-        temporary.write_text(as_markdown(summaries, title), encoding="utf-8")
-    with atomic_file(path.with_suffix(".png")) as temporary:
-        draw_comparison(temporary, summaries, title)
-    print(f"written to {path}.png, .csv and .md", file=sys.stderr)
-
-
-def _title(comparison: Comparison, completed: Sequence[CompletedRun]) -> str:
-    return f"{comparison.name} on {completed[0].dataset}: {comparison.about}".removesuffix(": ")
+        path = _REPORTS / comparison.name
+        with atomic_file(path.with_suffix(".csv")) as temporary:
+            pd.DataFrame(completed).to_csv(temporary, index=False)
+        with atomic_file(path.with_suffix(".md")) as temporary:
+            temporary.write_text(as_markdown(summaries, title), encoding="utf-8")
+        with atomic_file(path.with_suffix(".png")) as temporary:
+            draw_comparison(temporary, summaries, title)
+        print(f"written to {path}.png, .csv and .md", file=sys.stderr)
+    if markdown:
+        print(as_markdown(summaries, title))
+    else:
+        print_table(summaries, title)

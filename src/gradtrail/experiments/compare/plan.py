@@ -9,14 +9,16 @@ import itertools
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mlflow.entities import Run
 
-from gradtrail.experiments.compare.spec import STAGE, Comparison, PlannedRun, Training, trainings_of
+from gradtrail.experiments.compare.spec import STAGE, Comparison
+from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.params import MEMBERS, SEED, VARY, changed, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, stages_before
 from gradtrail.tracking.artifacts import download
@@ -25,6 +27,7 @@ from gradtrail.tracking.search import Find, StoredRuns
 from gradtrail.tracking.state import PlannedStages, state_key
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.stored_run import REBUILT
+from gradtrail.tracking.sync import sync
 from gradtrail.tracking.tags import outputs, param_text
 
 _MEMBERS_TABLE = "results/members.csv"  # artifact of an evaluation: a row per member
@@ -32,7 +35,6 @@ _EPOCHS = "train.epochs"
 _SECONDS, _COMPILE_SECONDS = "train/seconds", "train/compile_total_seconds"
 _VARIED = {"initialization", "order", "augmentation", "dropout"}  # as core/train/config.py has it, which imports JAX
 _SAME_PACE = ("fetch.dataset", "train.model")  # params without which times say nothing about each other
-MemberMetrics = Mapping[int, Mapping[str, float]]  # seed → metric → value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class CompletedRun:
 class Planner:
     """Finds the completed runs of comparisons, after one search of the store for each stage up to the evaluation."""
 
-    def __init__(self, find: Find, read_members: Callable[[Run], MemberMetrics]):
+    def __init__(self, find: Find, read_members: Callable[[Run], Mapping[int, Mapping[str, float]]]):
         self._read_members = read_members
         self._stages = PlannedStages()
         self._chain = [*stages_before(STAGE, self._stages.pipeline), STAGE]
@@ -78,59 +80,53 @@ class Planner:
         """
         alone = [range(seed, seed + 1) for seed in comparison.seeds]
         together = self._seeds_together if self._is_together(comparison) else set()
-        completed: dict[PlannedRun, CompletedRun] = {}
-        for variant in comparison.variants:
-            for seeds in [*alone, *sorted(together, key=lambda seeds: (len(seeds), seeds.start))]:
-                missing = [PlannedRun(variant, seed) for seed in comparison.seeds if seed in seeds]
-                missing = [run for run in missing if run not in completed]
-                if missing:
-                    completed |= self._results(Training(variant, seeds), missing, comparison)
+        trainings = [*alone, *sorted(together, key=lambda seeds: (len(seeds), seeds.start))]
+        completed: dict[tuple[str, int], CompletedRun] = {}
+        for variant, seeds in itertools.product(comparison.variants, trainings):
+            if any(seed in seeds and (variant, seed) not in completed for seed in comparison.seeds):
+                for run in self._runs_of(comparison, variant, seeds):
+                    completed.setdefault((variant, run.seed), run)
         return [completed[run] for run in comparison.runs if run in completed]
 
-    def trainings(self, comparison: Comparison, completed: Sequence[CompletedRun] = ()) -> list[Training]:
-        """Return the trainings of the runs that are not among the completed ones."""
+    def trainings(self, comparison: Comparison, completed: Sequence[CompletedRun] = ()) -> dict[str, dict[str, Any]]:
+        """Return the trainings of the runs that are not among the completed ones: label → changes to the params."""
         complete = {(run.variant, run.seed) for run in completed}
         missing = [run for run in comparison.runs if run not in complete]
-        return trainings_of(missing, together=self._is_together(comparison))
+        return trainings_of(comparison, missing, together=self._is_together(comparison))
 
-    def seconds(self, training: Training, comparison: Comparison) -> float | None:
+    def seconds(self, changes: Mapping[str, Any]) -> float | None:
         """Estimate the time of a training by the most similar one on this kind of machine; None without any."""
-        nested = changed(self._stages.params, training.changes(comparison))
-        params = {key: param_text(value) for key, value in flatten(nested).items()}
+        params = {key: param_text(value) for key, value in flatten(changed(self._stages.params, changes)).items()}
         alike = [run for run in self._timed if all(run.data.params.get(key) == params[key] for key in _SAME_PACE)]
         if not alike:
             return None
         nearest = max(alike, key=lambda run: len(run.data.params.items() & params.items()))
-        work, done = (float(one[_EPOCHS]) * float(one[MEMBERS]) for one in (params, nearest.data.params))
+        work, done = (float(values[_EPOCHS]) * float(values[MEMBERS]) for values in (params, nearest.data.params))
         return nearest.data.metrics[_SECONDS] * work / done + nearest.data.metrics.get(_COMPILE_SECONDS, 0.0)
 
     def _is_together(self, comparison: Comparison) -> bool:
         """Whether seeds are trained together: members that share random numbers differ from trainings of one seed."""
         return not comparison.timed and {*self._stages.params["train"]["vary"]} == _VARIED
 
-    def _results(
-        self, training: Training, planned: Sequence[PlannedRun], comparison: Comparison
-    ) -> dict[PlannedRun, CompletedRun]:
-        """Return those of the planned runs that a training completed; none if the training itself is incomplete."""
-        runs = self._find(self._chain, changed(self._stages.params, training.changes(comparison)), {})
+    def _runs_of(self, comparison: Comparison, variant: str, seeds: range) -> Iterator[CompletedRun]:
+        """Yield the run of each seed of a training; nothing if the training is incomplete."""
+        runs = self._find(self._chain, changed(self._stages.params, comparison.changes(variant, seeds)), {})
         if runs is None:
-            return {}
+            return
         train, evaluation = runs[TRAIN], runs[STAGE]
-        if len(training.seeds) > 1:
-            metrics = self._read_members(evaluation)
+        if len(seeds) > 1:
+            members = self._read_members(evaluation)
         else:
-            single = {key.removeprefix("eval/"): value for key, value in evaluation.data.metrics.items()}
-            metrics = {training.seeds[0]: single}
+            members = {seeds[0]: {key.removeprefix("eval/"): value for key, value in evaluation.data.metrics.items()}}
         tags, timings = train.data.tags, train.data.metrics
-        seconds = timings.get(_SECONDS)
-        return {
-            run: CompletedRun(
-                variant=run.variant,
-                seed=run.seed,
-                test_accuracy=metrics[run.seed]["accuracy"],
-                test_accuracy_corrected_labels=metrics[run.seed].get("accuracy_corrected_labels"),
-                test_loss=metrics[run.seed]["loss"],
-                train_seconds=None if seconds is None else seconds / len(training.seeds),
+        for seed, metrics in members.items():
+            yield CompletedRun(
+                variant=variant,
+                seed=seed,
+                test_accuracy=metrics["accuracy"],
+                test_accuracy_corrected_labels=metrics.get("accuracy_corrected_labels"),
+                test_loss=metrics["loss"],
+                train_seconds=timings[_SECONDS] / len(seeds) if _SECONDS in timings else None,
                 compile_seconds=timings.get(_COMPILE_SECONDS),
                 began=train.info.start_time / 1000,
                 ended=train.info.end_time / 1000,
@@ -139,9 +135,6 @@ class Planner:
                 dataset=f"{tags['dataset']} {tags['dataset_digest'][:8]}",
                 mlflow_run=train.info.run_id,
             )
-            for run in planned
-            if run.seed in metrics
-        }
 
     def _find(self, names: Sequence[str], params: Mapping[str, Any], outs: Mapping[str, str]) -> dict[str, Run] | None:
         """Return a finished run of each stage with these params, each with the outputs of the run before it as inputs.
@@ -170,16 +163,37 @@ class Planner:
 
 
 def read_store() -> Planner:
-    """Return a planner with the runs of the store."""
+    """Return the planner of the store, after a sync: DVC may have restored outputs that have no run in MLflow."""
+    sync()
     client = open_store()
 
-    def read_members(evaluation: Run) -> MemberMetrics:
+    def read_members(evaluation: Run) -> dict[int, dict[str, float]]:
         with tempfile.TemporaryDirectory() as folder:
             path = download(client, evaluation.info.run_id, _MEMBERS_TABLE, Path(folder))
             lines = path.read_text(encoding="utf-8").splitlines() if path else []
         return {int(row["seed"]): {key: float(value) for key, value in row.items()} for row in csv.DictReader(lines)}
 
     return Planner(StoredRuns(client), read_members)
+
+
+def trainings_of(
+    comparison: Comparison, runs: Iterable[tuple[str, int]], *, together: bool
+) -> dict[str, dict[str, Any]]:
+    """Return label → changes to the params: one training per run or, if `together`, one for consecutive seeds.
+
+    They are ordered by their first seed, and within a seed at random (the same on every call), so that drift, such as
+    other load, affects all variants alike.
+    """
+    trainings: list[tuple[str, range]] = []
+    for variant, seed in sorted(runs):
+        last_variant, last_seeds = trainings[-1] if trainings else ("", range(0))
+        if together and (variant, seed) == (last_variant, last_seeds.stop):
+            trainings[-1] = variant, range(last_seeds.start, seed + 1)
+        else:
+            trainings.append((variant, range(seed, seed + 1)))
+    shuffled = [trainings[place] for place in np.random.default_rng(0).permutation(len(trainings))]
+    ordered = sorted(shuffled, key=lambda training: training[1].start)
+    return {f"{variant}, {format_seeds(seeds)}": comparison.changes(variant, seeds) for variant, seeds in ordered}
 
 
 def _seeds_together(run: Run) -> range | None:

@@ -5,14 +5,13 @@ queue, and starting it also starts experiments that were queued before. Experime
 working folder at the time when they are queued, and continue when this process ends.
 """
 
-import contextlib
 import functools
 import json
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +22,9 @@ from gradtrail.stages.common.params import as_options
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.interpreter import with_this_interpreter
 from gradtrail.support.progress import progress_bar
+from gradtrail.support.shell import CommandError, reason, run
 from gradtrail.support.signals import stop_request
 
-_MOST_READS = 4
 _PAUSE_SECONDS = 0.5
 _POLL_SECONDS = 2.0
 _STARTUP_SECONDS = 30.0  # longest time until a new worker writes its pid file
@@ -53,33 +52,37 @@ class DvcQueue:
     def __init__(self, jobs: int = 1):
         self._jobs = jobs
 
-    def prepare(self, title: str) -> int:
+    def prepare(self) -> int:
         """Wait for experiments that were queued before, and run `dvc repro`; return its exit status.
 
         It runs all stages, as an experiment fails if DVC's cache lacks any output that `dvc.lock` names.
         """
         require_copies()
-        with self._explaining_interrupts(title):
-            tasks = self.read()
-            self.wait({task: task for task in (*tasks.running, *tasks.waiting)}, "experiments queued before")
-            return _dvc("repro", stdout=sys.stderr.fileno()).returncode
+        tasks = self.read()
+        self.wait({task: task for task in (*tasks.running, *tasks.waiting)}, "experiments queued before")
+        return _dvc("repro", stdout=sys.stderr.fileno()).returncode
 
     def run(
         self, title: str, planned: Mapping[str, Mapping[str, Any]], missing: Mapping[str, Mapping[str, Any]], stage: str
     ) -> dict[str, str]:
         """Queue the missing experiments and wait for them; return the reason of each failure, by label."""
         del planned
-        with self._explaining_interrupts(title):
-            commands = [["exp", "run", "--queue", *as_options(changes), stage] for changes in missing.values()]
-            labels = dict(zip(queue_experiments(commands), missing, strict=True))
-            failed = self.wait(labels, title)
-        return {labels[name]: f"`dvc queue logs {name}` shows why" for name in failed}
+        commands = [["exp", "run", "--queue", *as_options(changes), stage] for changes in missing.values()]
+        labels = dict(zip(queue_experiments(commands), missing, strict=True))
+        return {labels[name]: f"`dvc queue logs {name}` shows why" for name in self.wait(labels, title)}
 
     def wait(self, labels: Mapping[str, str], title: str) -> list[str]:
         """Start the queue and wait for experiments (name → label); return those that failed or have no worker left."""
         if not labels:
             return []
         self.start()
+        try:
+            return self._follow(labels, title)
+        except KeyboardInterrupt:
+            print(f"{title}: {_STILL_RUNNING}", file=sys.stderr)
+            raise
+
+    def _follow(self, labels: Mapping[str, str], title: str) -> list[str]:
         remaining, last_worker = dict(labels), time.monotonic()
         with progress_bar(title, len(labels), unit="steps") as bar:
             while True:
@@ -92,53 +95,40 @@ class DvcQueue:
                 bar.update(len(labels) - len(remaining), message="; ".join(running))
                 if tasks.has_worker:
                     last_worker = time.monotonic()
-                elif remaining and time.monotonic() - last_worker >= _STARTUP_SECONDS:
+                is_stuck = time.monotonic() - last_worker >= _STARTUP_SECONDS and not tasks.has_worker
+                if remaining and is_stuck:
                     bar.print(f"{title}: no worker is left for {', '.join(remaining)}: {_REMOVE}")
+                if not remaining or is_stuck:
                     return [name for name in labels if name in tasks.failed or name in remaining]
-                if not remaining:
-                    return [name for name in labels if name in tasks.failed]
                 time.sleep(_POLL_SECONDS)
 
     def start(self) -> None:
         """Start workers. They outlive this process, so they inherit no pipe whose reader would wait."""
-        null = subprocess.DEVNULL
-        jobs = ("--jobs", str(self._jobs))
-        if _dvc("queue", "start", *jobs, stdin=null, stdout=null, stderr=null, start_new_session=True).returncode:
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        if _dvc("queue", "start", "--jobs", str(self._jobs), start_new_session=True, **streams).returncode:
             raise UserError("DVC's queue cannot be started; `dvc queue start` shows why")
 
-    def read(self) -> Tasks:
+    def read(self, attempts: int = 4) -> Tasks:
         """Return the current tasks; a file that a worker is writing may be unreadable for a moment."""
-        for num_left in reversed(range(_MOST_READS)):
-            try:
-                workers = Path(self._queue.wdir).glob("dvc-exp-worker-*.pid")
-                return Tasks(
-                    waiting=tuple(map(_name, self._queue.iter_queued())),
-                    running=tuple(map(_name, self._queue.iter_active())),
-                    failed=tuple(_name(done.entry) for done in self._queue.iter_failed()),
-                    has_worker=any(psutil.pid_exists(int(file.read_text())) for file in workers),
-                )
-            except Exception as error:  # DVC, which alone runs here, raises all kinds of errors for half a file
-                if not num_left:
-                    raise UserError(f"DVC's queue cannot be read: {one_line(error)[:200]}") from error
-            time.sleep(_PAUSE_SECONDS)
-        raise AssertionError("the last attempt returns or raises")
+        try:
+            workers = Path(self._queue.wdir).glob("dvc-exp-worker-*.pid")
+            return Tasks(
+                waiting=tuple(map(_name, self._queue.iter_queued())),
+                running=tuple(map(_name, self._queue.iter_active())),
+                failed=tuple(_name(done.entry) for done in self._queue.iter_failed()),
+                has_worker=any(psutil.pid_exists(int(file.read_text())) for file in workers),
+            )
+        except Exception as error:  # DVC, which alone runs here, raises all kinds of errors for half a file
+            if attempts == 1:
+                raise UserError(f"DVC's queue cannot be read: {one_line(error)[:200]}") from error
+        time.sleep(_PAUSE_SECONDS)
+        return self.read(attempts - 1)
 
     @functools.cached_property
     def _queue(self) -> Any:
         from dvc.repo import Repo  # late: importing it takes half a second
 
         return Repo().experiments.celery_queue
-
-    @contextlib.contextmanager
-    def _explaining_interrupts(self, title: str) -> Iterator[None]:
-        """Print what keeps running if the user presses Ctrl-C."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            tasks = self.read()
-            if tasks.waiting or tasks.running:
-                print(f"{title}: {_STILL_RUNNING}", file=sys.stderr)
-            raise
 
 
 def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
@@ -147,15 +137,14 @@ def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
     One process runs all commands, as importing DVC takes longer than a command. DVC stashes the changes of the working
     folder while it runs, so a signal to stop takes effect after it has ended.
     """
+    command = [sys.executable, "-c", _RUN_ALL, json.dumps(commands)]
     with stop_request() as stop:
-        words = [sys.executable, "-c", _RUN_ALL, json.dumps(commands)]
-        options: Any = {"capture_output": True, "text": True, "start_new_session": True}
-        done = subprocess.run(words, check=False, env=with_this_interpreter(), **options)
+        try:
+            output = run(command, env=with_this_interpreter(), seconds=None)
+        except CommandError as error:
+            raise UserError(f"DVC did not queue the experiment: {reason(error.output)}") from None
     stop.obey("stopped while experiments were queued")
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        raise UserError(f"DVC did not queue the experiment: {one_line(lines[-1] if lines else done.stdout)[:300]}")
-    return _QUEUED.findall(done.stdout)
+    return _QUEUED.findall(output)
 
 
 def _dvc(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:

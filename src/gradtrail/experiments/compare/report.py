@@ -1,10 +1,12 @@
-"""The result of a comparison: a table for a terminal and in Markdown."""
+"""The result of a comparison: a table for a terminal and in Markdown, and a figure."""
 
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from gradtrail.experiments.compare.statistics import Summary, median
+from gradtrail.experiments.compare.statistics import SIGNIFICANT, Summary, median
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.significance import Difference
 from gradtrail.support.tables import table
@@ -16,6 +18,7 @@ _CAPTION = (
     "confidence interval, if at least two seeds have comparable times: both trained on the same kind of "
     "machine, one run at a time, within an hour and without another seed in between."
 )
+_OFFSET = 0.15  # distance of the points, and of the mean, from the middle of a variant's row
 
 
 def table_rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
@@ -35,7 +38,7 @@ def table_rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
             "test loss": f"{statistics.mean(run.test_loss for run in summary.runs):.4f}",
             "corrected labels, %": _mean_and_spread([share for share in corrected if share is not None]),
             "training, s": _number(summary.seconds, ".1f"),
-            "× baseline": time_ratio(summary.log_time_ratio),
+            "× baseline": _time_ratio(summary.log_time_ratio),
             "compile, s": _number(median(run.compile_seconds for run in summary.runs), ".1f"),
         }
         rows.append(cells)
@@ -46,7 +49,7 @@ def print_table(summaries: Sequence[Summary], title: str) -> None:
     """Print the table on a terminal, with a caption if variants are compared."""
     rows, console = table_rows(summaries), stdout_console()
     console.print(table(title, rows, right=[*rows[0]][1:]))
-    if summaries[0].is_compared:
+    if _is_compared(summaries):
         console.print(_CAPTION, style="dim")
 
 
@@ -55,7 +58,66 @@ def as_markdown(summaries: Sequence[Summary], title: str) -> str:
     rows = table_rows(summaries)
     lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
     text = "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in lines)
-    return "\n\n".join([f"**{title}**", text, *([_CAPTION] if summaries[0].is_compared else [])]) + "\n"
+    return "\n\n".join([f"**{title}**", text, *([_CAPTION] if _is_compared(summaries) else [])]) + "\n"
+
+
+def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> None:
+    """Draw the accuracies and, if any run was timed, the training times, with a row per variant.
+
+    Points are runs. The baseline's mean is a vertical line. The mean of another variant is drawn at the baseline's mean
+    plus the difference over the common seeds, with the interval of the difference as its bar: if the bar does not reach
+    the line, the difference is significant.
+    """
+    from gradtrail.stages.artifacts import plotting  # late: matplotlib takes long to import
+
+    columns = 2 if any(summary.seconds is not None for summary in summaries) else 1
+    size = (5.5 * columns, 1.8 + 0.45 * len(summaries))
+    figure, axes = plotting.new_figure(title, columns=columns, size=size)
+    accuracy, seconds = axes[0, 0], axes[0, -1]
+    colours = {"baseline": plotting.GREY, SIGNIFICANT: plotting.VERMILLION}
+    baseline = next((summary.mean for summary in summaries if summary.is_baseline), 0.0)
+    for row, summary in enumerate(summaries):
+        colour = colours.get(summary.verdict, plotting.BLUE)
+
+        # Accuracies
+        points = [100 * share for share in summary.accuracies]
+        accuracy.plot(points, [row - _OFFSET] * len(points), "o", color=colour, alpha=0.55, markersize=5)
+        mean, half_width, difference = summary.mean, None, summary.difference
+        if difference and difference.has_interval:
+            mean, half_width = baseline + difference.mean, 100 * (difference.mean - difference.low)
+        style: Any = {"fmt": "D", "color": colour, "markersize": 6, "capsize": 5, "label": summary.verdict}
+        accuracy.errorbar(100 * mean, row + _OFFSET, xerr=half_width, **style)
+        if summary.is_baseline:
+            accuracy.axvline(100 * mean, color=colour, linestyle="--", linewidth=1)
+
+        # Times
+        if summary.seconds is not None:
+            bar = seconds.barh(row, summary.seconds, 0.6, color=colour, alpha=0.35)
+            ratio = _time_ratio(summary.log_time_ratio)
+            text = f"{summary.seconds:.1f} s{f', × {ratio}' if ratio else ''}"
+            seconds.bar_label(bar, [text], padding=6, fontsize=9)
+            times = [run.train_seconds for run in summary.runs if run.train_seconds is not None]
+            seconds.plot(times, [row] * len(times), "o", color=colour, markersize=4)
+    for axis in axes.flat:
+        axis.set_yticks(range(len(summaries)), labels=[summary.variant for summary in summaries])
+        axis.set_ylim(len(summaries) - 0.5, -0.5)
+        axis.grid(visible=False, axis="y")
+    if columns == 2:
+        seconds.set(title="training, s: median and runs", yticklabels=[])
+        seconds.margins(x=0.8)
+    accuracy.set(title="test accuracy, %: runs and mean")
+    if _is_compared(summaries):
+        handles, labels = accuracy.get_legend_handles_labels()
+        verdicts = dict(zip(labels, handles, strict=True))
+        legend_title = "bar: simultaneous 95 % interval of the difference"
+        figure.legend(
+            verdicts.values(), verdicts.keys(), loc="outside lower center", ncols=4, fontsize=9, title=legend_title
+        )
+    plotting.save(figure, path)
+
+
+def _is_compared(summaries: Sequence[Summary]) -> bool:
+    return any(summary.difference for summary in summaries)
 
 
 def _mean_and_spread(shares: Sequence[float]) -> str:
@@ -84,7 +146,7 @@ def _end(share: float) -> str:
     return f"{100 * share:+.1g}".replace("-", "−") if text == "0.00" and share else text
 
 
-def time_ratio(log_ratio: Difference | None) -> str:
+def _time_ratio(log_ratio: Difference | None) -> str:
     """Return the ratio of the training times to the baseline's and its interval; empty if unknown."""
     if log_ratio is None or not log_ratio.has_interval:
         return ""

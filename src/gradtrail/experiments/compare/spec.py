@@ -6,14 +6,11 @@ them, and is the only variant of an entry without either. Out of scope: entries 
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, VARY, parse_yaml, read_yaml, require_known, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError, suggestion
@@ -21,13 +18,6 @@ from gradtrail.support.errors import UserError, suggestion
 PATH = Path("experiments.yaml")
 STAGE = "evaluate"  # the last stage that a comparison runs
 SEARCH = "search"  # key of the entries of `experiments/search.py`
-
-
-class PlannedRun(NamedTuple):
-    """A run of a comparison."""
-
-    variant: str
-    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,24 +38,13 @@ class Comparison:
         return next(iter(self.variants)) if len(self.variants) > 1 else None
 
     @property
-    def runs(self) -> list[PlannedRun]:
-        """All runs, by variant and then by seed."""
-        return [PlannedRun(*pair) for pair in itertools.product(self.variants, self.seeds)]
+    def runs(self) -> list[tuple[str, int]]:
+        """Variant and seed of each run."""
+        return [*itertools.product(self.variants, self.seeds)]
 
-
-@dataclass(frozen=True, order=True)
-class Training:
-    """A training of a variant, whose members are the runs of consecutive seeds."""
-
-    variant: str
-    seeds: range
-
-    def __str__(self) -> str:
-        return f"{self.variant}, {format_seeds(self.seeds)}"
-
-    def changes(self, comparison: Comparison) -> dict[str, Any]:
-        """Return its changes to the params."""
-        return comparison.variants[self.variant] | {SEED: self.seeds[0], MEMBERS: len(self.seeds)}
+    def changes(self, variant: str, seeds: range) -> dict[str, Any]:
+        """Return the changes to the params for a training whose members have consecutive seeds."""
+        return self.variants[variant] | {SEED: seeds.start, MEMBERS: len(seeds)}
 
 
 def read_entries(path: Path = PATH) -> dict[str, Comparison | dict[str, Any]]:
@@ -108,23 +87,6 @@ def _require_seeds(seeds: Sequence[Any], name: str) -> tuple[int, ...]:
         rule = f"distinct integers from 0 to {2**32 - 1:,}, such as 0,1,2"
         raise UserError(f"{name}: must be {rule}; got {', '.join(map(str, seeds))}")
     return tuple(seeds)
-
-
-def trainings_of(runs: Iterable[PlannedRun], *, together: bool) -> list[Training]:
-    """Return the trainings of runs: one per run or, if `together`, one for consecutive seeds of a variant.
-
-    They are ordered by their first seed, and within a seed at random (the same on every call), so that drift, such as
-    other load, affects all variants alike.
-    """
-    trainings: list[Training] = []
-    for run in sorted(runs):
-        last = trainings[-1] if trainings else None
-        if together and last and last.variant == run.variant and last.seeds.stop == run.seed:
-            trainings[-1] = Training(run.variant, range(last.seeds.start, run.seed + 1))
-        else:
-            trainings.append(Training(run.variant, range(run.seed, run.seed + 1)))
-    shuffled = [trainings[place] for place in np.random.default_rng(0).permutation(len(trainings))]
-    return sorted(shuffled, key=lambda training: training.seeds.start)
 
 
 def _comparison(name: str, content: Any, place: str) -> Comparison:

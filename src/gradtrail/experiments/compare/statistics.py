@@ -19,8 +19,7 @@ from gradtrail.experiments.compare.plan import CompletedRun
 from gradtrail.support.significance import Difference, paired_difference
 
 _CLOSE_SECONDS = 3600.0
-SIGNIFICANT, NOT_SIGNIFICANT = "significant", "not significant"
-_Pairs = Sequence[tuple[CompletedRun, CompletedRun]]
+SIGNIFICANT = "significant"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,6 @@ class Summary:
 
     variant: str
     runs: tuple[CompletedRun, ...]  # at least one, ordered by seed
-    is_compared: bool  # True if there is a baseline
     is_baseline: bool
     difference: Difference | None  # accuracies minus the baseline's, over the common seeds; None without any
     log_time_ratio: Difference | None  # the same for log training times, over seeds with comparable times
@@ -58,17 +56,17 @@ class Summary:
             return "unknown: no seed in common"
         if self.difference.num_pairs < 2:
             return "unknown: one seed"
-        return SIGNIFICANT if self.difference.is_significant else NOT_SIGNIFICANT
+        return SIGNIFICANT if self.difference.is_significant else "not significant"
 
 
 def summarize(runs: Sequence[CompletedRun], baseline: str | None) -> list[Summary]:
     """Summarize the runs of each variant, in the order of the runs; without a baseline nothing is compared."""
-    by_variant: dict[str, list[CompletedRun]] = {}
+    by_variant: dict[str, list[CompletedRun]] = {run.variant: [] for run in runs}
     for run in sorted(runs, key=lambda run: run.seed):
-        by_variant.setdefault(run.variant, []).append(run)
-    of_baseline = {run.seed: run for run in by_variant.get(baseline or "", ())}
+        by_variant[run.variant].append(run)
+    baseline_runs = {run.seed: run for run in by_variant.get(baseline or "", ())}
     pairs = {
-        variant: [(run, of_baseline[run.seed]) for run in variant_runs if run.seed in of_baseline]
+        variant: [(run, baseline_runs[run.seed]) for run in variant_runs if run.seed in baseline_runs]
         for variant, variant_runs in by_variant.items()
         if variant != baseline
     }
@@ -81,13 +79,12 @@ def summarize(runs: Sequence[CompletedRun], baseline: str | None) -> list[Summar
     return [
         Summary(
             variant=variant,
-            runs=tuple(by_variant[variant]),
-            is_compared=baseline is not None,
+            runs=tuple(variant_runs),
             is_baseline=variant == baseline,
             difference=differences.get(variant),
             log_time_ratio=log_time_ratios.get(variant),
         )
-        for variant in dict.fromkeys(run.variant for run in runs)
+        for variant, variant_runs in by_variant.items()
     ]
 
 
@@ -119,7 +116,9 @@ def _overlaps(run: CompletedRun, began: float, ended: float) -> bool:
     return run.began < ended and began < run.ended
 
 
-def _differences(pairs: Mapping[str, _Pairs], value: Callable[[CompletedRun], float]) -> dict[str, Difference]:
+def _differences(
+    pairs: Mapping[str, Sequence[tuple[CompletedRun, CompletedRun]]], value: Callable[[CompletedRun], float]
+) -> dict[str, Difference]:
     """Return the difference of each variant that has a pair; variants with one pair do not count as comparisons."""
     num_comparisons = max(1, sum(len(variant_pairs) > 1 for variant_pairs in pairs.values()))
     return {
