@@ -179,13 +179,11 @@ def _train(name: str, search: Search, stages: PlannedStages, on: Engine, trial: 
     """Train a trial until an epoch as a DVC experiment, unless its run has the epoch; set its curve."""
     changes, why = search.set | trial.changes | {MEMBERS: 1}, ""
     params = changed(stages.params, changes)
-    sync()  # DVC may have restored outputs that have no run
     if not _read(trial, stages, params, until):
         if isinstance(on, DvcQueue):
             why = _run_until(changes, until)
         else:
             why = on.run(name, {str(trial): changes}, {str(trial): changes}, STAGE).get(str(trial), "")
-        sync()
         if "training diverged" in why:
             trial.curve = []
         elif not _read(trial, stages, params, until):
@@ -195,6 +193,7 @@ def _train(name: str, search: Search, stages: PlannedStages, on: Engine, trial: 
 
 def _read(trial: Trial, stages: PlannedStages, params: Mapping[str, Any], until: int) -> bool:
     """Read the curve of a trial; return whether it has an epoch, and the training was evaluated if that is the last."""
+    sync()  # DVC may have restored outputs that have no run
     store, entry = open_store(), stages.entry(TRAIN, params, {})
     runs = StoredRuns(store)({"state": state_key(TRAIN, entry)}) if entry else []
     if not runs:
