@@ -75,8 +75,8 @@ class DvcQueue:
         """Start the queue and wait for experiments (name → label); return those that failed or have no worker left."""
         if not labels:
             return []
-        self.start()
         try:
+            self.start()
             return self._follow(labels, title)
         except KeyboardInterrupt:
             print(f"{title}: {_STILL_RUNNING}", file=sys.stderr)
