@@ -346,3 +346,32 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.sync()
     finally:
         machine.teardown()
+
+
+@pytest.mark.nightly
+def test_twenty_experiments_by_four_workers_leave_all_their_runs() -> None:
+    machine, rates = Histories(), [f"0.{number}" for number in range(11, 31)]  # each of which writes other bytes
+    project = machine.project
+    try:
+        project.sync()
+        project.dvc("exp", "run", "--queue", "-S", f"{RATE}={','.join(rates)}")
+        project.start_queue(4)
+        status = project.wait_for_queue(seconds=1200)
+        assert status.count("Success") == len(rates), status
+        logs = [path.read_text(errors="replace") for path in (project.folder / ".dvc/tmp/exps/run").rglob("*.out")]
+        assert len(logs) == len(rates)
+        assert not [log for log in logs if "warning: MLflow" in log]
+        runs = {run["tags"]["state"]: run for run in project.runs()}
+        assert len(runs) == len(project.runs()) == 1 + 3 * (1 + len(rates))
+        for run in runs.values():
+            if "train_state" in run["tags"]:
+                training = runs[run["tags"]["train_state"]]
+                assert run["tags"]["mlflow.parentRunId"] == training["id"]
+                assert run["tags"].get("dvc.exp_name") == training["tags"].get("dvc.exp_name")
+                headlines = {"eval/loss", "gradients/grad_norm_median"} & run["metrics"].keys()
+                assert headlines
+                assert all(run["metrics"][name] == training["metrics"][name] for name in headlines)
+        machine.sync()
+        assert project.sync() == f"{len(runs)} runs present\n"
+    finally:
+        machine.teardown()
