@@ -73,7 +73,6 @@ class Project:
         return self.run(str(warm_python()), *arguments, env=own_code | dict(env or {}), status=status)
 
     def gradtrail(self, *arguments: str, **options: Any) -> str:
-        """Run the project's own command line; return what it printed."""
         return self.python("-m", "gradtrail", *arguments, **options)
 
     def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -91,7 +90,6 @@ class Project:
         return self.start(*under, *stage, env={"PYTHONPATH": str(self.folder / "src")})
 
     def run_stage(self, name: str) -> str:
-        """Run a stage by hand, to its end; return what it printed."""
         process = self.start_stage(name)
         output, _ = process.communicate(timeout=_LONGEST)
         assert process.returncode == 0, output
@@ -102,15 +100,12 @@ class Project:
         return {out: digest(self.folder / out) if (self.folder / out).exists() else "" for out in outs}
 
     def dvc(self, *arguments: str, **options: Any) -> str:
-        """Run DVC."""
         return self.run(str(warm_python()), "-m", "dvc", *arguments, **options)
 
     def git(self, *arguments: str) -> str:
-        """Run git."""
         return self.run("git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments)
 
     def commit(self, message: str) -> None:
-        """Commit everything that is not ignored."""
         self.git("add", "-A")
         self.git("commit", "-qm", message)
 
@@ -135,8 +130,7 @@ class Project:
             time.sleep(1)
 
     def _queue_status(self) -> str:
-        """Ask DVC up to four times: it fails where a worker is just writing the file about its task."""
-        for _ in range(3):
+        for _ in range(3):  # DVC fails while a worker writes the file about its task
             with contextlib.suppress(AssertionError):
                 return self.dvc("queue", "status")
             time.sleep(0.5)
@@ -156,7 +150,6 @@ class Project:
         return [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
 
     def set(self, key: str, value: Any) -> None:
-        """Change one value of `params.yaml`."""
         yaml = YAML()
         path = self.folder / "params.yaml"
         content = yaml.load(path)
@@ -169,7 +162,6 @@ class Project:
         beside.replace(path)  # a stage that is starting reads the old file or the new one
 
     def get(self, key: str) -> Any:
-        """Return one value of `params.yaml`."""
         return functools.reduce(operator.getitem, key.split("."), YAML().load(self.folder / "params.yaml"))
 
     @contextlib.contextmanager
@@ -195,11 +187,9 @@ class Project:
             (self.folder / ".git" / "hold").unlink(missing_ok=True)
 
     def metrics_of(self, stage: str) -> dict[str, Any]:
-        """Return the metrics that a stage wrote."""
         return json.loads((self.folder / "results" / "metrics" / f"{stage}.json").read_text())
 
     def lock(self) -> bytes:
-        """Return the bytes of `dvc.lock`."""
         return (self.folder / "dvc.lock").read_bytes()
 
     def runs(self) -> list[dict[str, Any]]:
@@ -229,11 +219,9 @@ class Project:
             store.execute("update experiments set artifact_location = ?", (str(self.folder / "mlruns" / "0"),))
 
     def sync(self, **env: str) -> str:
-        """Run `gradtrail sync` with the project's own code; return what it printed."""
         return self.gradtrail("sync", env=env)
 
     def runs_of(self, stage: str) -> list[dict[str, Any]]:
-        """Return the runs of one stage."""
         return [run for run in self.runs() if run["tags"].get("stage") == stage]
 
 
@@ -304,7 +292,6 @@ def compiled_code() -> Path:
 
 
 def _compile_code(folder: Path) -> None:
-    """Copy and compile the code, so that no copy of it is compiled again."""
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     optional = ("audit", "privacy_audit")
     shutil.copytree(ROOT / "pipeline", folder / "pipeline", ignore=shutil.ignore_patterns("__pycache__", *optional))

@@ -1,11 +1,11 @@
 """A real tracking server on loopback, and a proxy before it that is as slow or as dead as one likes."""
 
 import contextlib
-import http.client
-import http.server
 import os
+import select
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -22,7 +22,6 @@ from gradtrail.tracking.tags import outputs
 
 _SECONDS = 120  # that a server may take to start
 _EXPERIMENTS = ("data", "models")
-_OWN = ("host", "transfer-encoding", "content-length", "connection", "server", "date")  # of each end of a connection
 
 
 @dataclass(frozen=True)
@@ -100,15 +99,9 @@ def service(
 
 
 @contextlib.contextmanager
-def tracking_server(folder: Path, database: str = "", port: int | None = None) -> Iterator[TrackingServer]:
-    """Run `mlflow server` with its artifacts in a folder, handed on by the server itself.
-
-    Args:
-        folder: of the artifacts and of what the server prints.
-        database: its address; SQLite in the folder where none is given.
-        port: that it listens on; a free one where none is given.
-    """
-    server = TrackingServer(port or free_port())
+def tracking_server(folder: Path, database: str = "") -> Iterator[TrackingServer]:
+    """Run `mlflow server` with its artifacts, its log and by default its database in a folder."""
+    server = TrackingServer(free_port())
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(server.port)]
     command += ["--workers", "1", "--backend-store-uri", database or f"sqlite:///{folder / 'server.db'}"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
@@ -118,64 +111,38 @@ def tracking_server(folder: Path, database: str = "", port: int | None = None) -
 
 
 class Proxy:
-    """Hands requests on to a server: late, or for as long as it lives.
-
-    Attributes:
-        delay: seconds before each request is handed on.
-        lives: how many requests are handed on before it falls silent; None for all.
-        requests: how many came.
-    """
+    """Relays connections to a server: late, or as many pieces of requests as it `lives` for."""
 
     def __init__(self, port: int):
         self.delay, self.requests = 0.0, 0
-        self.lives: int | None = None
+        self.lives: int | None = None  # None: for all
         self._ended = threading.Event()
-        proxy, lock = self, threading.Lock()
+        proxy = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def handle_one(self) -> None:
-                body = self.read_body()
-                with lock:
-                    proxy.requests += 1
-                    silent = proxy.lives is not None and proxy.requests > proxy.lives
-                proxy._ended.wait(None if silent else proxy.delay)
-                if proxy._ended.is_set():
-                    return
-                headers = {name: value for name, value in self.headers.items() if name.lower() not in _OWN}
-                with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as upstream:
-                    upstream.request(self.command, self.path, body, headers)
-                    answer = upstream.getresponse()
-                    content = answer.read()
-                self.send_response(answer.status)
-                for name, value in answer.getheaders():
-                    if name.lower() not in _OWN:
-                        self.send_header(name, value)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+        class Relay(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                with socket.create_connection(("127.0.0.1", port)) as upstream:
+                    while True:
+                        for source in select.select([self.request, upstream], [], [])[0]:
+                            piece = source.recv(2**16)
+                            if not piece or (source is self.request and not proxy._passes()):
+                                return
+                            (upstream if source is self.request else self.request).sendall(piece)
 
-            def read_body(self) -> bytes:
-                if self.headers.get("Transfer-Encoding") != "chunked":  # as an empty file comes
-                    return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                parts = []
-                while size := int(self.rfile.readline(), 16):
-                    parts.append(self.rfile.read(size))
-                    self.rfile.readline()
-                self.rfile.readline()
-                return b"".join(parts)
+        class Server(socketserver.ThreadingTCPServer):
+            daemon_threads = True
 
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one  # noqa: N815
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        class Server(http.server.ThreadingHTTPServer):
             def handle_error(self, *_: Any) -> None:  # a client that did not wait for its answer
                 pass
 
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.uri = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = Server(("127.0.0.1", 0), Relay)
+        self.uri = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def _passes(self) -> bool:
+        self.requests += 1
+        is_silent = self.lives is not None and self.requests > self.lives
+        return not self._ended.wait(None if is_silent else self.delay)
 
     def __enter__(self) -> "Proxy":
         self._thread.start()
@@ -188,15 +155,7 @@ class Proxy:
         self._thread.join()
 
     def revive(self) -> None:
-        """Be well from now on."""
         self.delay, self.lives = 0.0, None
-
-
-@contextlib.contextmanager
-def silent_port() -> Iterator[str]:
-    """Yield the address of a server that takes connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 def free_port() -> int:

@@ -14,18 +14,36 @@ import pytest
 import requests
 import uvicorn
 from browser import Browser, browser, needs_chromium
-from factories import NUM_CLASSES
-from reviewing import write_project
+from factories import NUM_CLASSES, dataset_info, random_split, split_of
+from stage_results import suspects_table
 
 from gradtrail import cli
 from gradtrail.core.data import Split
 from gradtrail.experiments import review as reviewing
 from gradtrail.experiments.review import SUSPECTS, choose_suspects, make_app, merge, review
+from gradtrail.stages.artifacts.data_files import write_processed
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.preprocess.corrections import PATH, Correction, read_corrections, write_corrections
 from gradtrail.support.errors import UserError
 
 ROW = Correction(split="train", example_id=7, old=1, new=2, reviewer="Ann", time="", reason="")
+
+
+def write_project(folder: Path, num_classes: int = NUM_CLASSES) -> dict[str, Split]:
+    """Write what `gradtrail review` reads; training and validation examples come from one file."""
+    whole = random_split(36, num_classes=num_classes, shape=(4, 3))
+    held_out = np.arange(36) % 6 == 0
+    splits = {
+        name: split_of(whole.images[rows], whole.labels[rows], whole.example_id[rows])
+        for name, rows in (("train", ~held_out), ("validation", held_out))
+    }
+    splits["test"] = random_split(5, num_classes=num_classes, shape=(4, 3))
+    for part in (".dvc", "src/gradtrail", "data", "results/audit", "pipeline"):
+        (folder / part).mkdir(parents=True)
+    (folder / "dvc.yaml").touch()
+    write_processed(folder / "data/processed", splits, dataset_info())
+    suspects_table(splits, num_classes=num_classes).to_parquet(folder / SUSPECTS, index=False)
+    return splits
 
 
 @pytest.fixture

@@ -202,24 +202,19 @@ def test_logging_that_breaks_at_any_request_is_completed_later(
     assert log_journals() == []
 
 
-def test_store_that_is_down_all_the_time_costs_the_run_nothing(stage: Stage) -> None:
+def test_times_and_system_metrics_are_those_of_the_stage_if_the_store_was_down(stage: Stage) -> None:
     began = time.time()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", DEAD_SERVER)
         with tracked(stage) as run:
-            write_all(run)
             next(sample_system(run.folder))
     ended = time.time()
     time.sleep(0.1)
     assert log_journals() == ["train"]
     found = contents()
     assert found["status"] == "FINISHED"
-    assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
     assert 0 <= found["points"]["system/cpu_utilization_percentage"][0][1] <= 100
-    assert found["profile"] == "quantity,value\n"
-    assert found["timed"] == ["data", "imports", "work"]
-    assert sorted(json.loads(found["tags"][OUTS_TAG])) == OUTS
-    assert all(began - 1 <= at / 1000 <= ended for at in found["times"]), "the times of the stage, not of the sync"
+    assert all(began - 1 <= at / 1000 <= ended for at in found["times"])
 
 
 def test_journal_of_a_killed_stage_is_logged_as_killed(stage: Stage) -> None:

@@ -117,9 +117,9 @@ TEMPERATURE = 1.5  # of the small exports
 
 
 @pytest.fixture(scope="module")
-def client(created_store: Any) -> MlflowClient:
+def client(created_store: Path) -> MlflowClient:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{created_store.folder}/mlflow.db")
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{created_store}/mlflow.db")
         return open_store()
 
 

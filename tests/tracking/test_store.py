@@ -14,6 +14,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
+from registered import create_store
 
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.artifacts import announce_tables, download, read_curves
@@ -21,13 +22,13 @@ from gradtrail.tracking.store import StoreClient, experiment_id, open_store
 
 
 @pytest.mark.slow
-def test_processes_that_create_the_store_at_once_agree(created_store: Any) -> None:
-    folder = created_store.folder
-    with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as store:
+def test_processes_that_create_the_store_at_once_agree(tmp_path: Path) -> None:
+    processes = create_store(tmp_path, at_once=2)
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
         query = "select experiment_id, artifact_location from experiments where name = 'models'"
         ((experiment, location),) = store.execute(query).fetchall()
-    assert created_store.processes == [(0, f"{experiment}\n".encode())] * 2
-    assert location == (folder / "mlruns").as_uri()
+    assert processes == [(0, f"{experiment}\n".encode())] * 2
+    assert location == (tmp_path / "mlruns").as_uri()
 
 
 @pytest.mark.parametrize(
@@ -53,11 +54,11 @@ def test_a_request_that_conflicts_with_another_is_repeated(
 
 
 @pytest.fixture
-def database(created_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def database(created_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the store's database, which `open_store` opens."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return Path(shutil.copy(created_store.folder / "mlflow.db", tmp_path))
+    return Path(shutil.copy(created_store / "mlflow.db", tmp_path))
 
 
 def test_database_of_another_mlflow_is_refused_in_one_line(database: Path) -> None:
@@ -87,21 +88,16 @@ def test_renamed_experiment_is_found_and_a_deleted_one_named_with_the_remedy(cli
 EPOCHS = "epoch,loss\n1,2.5\n2,1.5\n"
 
 
-@pytest.fixture
-def shared_client(created_store: Any) -> MlflowClient:
-    return MlflowClient(f"sqlite:///{created_store.folder}/mlflow.db")
-
-
-def test_missing_artifact_is_none_and_a_failing_store_an_error(shared_client: MlflowClient, tmp_path: Path) -> None:
-    run_id = shared_client.create_run("0").info.run_id
-    shared_client.log_text(run_id, "words", "results/a.txt")
-    downloaded = download(shared_client, run_id, "results/a.txt", tmp_path)
+def test_missing_artifact_is_none_and_a_failing_store_an_error(client: MlflowClient, tmp_path: Path) -> None:
+    run_id = client.create_run("0").info.run_id
+    client.log_text(run_id, "words", "results/a.txt")
+    downloaded = download(client, run_id, "results/a.txt", tmp_path)
     assert downloaded is not None
     assert downloaded.read_text() == "words"
     for path in ("results/b.txt", "a.txt", "none/a.txt"):
-        assert download(shared_client, run_id, path, tmp_path) is None
+        assert download(client, run_id, path, tmp_path) is None
     with pytest.raises(MlflowException, match="not found"):
-        download(shared_client, "0" * 32, "a.txt", tmp_path)
+        download(client, "0" * 32, "a.txt", tmp_path)
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from projects import Project, besides_progress
-from small_project import finished_small_project
 
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.tags import PROCESS, is_alive
@@ -23,44 +21,35 @@ WARNING = "the results are unaffected; `gradtrail sync` completes this run later
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
-    """A small project whose stage `train` waits at its work, while a file `held` is there."""
-    project = finished_small_project().copy(tmp_path / "project")
+def project(project: Project) -> Project:
+    """A small project whose stages wait at their work, while there is a file `.git/hold`."""
     project.set(LR, 0.5)  # a state that has no run yet
-    script = project.folder / "pipeline" / "train.py"
-    wait = "import time\n        while Path('held').exists(): time.sleep(0.01)"
-    script.write_text(script.read_text().replace("as run:\n", f"as run:\n        {wait}\n"))
-    with (project.folder / ".git/info/exclude").open("a") as excluded:
-        excluded.write("held\n")  # it goes while the logger makes the diff
-    (project.folder / "held").touch()
+    (project.folder / ".git/hold").touch()
     return project
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def start(project: Project) -> tuple[subprocess.Popen[str], psutil.Process]:
     """Start the stage; return its process and that of its logger, once its run is open."""
     stage = project.start_stage("train")
-    runs = project.runs_of
-    wait_until(lambda: any(run["status"] == "RUNNING" and "attempts" in run["tags"] for run in runs("train")))
+    deadline = time.monotonic() + 120
+    while not any(run["status"] == "RUNNING" and "attempts" in run["tags"] for run in runs(project)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     (logger,) = project.processes(MODULE)
     return stage, logger
 
 
+def runs(project: Project) -> list[dict[str, Any]]:
+    return [run for run in project.runs_of("train") if run["params"].get(LR) == "0.5"]
+
+
 def statuses(project: Project) -> list[str]:
-    return [
-        run["status"] for run in project.runs_of("train") if run["params"].get("train.adamw.learning_rate") == "0.5"
-    ]
+    return [run["status"] for run in runs(project)]
 
 
 def go_on(project: Project, stage: subprocess.Popen[str]) -> list[str]:
     """Let the stage end; return what it printed, but for what it says of a small project that was copied."""
-    (project.folder / "held").unlink()
+    (project.folder / ".git/hold").unlink()
     output, _ = stage.communicate(timeout=120)
     assert stage.returncode == 0, output
     assert not project.processes(MODULE)
@@ -69,7 +58,7 @@ def go_on(project: Project, stage: subprocess.Popen[str]) -> list[str]:
 
 def test_a_run_names_the_process_and_the_machine_of_its_stage(project: Project) -> None:
     stage, logger = start(project)
-    (run,) = (run for run in project.runs_of("train") if run["status"] == "RUNNING")
+    (run,) = runs(project)
     assert f":{stage.pid}:" in run["tags"][PROCESS]
     assert is_alive(run["tags"])
     assert run["tags"]["machine"] == machine_key()
@@ -84,7 +73,7 @@ def test_logger_that_is_killed_costs_a_warning_and_sync_completes_its_run(projec
     assert go_on(project, stage) == [f"warning: the process that logs to MLflow ended with status -9; {WARNING}"]
     assert statuses(project) == ["RUNNING"]
     project.sync()  # DVC did not record the state: it is the journal that has the outputs
-    (run,) = (run for run in project.runs_of("train") if run["params"][LR] == "0.5")
+    (run,) = runs(project)
     assert (run["status"], run["tags"]["attempts"], "rebuilt" in run["tags"]) == ("FINISHED", "1", False)
     assert sorted(run["outs"]) == ["models/final.safetensors", "results/metrics/train.json"]
     assert (run["artifacts"] / "timings.json").exists()
@@ -97,10 +86,10 @@ def test_next_attempt_continues_the_open_run_of_a_killed_stage(project: Project)
     with contextlib.suppress(psutil.NoSuchProcess):
         logger.wait(timeout=60)
     assert statuses(project) == ["RUNNING"]
-    (project.folder / "held").unlink()
+    (project.folder / ".git/hold").unlink()
     project.run_stage("train")
-    (run,) = (run for run in project.runs_of("train") if run["params"][LR] == "0.5")
+    (run,) = runs(project)
     assert (run["status"], run["tags"]["attempts"]) == ("FINISHED", "2")
     project.sync()  # which finds the journal of the first attempt
-    (run,) = (run for run in project.runs_of("train") if run["params"][LR] == "0.5")
+    (run,) = runs(project)
     assert (run["status"], run["tags"]["attempts"]) == ("FINISHED", "2")

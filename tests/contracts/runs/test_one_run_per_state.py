@@ -59,19 +59,6 @@ def test_a_run_never_mixes_two_results_and_sync_deletes_none_that_was_executed(
     assert describe(sync()) == "5 runs present"
 
 
-@pytest.mark.slow
-def test_new_run_has_the_metrics_and_files_logged_so_far(project: Project) -> None:
-    script = project.folder / "pipeline/train.py"
-    log = "run.metrics({'seconds': 1.0})\n        run.files(Path('params.yaml'), 'trace')"
-    script.write_text(script.read_text().replace("as run:\n", f"as run:\n        {log}\n"))
-    project.run("sh", "pipeline/stage.sh", "train")
-    (project.folder / "params.yaml").write_text((project.folder / "params.yaml").read_text() + "# a comment\n")
-    assert "a new run replaces its run" in train_elsewhere(project)
-    new = project.runs_of("train")[0]
-    assert new["metrics"]["train/seconds"] == 1.0
-    assert (new["artifacts"] / "trace/params.yaml").read_text().endswith("# a comment\n")
-
-
 def test_two_kinds_of_machine_have_a_run_each_and_neither_removes_the_others(
     project: Project, client: MlflowClient
 ) -> None:

@@ -86,6 +86,15 @@ class Histories(RuleBasedStateMachine):
         if names := self.project.dvc("exp", "list", "--name-only").split():
             self.dvc_unless_files_are_lost("exp", "apply", names[0])
 
+    @rule(change=CHANGES)
+    def branch_and_remove_an_experiment(self, change: tuple[str, Any]) -> None:
+        self.number += 1
+        name = f"experiment-{self.number}"
+        self.project.dvc("exp", "run", "--temp", "-S", f"{change[0]}={change[1]}", "--name", name)
+        if name in self.project.dvc("exp", "list", "--name-only").split():
+            self.project.dvc("exp", "branch", name, f"of-{name}")
+            self.project.dvc("exp", "remove", name)
+
     @rule()
     def commit(self) -> None:
         if self.project.git("status", "--porcelain", "--untracked-files=no"):
@@ -146,9 +155,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def write_over_the_weights(self) -> None:
-        path = self.project.folder / "models/final.safetensors"
-        path.unlink(missing_ok=True)  # it may be a link into the cache
-        path.write_text("other weights")
+        self.edit("models/final.safetensors", "other weights")
 
     @rule(change=CHANGES)
     def kill_a_repro(self, change: tuple[str, Any]) -> None:
@@ -206,7 +213,7 @@ class Histories(RuleBasedStateMachine):
         """Whether a run's outs are what its stage makes of its params and deps; of deps that are lost, assume so."""
         stage = run["tags"]["stage"]
         made = json.loads((run["artifacts"] / "lineage.json").read_text())[stage]
-        value = str(functools.reduce(dict.__getitem__, READS[stage].split("."), made["params"]["params.yaml"][stage]))
+        value = value_of(made["params"]["params.yaml"], f"{stage}.{READS[stage]}")
         core = next(path for path in made["deps"] if path.startswith("src/"))
         words = [
             self.texts.get(made["deps"][path]) for path in made["deps"] if path.endswith(".txt") or "models/" in path
@@ -233,25 +240,27 @@ def finished_runs(project: Project) -> list[tuple[tuple[str, str], Result]]:
         tags = run["tags"]
         assert run["status"] != "RUNNING"
         if run["status"] == "FINISHED":
-            outs = run["outs"]
-            params = {key: run["params"][key] for key in CHANGED if key.startswith(f"{tags['stage']}.")}
-            results.append(((tags["state"], digest(outs)), (tags["stage"], digest(params), without_metrics(outs))))
+            outs, stage = run["outs"], tags["stage"]
+            params = {key: run["params"][key] for key in CHANGED if key.startswith(f"{stage}.")}
+            results.append(((tags["state"], digest(outs)), (stage, digest(params), without_metrics(outs))))
+            assert stage in ("fetch", "train") or (run["artifacts"] / "results/words.txt").is_file()
     return results
 
 
 def recorded_results(project: Project) -> set[Result]:
     """Return the results whose outs are there, of all locks and of the run-cache, whose lineage they complete."""
     return {
-        (
-            name,
-            digest({key: value for key, value in flat(section).items() if key in CHANGED}),
-            without_metrics(outs_of(section)),
-        )
+        (name, digest(read_params(name, section["params"]["params.yaml"])), without_metrics(outs_of(section)))
         for lock in locks(project)
         if is_sound(lock)
         for name, section in lock.items()
         if all(is_here(project, path, md5) for path, md5 in outs_of(section).items())
     }
+
+
+def read_params(stage: str, params: dict[str, Any]) -> dict[str, str]:
+    """Return the changed params of a stage as a run has them."""
+    return {key: value_of(params, key) for key in CHANGED if key.startswith(f"{stage}.")}
 
 
 def locks(project: Project) -> Iterator[dict[str, Any]]:
@@ -287,17 +296,8 @@ def is_here(project: Project, path: str, md5: str) -> bool:
     return is_in_place or (project.folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).is_file()
 
 
-def flat(section: dict[str, Any]) -> dict[str, str]:
-    """Return the params of `params.yaml` in a section as a run has them."""
-
-    def walk(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                yield from walk(f"{prefix}.{key}", item)
-        else:
-            yield prefix, "null" if value is None else str(value)
-
-    return dict(pair for key, value in section["params"]["params.yaml"].items() for pair in walk(key, value))
+def value_of(params: dict[str, Any], key: str) -> str:
+    return str(functools.reduce(dict.__getitem__, key.split("."), params))
 
 
 def without_metrics(outs: dict[str, str]) -> str:
@@ -327,6 +327,7 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.edit_code("fetch")
         machine.sync()
         machine.run_an_experiment((BINS, 7))
+        machine.branch_and_remove_an_experiment((BINS, 7))
         machine.kill_a_repro((CLIP, 5.0))
         machine.lose_the_server((RATE, 0.005))
         machine.lose_the_ends_of_journals(0.9)
@@ -343,5 +344,34 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.lose_the_cache()
         machine.lose_the_run_cache()
         machine.sync()
+    finally:
+        machine.teardown()
+
+
+@pytest.mark.nightly
+def test_twenty_experiments_by_four_workers_leave_all_their_runs() -> None:
+    machine, rates = Histories(), [f"0.{number}" for number in range(11, 31)]  # each of which writes other bytes
+    project = machine.project
+    try:
+        project.sync()
+        project.dvc("exp", "run", "--queue", "-S", f"{RATE}={','.join(rates)}")
+        project.start_queue(4)
+        status = project.wait_for_queue(seconds=1200)
+        assert status.count("Success") == len(rates), status
+        logs = [path.read_text(errors="replace") for path in (project.folder / ".dvc/tmp/exps/run").rglob("*.out")]
+        assert len(logs) == len(rates)
+        assert not [log for log in logs if "warning: MLflow" in log]
+        runs = {run["tags"]["state"]: run for run in project.runs()}
+        assert len(runs) == len(project.runs()) == 1 + 3 * (1 + len(rates))
+        for run in runs.values():
+            if "train_state" in run["tags"]:
+                training = runs[run["tags"]["train_state"]]
+                assert run["tags"]["mlflow.parentRunId"] == training["id"]
+                assert run["tags"].get("dvc.exp_name") == training["tags"].get("dvc.exp_name")
+                headlines = {"eval/loss", "gradients/grad_norm_median"} & run["metrics"].keys()
+                assert headlines
+                assert all(run["metrics"][name] == training["metrics"][name] for name in headlines)
+        machine.sync()
+        assert project.sync() == f"{len(runs)} runs present\n"
     finally:
         machine.teardown()
