@@ -125,20 +125,22 @@ def _restore(run: Run, diff: str) -> Iterator[str]:
         is_complete = all(identity.has_outs_of_lock(name) for name in identity.lineage)
         yield "# nothing to do: the working folder has it" if is_complete else repro
         return
+    # Local changes are put aside, as a checkout or an applied diff would mix with them
+    stash = "git stash --include-untracked && " if git("status", "--porcelain") else ""
     recorded = [snapshot for snapshot in committed_snapshots()[0] if _records(snapshot, run)]
     if recorded and (experiment := recorded[-1].experiment):
         is_unique = [other.name for other in find_experiments()].count(experiment.name) == 1
-        yield f"{_stash()}dvc exp apply {shlex.quote(experiment.name) if is_unique else experiment.commit[:_SHORT]}"
+        yield f"{stash}dvc exp apply {shlex.quote(experiment.name) if is_unique else experiment.commit[:_SHORT]}"
         return
     commit = recorded[-1].commit if recorded else run.data.tags.get("mlflow.source.git.commit", "")
     is_unknown = run.data.tags.get("git.dirty") == "true" and not diff
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") or (is_unknown and not recorded):
         yield "# in no commit, experiment or lock; the digests above name the files"
     elif recorded or "diff --git " not in diff:
-        yield f"{_stash()}git checkout {commit[:_SHORT]} && {repro}"
+        yield f"{stash}git checkout {commit[:_SHORT]} && {repro}"
     else:
         fetch = f"mlflow artifacts download -r {run.info.run_id} -a git.diff -d {_FOLDER}"
-        yield f"{_stash()}git checkout {commit[:_SHORT]} && {fetch} && git apply {_FOLDER}/git.diff && {repro}"
+        yield f"{stash}git checkout {commit[:_SHORT]} && {fetch} && git apply {_FOLDER}/git.diff && {repro}"
 
 
 def _records(snapshot: Snapshot, run: Run) -> bool:
@@ -147,8 +149,3 @@ def _records(snapshot: Snapshot, run: Run) -> bool:
     if stage.name not in snapshot.pipeline or not stage.is_sound or stage.state != run.data.tags["state"]:
         return False
     return outputs(run.data.tags) in ({}, stage.out_digests())
-
-
-def _stash() -> str:
-    """Return the command that puts local changes aside, which a checkout or an applied diff would mix with."""
-    return "git stash --include-untracked && " if git("status", "--porcelain") else ""
