@@ -18,14 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from gradtrail.experiments.timed.main import Revision
-from gradtrail.experiments.timed.processes import running
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record
 from benchmarks.training import machine
 from gradtrail.experiments.timed.ratio import WIDEST, Ratio, TimedProcess, compare_times
+from gradtrail.experiments.timed.revisions import Revision, running
 from gradtrail.support.tables import table
 
 SLOWDOWN = 0.05

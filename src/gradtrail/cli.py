@@ -284,22 +284,31 @@ def compare(
 @click.option("--python-b", metavar="PATH", help="Interpreter of B for --time.  [default: this one]")
 @click.pass_obj
 def diff(
-    folder: Path, /, before: str, after: str, stage: str | None, *, as_json: bool, is_timed: bool, **timing_options: Any
+    folder: Path,
+    /,
+    before: str,
+    after: str,
+    *,
+    stage: str | None,
+    as_json: bool,
+    is_timed: bool,
+    seconds: float,
+    **interpreters: str | None,
 ) -> None:
     """Compare two runs: params, code, seconds, and programs down to single instructions.
 
     A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
     """
-    from gradtrail.experiments.diff import Timing, diff
+    from gradtrail.experiments.diff import diff
     from gradtrail.support.interpreter import find_interpreter
 
-    if not is_timed and (timing_options["python_a"] or timing_options["python_b"]):
+    if not is_timed and any(interpreters.values()):
         raise UserError("--python-a, --python-b: need --time")
     if is_timed:
         require_jax()
-    pythons = [find_interpreter(timing_options[name], folder, option) for name, option in _PYTHONS.items()]
-    timing = Timing(seconds=timing_options["seconds"], pythons=(pythons[0], pythons[1])) if is_timed else None
-    with_store(lambda: diff(before, after, stage, as_json=as_json, timing=timing))
+    pythons = [find_interpreter(interpreters[name], folder, option) for name, option in _PYTHONS.items()]
+    timed = pythons if is_timed else None
+    with_store(lambda: diff(before, after, stage, as_json=as_json, pythons=timed, seconds=seconds))
 
 
 for _verb in serving.VERBS:

@@ -15,7 +15,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.train.loop import make_program
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments import cost_gate
-from gradtrail.experiments.cost_gate import TOLERANCES, costs_of, find_changes
+from gradtrail.experiments.cost_gate import ACCEPTED, TOLERANCES, costs_of, find_changes
 from gradtrail.support.errors import UserError
 
 COST = dict.fromkeys(TOLERANCES, 100)
@@ -113,7 +113,7 @@ def test_accepted_costs_are_reproduced_for_any_instruction_set(tmp_path: Path) -
     """In a process of its own, as `make gate` does it; a planted change of the params is found."""
     project: Project = copy_project(tmp_path / "project")
     (project.folder / "benchmarks").mkdir()
-    (project.folder / cost_gate.ACCEPTED).write_bytes((ROOT / cost_gate.ACCEPTED).read_bytes())
+    (project.folder / ACCEPTED).write_bytes((ROOT / ACCEPTED).read_bytes())
     env = {"PYTHONPATH": str(project.folder / "src")}
     for flags in ("", "--xla_cpu_max_isa=SSE4_2"):
         assert "functions are those accepted" in project.run(

@@ -1,12 +1,8 @@
 """`gradtrail gate`: compare the static costs of the configured functions with the accepted ones in the repository.
 
 Only `params.yaml` is read: the functions are compiled for the shapes of MNIST. To count compilations that calls cause,
-each stage's work runs on a few images; training runs two short epochs in the loop of the stage.
-
-XLA counts the costs in its optimized program, before it selects instructions. On a CPU they therefore depend on the
-versions of jax and jaxlib and on the architecture, such as x86_64, but not on the processor: with its instruction set
-limited to SSE 4.2, AVX or AVX2 (`--xla_cpu_max_isa`) every cost is the same. Not tested: bfloat16 on processors that
-multiply it natively (AVX-512 BF16, AMX).
+each stage's work runs on a few images. Costs depend on the versions of jax and jaxlib and on the architecture, such as
+x86_64, but not on the processor: XLA counts them before it selects instructions.
 """
 
 import contextlib
@@ -16,7 +12,7 @@ import io
 import json
 import platform
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +91,8 @@ def run_gate(*, accept: bool) -> int:
         metrics = SAME_VERSION_METRICS if is_same_version else PORTABLE_METRICS
         then, now = (", ".join(f"{key} {value}" for key, value in machine.items()) for machine in (before, after))
         console.print(f"accepted on {then}; this machine is {now}: comparing only {', '.join(sorted(metrics))}")
-    params = [flatten(record["params"]) for record in (accepted, current)]
-    if changed := [key for key in params[0] | params[1] if params[0].get(key) != params[1].get(key)]:
+    old, new = flatten(accepted["params"]), flatten(current["params"])
+    if changed := [key for key in old | new if old.get(key) != new.get(key)]:
         console.print(f"params differ from the accepted ones: {', '.join(changed)}")
 
     changes = find_changes(accepted["costs"], current["costs"], metrics)
@@ -148,13 +144,10 @@ def measure() -> dict[str, Any]:
     runtime = dataclasses.replace(runtime, debug_nans=False, disable_jit=False)
     set_up_jax(load_section("environment", EnvironmentConfig), runtime)
     set_cpu_devices(config.shards)
-    costs: Costs = {}
-    with _measuring("train", costs) as compiler:
-        _train(config, runtime, compiler)
-    with _measuring("evaluate", costs) as compiler:
-        _evaluate(config, load_section("evaluate", EvaluateConfig), compiler)
-    with _measuring("gradients", costs) as compiler:
-        _analyze(config, load_section("gradients", GradientsConfig), compiler)
+    evaluate, gradients = load_section("evaluate", EvaluateConfig), load_section("gradients", GradientsConfig)
+    costs = _costs_of_stage("train", lambda compiler: _train(config, runtime, compiler))
+    costs |= _costs_of_stage("evaluate", lambda compiler: _evaluate(config, evaluate, compiler))
+    costs |= _costs_of_stage("gradients", lambda compiler: _analyze(config, gradients, compiler))
     device = jax.local_devices()[0]
     machine = {
         "jax": jax.__version__,
@@ -168,16 +161,15 @@ def measure() -> dict[str, Any]:
     return {"machine": machine, "params": sections, "costs": costs}
 
 
-@contextlib.contextmanager
-def _measuring(stage: str, costs: Costs) -> Iterator[Compiler]:
-    """Yield a compiler; add the metrics of its functions, and the number of compilations that calls caused."""
+def _costs_of_stage(stage: str, work: Callable[[Compiler], None]) -> Costs:
+    """Return the costs of the functions that a stage's work compiles, and the number of compilations by its calls."""
     with CompileLog() as log:
         compiler = Compiler(lambda: 0.0, log=log)
-        yield compiler
+        work(compiler)
     for line in compiler.warnings:
         print(f"{stage}: warning: {line}", file=sys.stderr)
-    costs |= {f"{stage}/{name}": metrics for name, metrics in costs_of(compiler).items()}
-    costs[f"{stage}/unplanned"] = {"compilations": len(log.unplanned)}
+    costs = {f"{stage}/{name}": metrics for name, metrics in costs_of(compiler).items()}
+    return costs | {f"{stage}/unplanned": {"compilations": len(log.unplanned)}}
 
 
 def costs_of(compiler: Compiler) -> Costs:

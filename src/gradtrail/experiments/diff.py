@@ -8,7 +8,6 @@ Out of scope: which difference caused another.
 import json
 import math
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,16 +17,16 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from gradtrail.core.config import Positive, config
 from gradtrail.experiments.hlo import Program, changes, read_program
 from gradtrail.experiments.timed.ratio import Ratio
 from gradtrail.experiments.timed.revisions import Revision, check_out, scratch, time_revisions, write_params
+from gradtrail.stages.common.params import flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, is_code
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
-from gradtrail.tracking.artifacts import download
+from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.lookup import find_run
 from gradtrail.tracking.search import RunIndex
 from gradtrail.tracking.store import open_store
@@ -49,14 +48,6 @@ _ABSENT = "–"
 _IMAGES = re.compile(r"uint8\[(\d+),(\d+),(\d+)\]")
 
 
-@config
-class Timing:
-    """Options for timing two runs."""
-
-    seconds: Positive  # budget
-    pythons: tuple[Path, Path]  # interpreters of A and B
-
-
 @dataclass(frozen=True)
 class RunDetails:
     """A run and its artifacts."""
@@ -76,22 +67,21 @@ class RunDetails:
 
     @property
     def commit(self) -> str:
-        """The commit of the run; empty if none is recorded."""
         return str(self.run.data.tags.get("mlflow.source.git.commit", ""))
 
     @cached_property
     def patch(self) -> str:
-        """The uncommitted changes of the run."""
+        """Uncommitted changes, as git's diff."""
         return self._text("git.diff")
 
     @cached_property
     def environment(self) -> dict[str, str]:
         """Facts about machine, system, versions and switches, by dotted key; empty if the run has none."""
-        return _flat(self._json(attempt_file("environment", self.attempt)))
+        facts = flatten(self._json(attempt_file("environment", self.attempt)))
+        return {key: str(value) for key, value in facts.items()}
 
     @cached_property
     def timings(self) -> dict[str, Any]:
-        """`timings.json` of the attempt; empty if there is none."""
         return self._json(attempt_file("timings", self.attempt))
 
     @cached_property
@@ -136,20 +126,14 @@ class RunDetails:
         return content
 
     def _text(self, path: str) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            file = download(self.client, self.run.info.run_id, path, Path(folder))
-            return file.read_text(encoding="utf-8", errors="replace") if file else ""
+        return read_artifact(self.client, self.run.info.run_id, path)
 
 
 def find_details(words: Sequence[str], stage: str | None) -> list[RunDetails]:
-    """Return the runs that words refer to, which are of one stage.
+    """Return the runs that words refer to; raise UserError if one matches no run, or if their stages are different.
 
-    Args:
-        words: Arguments of `find_run`; a suffix such as `@2` chooses the second execution of the state.
-        stage: Stage of the runs if a word stands for a training; None for the training itself.
-
-    Raises:
-        UserError: No run, or more than one, matches a word; or the runs are of different stages.
+    Words are those of `find_run`; a suffix such as `@2` chooses the second execution of the state. With a stage, a word
+    for a training stands for that stage's run.
     """
     client = open_store()
     runs, sides = RunIndex(client).runs(), []
@@ -182,16 +166,17 @@ def compare(before: RunDetails, after: RunDetails) -> dict[str, Rows]:
     }
 
 
-def diff(before: str, after: str, stage: str | None, *, as_json: bool = False, timing: Timing | None = None) -> None:
+def diff(
+    before: str, after: str, stage: str | None, *, as_json: bool, pythons: Sequence[Path] | None, seconds: float
+) -> None:
     """Compare two runs, given as words for `find_details`, and print the differences.
 
-    Raises:
-        UserError: A run does not exist, the runs are of different stages, or one cannot be timed.
+    With `pythons`, the interpreters of A and B, the trainings are timed too, in at most some seconds.
     """
     sides = find_details((before, after), stage)
     tables = compare(sides[0], sides[1])
     notes = [note for side in sides if (note := side.missing_note)]
-    ratio = time_runs(sides, timing) if timing else None
+    ratio = time_runs(sides, pythons, seconds) if pythons else None
     console = stdout_console()
     if as_json:
         runs = [{"id": side.run.info.run_id, "name": side.run.info.run_name, "attempt": side.attempt} for side in sides]
@@ -213,11 +198,11 @@ def diff(before: str, after: str, stage: str | None, *, as_json: bool = False, t
             console.print(table(f"{title}{more}", cells, right=numeric))
 
 
-def time_runs(sides: Sequence[RunDetails], timing: Timing) -> Ratio:
+def time_runs(sides: Sequence[RunDetails], pythons: Sequence[Path], seconds: float) -> Ratio:
     """Time the trainings of two runs in turn, with the code, the params and the data shapes of both runs."""
     with scratch() as folder:
         revisions = []
-        for letter, side, python in zip("AB", sides, timing.pythons, strict=True):
+        for letter, side, python in zip("AB", sides, pythons, strict=True):
             name = f"{letter} ({side.name})"
             if side.stage != TRAIN:
                 raise UserError(f"{name}: a run of the stage {side.stage}; only trainings can be timed with --time")
@@ -230,7 +215,7 @@ def time_runs(sides: Sequence[RunDetails], timing: Timing) -> Ratio:
             examples, *shape = map(int, images.groups())
             classes = int(side.timings["classes"])
             revisions.append(Revision(name, code, python, examples=examples, image_shape=shape, classes=classes))
-        return time_revisions(*revisions, seconds=timing.seconds, cache=folder / "cache")
+        return time_revisions(*revisions, seconds=seconds, cache=folder / "cache")
 
 
 def _seconds(before: RunDetails, after: RunDetails) -> Rows:
@@ -306,13 +291,6 @@ def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> Rows:
         for key in dict.fromkeys([*before, *after])
     ]
     return [row for row in rows if row["A"] != row["B"]]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat = dict[str, str]()
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
-    return flat
 
 
 def edits(patch: str) -> dict[str, str]:

@@ -3,8 +3,9 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.-]+ = ((?:\([^=]*?\)|\S+)) ([a-z][\w-]*)\(")
 _LAYOUT = re.compile(r"\{[\d,:TS()*]*\}")
@@ -69,53 +70,48 @@ def changes(before: Program, after: Program) -> list[Change]:
 
     Instructions that only move data count if nothing else differs.
     """
-    lost, gained = (
-        Counter(one.instructions) - Counter(other.instructions) for one, other in ((before, after), (after, before))
-    )
-    # Instructions of another shape are lost and gained as often: their counts cancel
-    counts = Counter(map(_place, gained.elements()))
-    counts.subtract(map(_place, lost.elements()))
-    result = []
-    for place, count in counts.items():
+    counts = Counter(after.instructions)
+    counts.subtract(before.instructions)
+    groups: dict[tuple[str, str], list[tuple[Instruction, int]]] = {}
+    for instruction, count in counts.items():
         if count:
-            items = [item for item in (*lost, *gained) if _place(item) == place]
-            more = next(item for item in (gained if count > 0 else lost) if _place(item) == place)
-            result.append(Change(place[0], more.line, count, tuple(sorted({item.shape for item in items})[:3])))
+            groups.setdefault((instruction.opcode, instruction.function), []).append((instruction, count))
+    result = []
+    for (opcode, _), items in groups.items():
+        # Instructions of another shape are lost and gained as often: their counts cancel
+        if gained := sum(count for _, count in items):
+            line = next(instruction.line for instruction, count in items if count * gained > 0)
+            shapes = sorted({instruction.shape for instruction, _ in items})[:3]
+            result.append(Change(opcode, line, gained, tuple(shapes)))
     working = [change for change in result if change.opcode not in _NO_WORK] or result
     return sorted(working, key=lambda one: (one.opcode != "dot", -abs(one.gained), one.opcode, one.line))
 
 
-def _place(instruction: Instruction) -> tuple[str, str]:
-    """Return the key by which instructions are counted."""
-    return instruction.opcode, instruction.function
-
-
-def _split_tables(body: str) -> tuple[dict[str, dict[int, str]], Iterable[str]]:
-    """Split off the tables of source lines that precede the computations."""
-    tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
+def _split_tables(body: str) -> tuple[dict[str, dict[int, Any]], list[str]]:
+    """Split off the tables of source lines that precede the computations; an entry is a text or a dict of numbers."""
+    tables: dict[str, dict[int, Any]] = {name: {} for name in _TABLES}
     rest, current = [], ""
     for line in body.splitlines():
         if line in tables:
             current = line
         elif current and (match := _ENTRY.fullmatch(line)):
-            tables[current][int(match[1])] = match[2] if match[2] is not None else match[3]
+            fields = {key: int(value) for key, value in _FIELD.findall(match[3] or "")}
+            tables[current][int(match[1])] = fields if match[2] is None else match[2]
         elif line:
             current = ""
             rest.append(line)
     return tables, rest
 
 
-def _source_lines(tables: Mapping[str, Mapping[int, str]]) -> dict[int, tuple[str, str]]:
+def _source_lines(tables: Mapping[str, Mapping[int, Any]]) -> dict[int, tuple[str, str]]:
     """Return the innermost function and line of the project, by stack frame."""
     places = {}
     for number, fields in tables["FileLocations"].items():
-        ids = {key: int(value) for key, value in _FIELD.findall(fields)}
-        file = _PROJECT_FILE.fullmatch(tables["FileNames"].get(ids.get("file_name_id", 0), ""))
-        function = tables["FunctionNames"].get(ids.get("function_name_id", 0), "")
-        places[number] = (f"{file[1]}, {function}", f"{file[1]}:{ids.get('line', 0)}") if file else None
+        file = _PROJECT_FILE.fullmatch(tables["FileNames"].get(fields.get("file_name_id"), ""))
+        function = tables["FunctionNames"].get(fields.get("function_name_id"), "")
+        places[number] = (f"{file[1]}, {function}", f"{file[1]}:{fields.get('line', 0)}") if file else None
     result: dict[int, tuple[str, str]] = {}
     for number, fields in sorted(tables["StackFrames"].items()):
-        ids = {key: int(value) for key, value in _FIELD.findall(fields)}
-        caller = ids.get("parent_frame_id", 0) - 1  # printed with 1 for none
-        result[number] = places.get(ids.get("file_location_id", 0)) or result.get(caller, ("", ""))
+        caller = fields.get("parent_frame_id", 0) - 1  # printed with 1 for none
+        result[number] = places.get(fields.get("file_location_id")) or result.get(caller, ("", ""))
     return result

@@ -22,16 +22,10 @@ _METRICS = {  # metric → title and format; on a narrow terminal the last ones 
 
 
 def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit: int) -> None:
-    """Print the training runs in the store.
+    """Print the training runs in the store, sorted by a metric; runs without it come last.
 
-    Args:
-        sort_by: Metric; runs without it come last.
-        ascending: True for the smallest first.
-        where: Required values of params, or of the data set as `dataset`; upper and lower case are equal.
-        limit: Maximum number of runs.
-
-    Raises:
-        UserError: No run has the metric or the values.
+    `where` has required values of params, or of the data set as `dataset`; upper and lower case are equal. Raises
+    UserError if no run has the metric or the values.
     """
     client, trainings = open_store(), "tags.stage = 'train'"
     experiments = [experiment_id(client, "models")]
@@ -68,42 +62,39 @@ def _no_match(runs: Sequence[Run], where: Mapping[str, str]) -> str:
 
 def as_table(runs: Sequence[Run], console: Console) -> Table:
     """Return a table of the params that differ, the accuracy, and as many metrics as fit the width of the console."""
-    params = [_params(run) for run in runs]
-    used = [active_params(values) for values in params]  # a param of a kind counts only for runs of that kind
+    # Machines, whose times are not comparable, and status have a column only if they differ, as params do
+    facts = [_params(run) | {"machine": run.data.tags.get("machine", ""), "status": run.info.status} for run in runs]
+    used = [active_params(values) for values in facts]  # a param of a kind counts only for runs of that kind
     names = dict.fromkeys(name for values in used for name in values)
     differing = [name for name in names if len({values[name] for values in used if name in values}) > 1]
-    has_machines = len({run.data.tags.get("machine") for run in runs}) > 1  # whose times are not comparable
-    is_open = any(run.info.status != "FINISHED" for run in runs)
     best: dict[str, float] = {}  # data set → highest accuracy
-    for run, values in zip(runs, params, strict=True):
+    for run, values in zip(runs, facts, strict=True):
         best[values["dataset"]] = max(best.get(values["dataset"], 0.0), run.data.metrics.get(ACCURACY, 0.0))
 
     rows, styles = [], []
-    for run, values in zip(runs, params, strict=True):
+    for run, values in zip(runs, facts, strict=True):
         tags, metrics = run.data.tags, run.data.metrics
         is_best = metrics.get(ACCURACY) == best[values["dataset"]]
         experiment = f" ({tags['dvc.exp_name']})" if "dvc.exp_name" in tags else ""
         row = {"run": run.info.run_id[:8], "training": f"{run.info.run_name}{experiment}"}
         row |= {name.removeprefix("train."): values.get(name, "") for name in differing}
-        row |= {"machine": tags.get("machine", "")} if has_machines else {}
-        row |= {"status": run.info.status} if is_open else {}
         row["test accuracy, %"] = f"{'* ' if is_best else ''}{_accuracy(metrics)}"
-        row |= {
-            title: form.format(metrics[name]).rstrip("%") if name in metrics else ""
-            for name, (title, form) in _METRICS.items()
-        }
+        for name, (title, form) in _METRICS.items():
+            row[title] = form.format(metrics[name]).rstrip("%") if name in metrics else ""
         rows.append(row)
         styles.append("bold green" if is_best else None)
 
+    optional = [title for title, _ in _METRICS.values()]
     title = f"{len(runs)} training runs; * marks the best of each data set"
     right = {*rows[0]} - {"run", "training", "machine", "status"}
     wide = console.options.update(width=1000)  # at which no cell is folded
-    for last in reversed([title for title, _ in _METRICS.values()]):
+    while True:
         result = table(title, rows, right, no_wrap=("run", "test accuracy, %"), styles=styles)
-        if console.measure(result, options=wide).maximum <= console.width:
+        if not optional or console.measure(result, options=wide).maximum <= console.width:
             return result
-        rows = [{name: text for name, text in row.items() if name != last} for row in rows]
-    return table(title, rows, right, no_wrap=("run", "test accuracy, %"), styles=styles)
+        last = optional.pop()
+        for row in rows:
+            del row[last]
 
 
 def _params(run: Run) -> dict[str, str]:

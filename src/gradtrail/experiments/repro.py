@@ -120,9 +120,7 @@ def _summarize(seconds: float) -> None:
     if path.is_file():
         metrics = json.loads(path.read_text(encoding="utf-8"))
         interval = f"95 % interval {metrics['accuracy_low']:.2%} to {metrics['accuracy_high']:.2%}"
-        minutes, rest = divmod(round(seconds), 60)
-        duration = f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
-        print(f"{metrics['dataset']}: test accuracy {metrics['accuracy']:.2%} ({interval}), in {duration}")
+        print(f"{metrics['dataset']}: test accuracy {metrics['accuracy']:.2%} ({interval}), in {seconds:.0f} s")
         print("report: results/report.html; `make ui` compares the runs")
 
 

@@ -53,17 +53,9 @@ class Decision(BaseModel):
 
 
 def review(path: Path, *, reviewer: str | None, split: str | None, limit: int, port: int) -> None:
-    """Serve the page for reviewing labels until Ctrl-C or SIGTERM.
+    """Serve the page for reviewing labels until Ctrl-C or SIGTERM; the first decision creates the file of corrections.
 
-    Args:
-        path: File of corrections; the first decision creates it.
-        reviewer: Name to record with each decision; by default git's user, or else the system's.
-        split: Split to review; None for all.
-        limit: Maximum number of labels.
-        port: Port on loopback; 0 for a free one.
-
-    Raises:
-        UserError: The audit, the data or the file of corrections is missing or invalid, or the port is in use.
+    Without a reviewer, decisions have the name of git's user, or else of the system's. Port 0 is a free one.
     """
     reviewer = check_text("--reviewer", reviewer or git("config", "user.name") or getpass.getuser())
     splits, info = read_splits(_DATA), read_info(_DATA)
@@ -76,7 +68,7 @@ def review(path: Path, *, reviewer: str | None, split: str | None, limit: int, p
     try:
         listener = socket.create_server((_HOST, port))
     except OSError as error:
-        raise UserError(f"--port {port}: cannot be opened on {_HOST} ({error.strerror}); choose another one") from None
+        raise UserError(f"--port {port}: {error.strerror}; choose another one") from None
     with listener, contextlib.suppress(KeyboardInterrupt), stopping_on_signals("stopped"):
         link = f"http://{_HOST}:{listener.getsockname()[1]}/{token}/"
         print(f"reviewing {len(suspects)} labels as {reviewer}: {link} (Ctrl-C stops)", flush=True)
@@ -95,15 +87,9 @@ def make_app(
     about: Mapping[str, Any],
     token: str,
 ) -> FastAPI:
-    """Return the application, whose paths begin with the token; other host names than this machine's are refused.
+    """Return the application, whose paths begin with the token; host names other than this machine's are refused.
 
-    Args:
-        path: File of corrections.
-        reviewer: Name to record with each decision.
-        suspects: Labels to review; see `choose_suspects`.
-        splits: Splits with the images.
-        about: Title and names of the classes, for the page.
-        token: Secret of the link.
+    `suspects` are those of `choose_suspects`; `about` has the title and the names of the classes, for the page.
     """
     app = FastAPI(openapi_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])  # a name may be rebound to this host
@@ -168,13 +154,7 @@ def _item(suspect: Mapping[str, Any], rows: Decisions) -> dict[str, Any]:
 def choose_suspects(splits: Mapping[str, Split], split: str | None, limit: int) -> list[dict[str, Any]]:
     """Return the examples that the audit suspects most, with the most similar training images, as plain data.
 
-    Args:
-        splits: Splits of the data set.
-        split: Split to choose from; None for all.
-        limit: Maximum number of examples.
-
-    Raises:
-        UserError: There is no audit, it was made for other data, or the split has no example.
+    Raises UserError if there is no audit, it was made for other data, or the split has no example.
     """
     table = read_parquet(SUSPECTS, _COLUMNS, made_by="make audit").sort_values("score", ascending=False, kind="stable")
     suspects: list[dict[Any, Any]] = []
@@ -211,14 +191,9 @@ def _nearest(suspects: Sequence[Mapping[str, Any]], splits: Mapping[str, Split])
 
 
 def merge(paths: Sequence[Path], into: Path) -> None:
-    """Add files of corrections to one file; equal decisions about an example are written once.
+    """Add files of corrections to one file, which keeps its decisions; equal decisions are written once.
 
-    Args:
-        paths: Files to add.
-        into: File that they are added to, which keeps its decisions; created if it does not exist.
-
-    Raises:
-        UserError: A file is damaged, or two disagree: each such example is printed, and nothing is written.
+    If two files disagree, each such example is printed, nothing is written, and UserError is raised.
     """
     files = [into, *paths] if into.exists() else paths
     rows = [*dict.fromkeys(row for path in files for row in read_corrections(path))]

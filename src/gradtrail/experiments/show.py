@@ -2,13 +2,11 @@
 
 import json
 import shlex
-import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.stages.common.dvc_cache import has_remote, is_here
@@ -17,7 +15,7 @@ from gradtrail.stages.common.pipeline_file import dvc_target, is_code
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
-from gradtrail.tracking.artifacts import download
+from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.lookup import look_up
 from gradtrail.tracking.recorded import committed_snapshots, find_experiments, working_snapshot
 from gradtrail.tracking.search import RunIndex
@@ -34,12 +32,7 @@ Lineage = Mapping[str, Mapping[str, Any]]  # stage → its state, command, param
 def show(word: str, place: Path) -> int:
     """Print the lineage of a run, its outputs, and how to restore them; return the exit status.
 
-    Args:
-        word: Name, id, state, experiment or file of a run; see `look_up`. Several matches are listed, with status 2.
-        place: Folder that a path is relative to.
-
-    Raises:
-        UserError: No run matches, or the run has no lineage.
+    `word` is that of `look_up`; a path is relative to `place`. Several matching runs are listed, with status 2.
     """
     client = open_store()
     index = RunIndex(client)
@@ -51,10 +44,10 @@ def show(word: str, place: Path) -> int:
             console.print(f"  gradtrail show {run.info.run_id[:_SHORT]}   {_one_line(run)}", soft_wrap=True)
         return 2
     (run,) = matches
-    lineage: Lineage = json.loads(_artifact(client, run, "lineage.json") or "{}")
+    lineage: Lineage = json.loads(read_artifact(client, run.info.run_id, "lineage.json") or "{}")
     if not lineage:
         raise UserError(f"{run.info.run_id}: its artifact lineage.json is missing")
-    diff = _artifact(client, run, "git.diff")
+    diff = read_artifact(client, run.info.run_id, "git.diff")
     for line in _head(run, index):
         console.print(line, soft_wrap=True)
     for title, lines in (
@@ -132,20 +125,22 @@ def _restore(run: Run, diff: str) -> Iterator[str]:
         is_complete = all(identity.has_outs_of_lock(name) for name in identity.lineage)
         yield "# nothing to do: the working folder has it" if is_complete else repro
         return
+    # Local changes are put aside, as a checkout or an applied diff would mix with them
+    stash = "git stash --include-untracked && " if git("status", "--porcelain") else ""
     recorded = [snapshot for snapshot in committed_snapshots()[0] if _records(snapshot, run)]
     if recorded and (experiment := recorded[-1].experiment):
         is_unique = [other.name for other in find_experiments()].count(experiment.name) == 1
-        yield f"{_stash()}dvc exp apply {shlex.quote(experiment.name) if is_unique else experiment.commit[:_SHORT]}"
+        yield f"{stash}dvc exp apply {shlex.quote(experiment.name) if is_unique else experiment.commit[:_SHORT]}"
         return
     commit = recorded[-1].commit if recorded else run.data.tags.get("mlflow.source.git.commit", "")
     is_unknown = run.data.tags.get("git.dirty") == "true" and not diff
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") or (is_unknown and not recorded):
         yield "# in no commit, experiment or lock; the digests above name the files"
     elif recorded or "diff --git " not in diff:
-        yield f"{_stash()}git checkout {commit[:_SHORT]} && {repro}"
+        yield f"{stash}git checkout {commit[:_SHORT]} && {repro}"
     else:
         fetch = f"mlflow artifacts download -r {run.info.run_id} -a git.diff -d {_FOLDER}"
-        yield f"{_stash()}git checkout {commit[:_SHORT]} && {fetch} && git apply {_FOLDER}/git.diff && {repro}"
+        yield f"{stash}git checkout {commit[:_SHORT]} && {fetch} && git apply {_FOLDER}/git.diff && {repro}"
 
 
 def _records(snapshot: Snapshot, run: Run) -> bool:
@@ -154,15 +149,3 @@ def _records(snapshot: Snapshot, run: Run) -> bool:
     if stage.name not in snapshot.pipeline or not stage.is_sound or stage.state != run.data.tags["state"]:
         return False
     return outputs(run.data.tags) in ({}, stage.out_digests())
-
-
-def _stash() -> str:
-    """Return the command that puts local changes aside, which a checkout or an applied diff would mix with."""
-    return "git stash --include-untracked && " if git("status", "--porcelain") else ""
-
-
-def _artifact(client: MlflowClient, run: Run, name: str) -> str:
-    """Return the text of an artifact; empty if the run has no such artifact."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = download(client, run.info.run_id, name, Path(folder))
-        return path.read_text(encoding="utf-8", errors="replace") if path else ""

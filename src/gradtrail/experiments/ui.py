@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 
@@ -24,14 +23,14 @@ def serve(port: int) -> None:
     """Sync the store, start the UI unless a tracking server runs it already, and print the link once it answers.
 
     Returns after Ctrl-C, SIGTERM or a closed terminal.
-
-    Raises:
-        UserError: The port cannot be used, or the UI failed.
     """
     is_server = not store_uri().startswith(SQLITE)
     base = store_uri() if is_server else f"http://127.0.0.1:{port}"
     if not is_server:
-        _require_free(port)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError as error:
+            raise UserError(f"--port {port}: {error.strerror}; choose another one") from None
     try:
         print(describe(sync()))
     except UserError as error:  # the UI can still show the runs in the store
@@ -43,15 +42,6 @@ def serve(port: int) -> None:
         _run_until_stopped(port, link)
 
 
-def _require_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, for a port that was just released
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise UserError(f"--port: {port} cannot be used ({error.strerror}); try another") from None
-
-
 def _run_until_stopped(port: int, link: str) -> None:
     """Run the UI in a session of its own, which a terminal does not signal, and end it with all its processes."""
     stopped: list[int] = []  # a signal may arrive twice: from a terminal and from make
@@ -59,11 +49,10 @@ def _run_until_stopped(port: int, link: str) -> None:
         signal.signal(number, lambda number, _: stopped.append(number))
     path = private_folder() / "ui.log"
     command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--port", str(port)]
+    command += ["--backend-store-uri", store_uri()]
     env = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with path.open("wb") as log:
-        server = subprocess.Popen(
-            [*command, "--backend-store-uri", store_uri()], stdout=log, stderr=log, env=env, start_new_session=True
-        )
+        server = psutil.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
     is_ready = False
     while not stopped and server.poll() is None:
         with contextlib.suppress(requests.RequestException):
@@ -73,7 +62,7 @@ def _run_until_stopped(port: int, link: str) -> None:
         time.sleep(0.2)
     if not stopped:
         raise UserError(f"MLflow's UI ended with exit status {server.returncode}; {path} says why")
-    processes = [*psutil.Process(server.pid).children(recursive=True), psutil.Process(server.pid)]
+    processes = [*server.children(recursive=True), server]
     for process in processes:
         process.terminate()
     for process in psutil.wait_procs(processes, _GRACE_SECONDS)[1]:

@@ -43,6 +43,13 @@ def download(client: MlflowClient, run_id: str, path: str, folder: Path) -> Path
     return Path(client.download_artifacts(run_id, path, str(folder)))
 
 
+def read_artifact(client: MlflowClient, run_id: str, path: str) -> str:
+    """Return the text of an artifact of a run; empty if the run has none at this path."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = download(client, run_id, path, Path(folder))
+        return file.read_text(encoding="utf-8", errors="replace") if file else ""
+
+
 def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> Curves:
     """Read the curves of a stage from its folder of results, if it has any; UserError if they cannot be read."""
     with _readable(folder):

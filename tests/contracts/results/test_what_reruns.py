@@ -48,7 +48,7 @@ def test_key_reruns_the_stages_that_read_its_section(project: Project, key: str)
     assert rerun == READERS.get(key.split(".")[0], set())
 
 
-@pytest.mark.parametrize("place", ["core/nn", "tracking/mlflow"])
+@pytest.mark.parametrize("place", ["core/nn", "tracking"])
 def test_new_file_reruns_the_stages_that_are_made_of_its_folder(project: Project, place: str) -> None:
     folder = f"src/gradtrail/{place}"
     (project.folder / folder / "new.py").write_text("NEW = True\n")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -105,40 +105,42 @@ def running(revisions: Mapping[str, Revision], cache: Path) -> Iterator[dict[str
     """Start a process of each side, and yield them once both have compiled; kill them in the end."""
     with contextlib.ExitStack() as stack:
         processes = {side: stack.enter_context(_process(revisions[side], cache)) for side in SIDES}
-        yield {side: _compiled(ask) for side, ask in processes.items()}
+        yield {side: _timed(ask, steps_per_epoch=int(ask(""))) for side, ask in processes.items()}
 
 
-def _compiled(ask: Callable[[str], str]) -> TimedProcess:
-    steps_per_epoch = int(ask(""))
+def _timed(ask: Callable[[str], str], *, steps_per_epoch: int) -> TimedProcess:
     return TimedProcess(lambda steps: float(ask(f"{steps}\n")), steps_per_epoch)
 
 
 @contextlib.contextmanager
 def _process(revision: Revision, cache: Path) -> Iterator[Callable[[str], str]]:
-    """Start the process of a side, and yield a function that sends it a request and returns the line of its answer."""
+    """Start the process of a side, and yield a function that sends it a request and returns the line of its answer.
+
+    The function raises UserError, with the last line on stderr, if the process has ended.
+    """
     values = asdict(revision) | {"folder": str(revision.folder.resolve()), "cache": str(cache)}
     command = [str(revision.python), "-u", str(_WORKER), json.dumps(values, default=str)]
     with tempfile.TemporaryFile("w+") as errors:
         options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors, "text": True}
         process: Any = subprocess.Popen(command, **options, start_new_session=True)
+
+        def ask(request: str) -> str:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(request)
+                process.stdin.flush()
+            if answer := process.stdout.readline():
+                return str(answer)
+            status = process.wait()
+            errors.seek(0)
+            last = (errors.read().strip() or "no message").splitlines()[-1]
+            message = f"its process ended with exit status {status}: {one_line(last)[:_LONGEST_LINE]}"
+            raise UserError(f"{revision.name}: {message}")
+
         try:
-            yield lambda request: _answer(revision.name, process, request, errors)
+            yield ask
         finally:
             process.kill()
             process.communicate()  # closes the pipes
-
-
-def _answer(name: str, process: Any, request: str, errors: IO[str]) -> str:
-    """Return the answer of a process; raise UserError with its last line on stderr if it has ended."""
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(request)
-        process.stdin.flush()
-    if line := process.stdout.readline():
-        return line
-    status = process.wait()
-    errors.seek(0)
-    lines = [line for line in errors.read().splitlines() if line.strip()] or ["no message"]
-    raise UserError(f"{name}: its process ended with exit status {status}: {one_line(lines[-1])[:_LONGEST_LINE]}")
 
 
 def run_timed_gate(accepted: Path, *, seconds: float) -> int:
