@@ -22,11 +22,10 @@ from gradtrail.support.git import git, is_in_repository
 from gradtrail.support.paths import private_folder, store_uri
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
-from gradtrail.tracking.links import PARENT
 from gradtrail.tracking.models import models_of, registered_models
 from gradtrail.tracking.recorded import RecordedStates, consistent_stages, last_stage, recorded_states
 from gradtrail.tracking.relocate import local_path, own_database
-from gradtrail.tracking.search import RunIndex, find_equivalent_run, search
+from gradtrail.tracking.runs import PARENT, RunIndex, find_equivalent_run, search
 from gradtrail.tracking.store import open_store, store_lock
 from gradtrail.tracking.sync import sync
 from gradtrail.tracking.unused import KEPT_SECONDS, size_of, unused_folders

@@ -11,8 +11,8 @@ from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git
-from gradtrail.tracking.links import PARENT
 from gradtrail.tracking.recorded import consistent_stages, find_experiments, snapshot_of, working_snapshot
+from gradtrail.tracking.runs import PARENT
 from gradtrail.tracking.state import Snapshot
 from gradtrail.tracking.tags import outputs
 

@@ -92,11 +92,6 @@ def outputs(tags: Mapping[str, str]) -> dict[str, str]:
     return outs
 
 
-def weights_of(tags: Mapping[str, str]) -> str | None:
-    """Return the digest of the final weights that a training wrote, or that a run below it read."""
-    return tags.get(WEIGHTS)
-
-
 def process_tags() -> dict[str, str]:
     """Return the tag that identifies this process."""
     return {PROCESS: f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"}
