@@ -34,15 +34,7 @@ _LAST_LINE = "DVC's cache is unchanged; after `dvc gc`, `gradtrail gc` removes t
 
 
 def collect_garbage(*, yes: bool) -> None:
-    """List what belongs to no recorded state; remove it after a confirmation.
-
-    Args:
-        yes: True if it is removed without a question; else a person is asked on a terminal, and without a terminal
-            nothing is removed.
-
-    Raises:
-        UserError: The recorded states cannot be read, or MLflow has a deleted experiment.
-    """
+    """List what belongs to no recorded state; remove it if `yes`, or if a person on a terminal agrees."""
     if is_in_repository() and not git("rev-parse", "--git-dir"):
         raise UserError("git is not installed, so the commits, which may record states, cannot be read")
     client, runs = None, list[Run]()
@@ -56,7 +48,8 @@ def collect_garbage(*, yes: bool) -> None:
     if not (runs or folders):
         print(f"nothing to remove. {_LAST_LINE}")
         return
-    sizes = [*(_size_of_run(run) for run in runs), *map(size_of, folders)]
+    artifacts = [local_path(run.info.artifact_uri) for run in runs]
+    sizes = [size_of(folder) if folder else 0 for folder in [*artifacts, *folders]]
     names = [f"run {run.info.run_name} ({run.info.run_id[:8]})" for run in runs]
     names += [f"{folder.parent.name}/{folder.name}" for folder in folders]
     rows = [{"unused for 30 days": name, "size": decimal(size)} for name, size in zip(names, sizes, strict=True)]
@@ -109,11 +102,6 @@ def _recorded_runs(index: RunIndex, recorded: RecordedStates) -> set[str]:
     states |= {index[run_id].data.tags["state"] for run_id in run_ids}
     cached = map(last_stage, recorded.only_in_run_cache(states.__contains__))
     return run_ids | {run.info.run_id for stage in cached if (run := find_equivalent_run(index, stage))}
-
-
-def _size_of_run(run: Run) -> int:
-    folder = local_path(run.info.artifact_uri)
-    return size_of(folder) if folder else 0
 
 
 def purge(client: MlflowClient, runs: list[Run]) -> None:

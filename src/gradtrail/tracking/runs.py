@@ -22,13 +22,15 @@ _MAX_RESULTS = 50_000  # MLflow's limit for one query
 
 
 class StoredRuns:
-    """The runs of a store; every call is a query."""
+    """The runs of a store; every call is a query.
+
+    A call returns the runs with all the given tags, newest first; only finished ones if `finished`.
+    """
 
     def __init__(self, client: MlflowClient):
         self._client = client
 
     def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
-        """Return the runs with all these tags, newest first; only finished ones if `finished`."""
         conditions = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
         conditions += ["attributes.status = 'FINISHED'"] if finished else []
         return search(self._client, " and ".join(conditions))
@@ -39,19 +41,20 @@ class StoredRuns:
 
 
 class RunIndex:
-    """The runs of a store as one query returned them, with the changes that this process made since."""
+    """The runs of a store as one query returned them, with the changes that this process made since.
+
+    It is called as `StoredRuns`.
+    """
 
     def __init__(self, client: MlflowClient):
         self._client = client
         self._runs: dict[str, Run] = {}
-        self._ids_of_state = defaultdict[str, set[str]](
-            set
-        )  # ids of runs, so that a sync of many states takes linear time
+        # State → ids of runs, so that a sync of many states takes linear time.
+        self._ids_of_state = defaultdict[str, set[str]](set)
         for run in search(client):
             self._add(run)
 
     def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
-        """Return the runs with all these tags, newest first; only finished ones if `finished`."""
         ids = self._ids_of_state[tags["state"]] & self._runs.keys() if "state" in tags else self._runs.keys()
         runs = [run for run in map(self._runs.__getitem__, ids) if tags.items() <= run.data.tags.items()]
         return _newest_first(run for run in runs if not finished or run.info.status == "FINISHED")
