@@ -67,11 +67,8 @@ def collect_garbage(*, yes: bool) -> None:
 def unneeded_runs(client: MlflowClient, recorded: RecordedStates) -> list[Run]:
     """Return the runs that ended 30 days ago and are deleted, or belong to no recorded state.
 
-    Runs whose model has a version in MLflow's registry, and parents of runs that are kept, are needed too.
-
-    Raises:
-        UserError: Nothing is recorded at all: then the records were lost, and no run is known to be unneeded. Or an
-            experiment is deleted, which `mlflow gc` would remove too.
+    Runs whose model has a version in MLflow's registry, and parents of runs that are kept, are needed too. It is an
+    error if nothing is recorded at all: then the records were lost, and no run is known to be unneeded.
     """
     for experiment in client.search_experiments(ViewType.DELETED_ONLY):
         name, restore = experiment.name, f"mlflow experiments restore --experiment-id {experiment.experiment_id}"

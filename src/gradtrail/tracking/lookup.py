@@ -23,8 +23,8 @@ _COMMIT = re.compile(r"HEAD[~^\d]*|[0-9a-f]{40}")
 def find_run(name: str, runs: list[Run], stage: str | None = None) -> Run:
     """Return the one run that a name refers to: `workspace`, `HEAD` or another commit, or a name for `look_up`.
 
-    If a name has runs of several stages, that of `stage` is returned, or else that of the training. UserError, one line,
-    if no run or more than one has the name.
+    If a name has runs of several stages, that of `stage` is returned, or else that of the training. UserError, one
+    line, if no run or more than one has the name.
     """
     if name == "workspace" or _COMMIT.fullmatch(name):
         return _run_of_commit(name, runs, stage or TRAIN)
