@@ -13,7 +13,7 @@ from gradtrail.stages.common.pipeline_file import locked_entry
 from gradtrail.support.errors import UserError, is_store_fault
 from gradtrail.support.shell import CommandError, run
 from gradtrail.tracking.backfill import backfill_experiment
-from gradtrail.tracking.search import StoredRuns
+from gradtrail.tracking.runs import StoredRuns
 from gradtrail.tracking.state import Experiment, state_key
 from gradtrail.tracking.store import StoreClient
 

@@ -28,7 +28,7 @@ from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.lookup import find_run
-from gradtrail.tracking.search import RunIndex
+from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.stored_run import REBUILT, attempt_file
 

@@ -34,7 +34,7 @@ from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError
 from gradtrail.support.interpreter import with_this_interpreter
 from gradtrail.support.shell import reason
-from gradtrail.tracking.search import StoredRuns
+from gradtrail.tracking.runs import StoredRuns
 from gradtrail.tracking.state import PlannedStages, state_key
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import sync

@@ -18,7 +18,7 @@ from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.lookup import look_up
 from gradtrail.tracking.recorded import committed_snapshots, find_experiments, working_snapshot
-from gradtrail.tracking.search import RunIndex
+from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.state import Identity, Snapshot
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.tags import outputs

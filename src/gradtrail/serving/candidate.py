@@ -21,10 +21,9 @@ from gradtrail.stages.common.dvc_cache import restore
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.artifacts import download
-from gradtrail.tracking.links import PARENT
 from gradtrail.tracking.lookup import find_run
 from gradtrail.tracking.models import EXPORT_DIGEST, models_of
-from gradtrail.tracking.search import RunIndex
+from gradtrail.tracking.runs import PARENT, RunIndex
 from gradtrail.tracking.tags import outputs
 
 _RESULTS = "results/evaluate"  # output of the stage; its small files are artifacts in `results`

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 CURVE_POINTS = 200
 _SMALL_WIDTH = 680  # pixels on the page of a run, on a screen of 1,280
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
-_TABLE = ".parquet"  # suffix of tables of all examples or steps, which a browser does not show
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _GALLERIES = {  # image → the group of charts that shows it
     "samples": "data",
@@ -51,7 +50,7 @@ def read_artifact(client: MlflowClient, run_id: str, path: str) -> str:
 
 
 def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> Curves:
-    """Read the curves of a stage from its folder of results, if it has any; UserError if they cannot be read."""
+    """Read the curves of a stage from its folder of results, if it has any."""
     with _readable(folder):
         if (noise := folder / "noise_scale.csv").is_file():
             table = pd.read_csv(noise)
@@ -93,7 +92,7 @@ def _readable(folder: Path) -> Iterator[None]:
 def log_results(client: MlflowClient, run_id: str, folder: Path, costs: Path, *, tables: bool) -> None:
     """Log a stage's folder of results, parquet files if `tables`, in place of those of an earlier attempt."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and (tables or path.suffix != _TABLE):
+        if path.is_file() and (tables or path.suffix != ".parquet"):  # which a browser does not show
             under = Path("results") / path.parent.relative_to(folder)
             client.log_artifact(run_id, str(path), under.as_posix())
 
@@ -108,11 +107,10 @@ def log_results(client: MlflowClient, run_id: str, folder: Path, costs: Path, *,
     with _readable(folder):
         frames = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
         for name, column in _RANKED.items():
-            if (path := folder / f"{name}{_TABLE}").is_file():
+            if (path := folder / f"{name}.parquet").is_file():
                 frames[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(_MAX_TABLE_ROWS, column).round(6)
         if costs.is_file():
-            rows = [{"function": name, **cost} for name, cost in read_json(costs).items()]
-            frames["functions"] = pd.DataFrame(rows)
+            frames["functions"] = pd.DataFrame([{"function": name, **cost} for name, cost in read_json(costs).items()])
     for name, table in frames.items():
         client.log_dict(run_id, json.loads(table.to_json(orient="split", index=False)), f"tables/{name}.json")
     announce_tables(client, run_id, [f"tables/{name}.json" for name in frames])

@@ -20,7 +20,6 @@ from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, output_di
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.journal import is_referenced
-from gradtrail.tracking.links import PARENT, copy_headlines, training_of
 from gradtrail.tracking.logger import log_journals
 from gradtrail.tracking.models import EXPORT, log_export, logged_exports
 from gradtrail.tracking.recorded import (
@@ -31,7 +30,14 @@ from gradtrail.tracking.recorded import (
     run_cache_entries,
     snapshot_of,
 )
-from gradtrail.tracking.search import RunIndex, find_equivalent_run, is_finished_or_live
+from gradtrail.tracking.runs import (
+    PARENT,
+    RunIndex,
+    copy_headlines,
+    find_equivalent_run,
+    is_finished_or_live,
+    training_of,
+)
 from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.stored_run import (

@@ -22,11 +22,10 @@ from gradtrail.support.git import git, is_in_repository
 from gradtrail.support.paths import private_folder, store_uri
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
-from gradtrail.tracking.links import PARENT
 from gradtrail.tracking.models import models_of, registered_models
 from gradtrail.tracking.recorded import RecordedStates, consistent_stages, last_stage, recorded_states
 from gradtrail.tracking.relocate import local_path, own_database
-from gradtrail.tracking.search import RunIndex, find_equivalent_run, search
+from gradtrail.tracking.runs import PARENT, RunIndex, find_equivalent_run, search
 from gradtrail.tracking.store import open_store, store_lock
 from gradtrail.tracking.sync import sync
 from gradtrail.tracking.unused import KEPT_SECONDS, size_of, unused_folders
@@ -35,15 +34,7 @@ _LAST_LINE = "DVC's cache is unchanged; after `dvc gc`, `gradtrail gc` removes t
 
 
 def collect_garbage(*, yes: bool) -> None:
-    """List what belongs to no recorded state; remove it after a confirmation.
-
-    Args:
-        yes: True if it is removed without a question; else a person is asked on a terminal, and without a terminal
-            nothing is removed.
-
-    Raises:
-        UserError: The recorded states cannot be read, or MLflow has a deleted experiment.
-    """
+    """List what belongs to no recorded state; remove it if `yes`, or if a person on a terminal agrees."""
     if is_in_repository() and not git("rev-parse", "--git-dir"):
         raise UserError("git is not installed, so the commits, which may record states, cannot be read")
     client, runs = None, list[Run]()
@@ -57,7 +48,8 @@ def collect_garbage(*, yes: bool) -> None:
     if not (runs or folders):
         print(f"nothing to remove. {_LAST_LINE}")
         return
-    sizes = [*(_size_of_run(run) for run in runs), *map(size_of, folders)]
+    artifacts = [local_path(run.info.artifact_uri) for run in runs]
+    sizes = [size_of(folder) if folder else 0 for folder in [*artifacts, *folders]]
     names = [f"run {run.info.run_name} ({run.info.run_id[:8]})" for run in runs]
     names += [f"{folder.parent.name}/{folder.name}" for folder in folders]
     rows = [{"unused for 30 days": name, "size": decimal(size)} for name, size in zip(names, sizes, strict=True)]
@@ -75,11 +67,8 @@ def collect_garbage(*, yes: bool) -> None:
 def unneeded_runs(client: MlflowClient, recorded: RecordedStates) -> list[Run]:
     """Return the runs that ended 30 days ago and are deleted, or belong to no recorded state.
 
-    Runs whose model has a version in MLflow's registry, and parents of runs that are kept, are needed too.
-
-    Raises:
-        UserError: Nothing is recorded at all: then the records were lost, and no run is known to be unneeded. Or an
-            experiment is deleted, which `mlflow gc` would remove too.
+    Runs whose model has a version in MLflow's registry, and parents of runs that are kept, are needed too. It is an
+    error if nothing is recorded at all: then the records were lost, and no run is known to be unneeded.
     """
     for experiment in client.search_experiments(ViewType.DELETED_ONLY):
         name, restore = experiment.name, f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
@@ -110,11 +99,6 @@ def _recorded_runs(index: RunIndex, recorded: RecordedStates) -> set[str]:
     states |= {index[run_id].data.tags["state"] for run_id in run_ids}
     cached = map(last_stage, recorded.only_in_run_cache(states.__contains__))
     return run_ids | {run.info.run_id for stage in cached if (run := find_equivalent_run(index, stage))}
-
-
-def _size_of_run(run: Run) -> int:
-    folder = local_path(run.info.artifact_uri)
-    return size_of(folder) if folder else 0
 
 
 def purge(client: MlflowClient, runs: list[Run]) -> None:

@@ -1,7 +1,7 @@
 """Find runs in MLflow's store by name or id, by state, by DVC experiment, by commit, or by the content of a file."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mlflow.entities import Run
@@ -11,8 +11,8 @@ from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git
-from gradtrail.tracking.links import PARENT
 from gradtrail.tracking.recorded import consistent_stages, find_experiments, snapshot_of, working_snapshot
+from gradtrail.tracking.runs import PARENT
 from gradtrail.tracking.state import Snapshot
 from gradtrail.tracking.tags import outputs
 
@@ -23,13 +23,8 @@ _COMMIT = re.compile(r"HEAD[~^\d]*|[0-9a-f]{40}")
 def find_run(name: str, runs: list[Run], stage: str | None = None) -> Run:
     """Return the one run that a name refers to: `workspace`, `HEAD` or another commit, or a name for `look_up`.
 
-    Args:
-        name: The name.
-        runs: All runs of the store, newest first.
-        stage: Stage of the run if a commit or an experiment has several; None for the training.
-
-    Raises:
-        UserError: No run or more than one has this name; one line.
+    If a name has runs of several stages, that of `stage` is returned, or else that of the training. UserError, one
+    line, if no run or more than one has the name.
     """
     if name == "workspace" or _COMMIT.fullmatch(name):
         return _run_of_commit(name, runs, stage or TRAIN)
@@ -47,17 +42,11 @@ def find_run(name: str, runs: list[Run], stage: str | None = None) -> Run:
 
 
 def look_up(name: str, runs: Iterable[Run], place: Path = Path()) -> list[Run]:
-    """Return the runs that a name refers to, newest first.
+    """Return the runs that a name refers to, in the order of `runs`, which are all of the store; UserError if none.
 
-    Args:
-        name: A run's id or name, a state, a prefix of an id or a state (at least four digits), the name of a DVC
-            experiment, or the path of a file or folder anywhere, whose content is looked up among the outputs. The name
-            of an experiment refers to its training, if it has one.
-        runs: All runs of the store, newest first.
-        place: Folder that a path is relative to.
-
-    Raises:
-        UserError: No run has this name; one line.
+    A name is a run's id or name, a state, a prefix of an id or a state (at least four digits), the name of a DVC
+    experiment, which refers to its training if it has one, or the path of a file or folder, relative to `place`, whose
+    content is looked up among the outputs.
     """
     runs = [run for run in runs if "state" in run.data.tags]
     commits = [experiment.commit for experiment in find_experiments() if experiment.name == name]
@@ -89,18 +78,16 @@ def look_up(name: str, runs: Iterable[Run], place: Path = Path()) -> list[Run]:
 def _writers(path: Path, runs: Iterable[Run]) -> list[Run]:
     """Return the runs that wrote the content of a file or folder, only those in `dvc.lock` if there are any."""
     md5 = digest(path)
-    matches = [run for run in runs if md5 in _digests(run)]
+
+    def wrote(run: Run) -> bool:
+        outs = outputs(run.data.tags).values()
+        return md5 in outs or any(md5 in (listing(out) or {}).values() for out in outs if out.endswith(".dir"))
+
+    matches = [run for run in runs if wrote(run)]
     if not matches:
         raise UserError(f"{path}: no run wrote these bytes (md5 {md5})")
     current = _states(working_snapshot()).values()
     return [run for run in matches if run.data.tags["state"] in current] or matches
-
-
-def _digests(run: Run) -> Iterator[str]:
-    """Yield the digests of all outputs, and of all files in outputs."""
-    for md5 in outputs(run.data.tags).values():
-        yield md5
-        yield from (listing(md5) or {}).values() if md5.endswith(".dir") else ()
 
 
 def _run_of_commit(name: str, runs: list[Run], stage: str) -> Run:

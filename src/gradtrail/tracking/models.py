@@ -5,7 +5,6 @@ of the evaluation that fitted its temperature has it as an input, and the metric
 """
 
 import contextlib
-import json
 import math
 import shutil
 import tempfile
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 EXPORT = "models/export"  # the output
 WEIGHTS, EXPORT_DIGEST = "weights", "export_digest"  # tags of a logged model: final or best; `Manifest.digest`
 _OUT, _TEMPERATURE = "export_out", "temperature"  # tags: digest of the output, as DVC has it; fitted temperature
-EXAMPLE = "images.json"  # in a model: one image, as input for `mlflow models predict` and a server
 _IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})  # MLflow refuses these
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 LOADED = (  # the loader, and what it imports
@@ -170,10 +168,8 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
             signature=ModelSignature(outputs=Schema([label, probabilities])),
             pip_requirements=[f"{name}=={version(name)}" for name in _PACKAGES],
             input_example=stroke,
-            metadata={"input": _input(manifest)},
             model_config={EXPORT_DIGEST: manifest.digest},
         )
-    (path / EXAMPLE).write_text(json.dumps({"inputs": stroke.tolist()}), encoding="utf-8")
 
 
 def _search(client: MlflowClient, experiment: str, condition: str) -> list[LoggedModel]:
@@ -201,16 +197,11 @@ def _epochs(manifest: "Manifest") -> str:
     return ", ".join(map(str, sorted({*manifest.epochs})))
 
 
-def _input(manifest: "Manifest") -> str:
-    height, width = manifest.image_shape
-    form = "integers from 0 to 255 that are not all 0 or 1, or floats from 0 to 1"
-    return f"array (images, {height}, {width}), or one image ({height}, {width}), of {form}"
-
-
 def _how_to_use(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
     """Return the recipe for loading a model in any folder, with its input and output."""
     mean = f"Mean probabilities of {len(manifest.seeds)} networks, {format_seeds(manifest.seeds)}; weights"
     weights = mean if len(manifest.seeds) > 1 else "Weights"
+    height, width = manifest.image_shape
     epochs = f"epoch{'s' if len({*manifest.epochs}) > 1 else ''} {_epochs(manifest)}"
     return f"""{weights} after {epochs}, trained on {manifest.dataset}; StableHLO, without Flax. In any folder:
 
@@ -220,9 +211,10 @@ import mlflow
 mlflow.set_tracking_uri("{tracking_uri}")
 folder = mlflow.artifacts.download_artifacts("models:/{model_id}")
 model = mlflow.pyfunc.load_model(folder)
-model.predict(json.load(open(f"{{folder}}/{EXAMPLE}"))["inputs"])
+model.predict(json.load(open(f"{{folder}}/serving_input_example.json"))["inputs"])
 ```
 
-It takes an {_input(manifest)}, bright ink on 0, and returns `label` and `probabilities`, which are calibrated, by a \
-temperature of {manifest.temperature:.3g}.
+It takes an array (images, {height}, {width}), or one image ({height}, {width}), of integers from 0 to 255 that are \
+not all 0 or 1, or floats from 0 to 1, bright ink on 0, and returns `label` and `probabilities`, which are calibrated, \
+by a temperature of {manifest.temperature:.3g}.
 """

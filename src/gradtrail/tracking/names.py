@@ -172,17 +172,9 @@ def note(
     if summary and not summary.startswith(_GRADIENTS):  # as the stage wrote it: its headings go one level down
         summary = f"{_GRADIENTS}\n{summary.partition(chr(10))[2]}".replace("\n## ", "\n#### ").strip()
     precision = precision_note(metrics, params["train.precision"], int(batch_size)) if batch_size else ""
-    text = _template().render(
-        run_id=run_id,
-        stage=stage,
-        tags=tags,
-        params=params,
-        metrics=metrics,
-        sentences=_SENTENCES,
-        precision=precision,
-        figure=figure,
-        summary=summary,
-    )
+    data = {"run_id": run_id, "stage": stage, "tags": tags, "params": params, "metrics": metrics}
+    words = {"sentences": _SENTENCES, "precision": precision, "figure": figure, "summary": summary}
+    text = _template().render(data | words)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

@@ -1,7 +1,7 @@
 """Relocates the artifacts of a store whose repository was moved or copied: MLflow makes every location absolute.
 
-Only for the database in this repository's root, with artifacts in `mlruns/` next to it. Other locations (another
-folder, a server, a bucket) are not changed. Out of scope: a database elsewhere, which several clones may share.
+Only the database in this repository's root changes, and of its locations only those in a former `mlruns/` next to it.
+This module does not import MLflow, so that a sync that has nothing to do is fast.
 """
 
 import sqlite3

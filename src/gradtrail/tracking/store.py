@@ -73,11 +73,7 @@ class StoreClient(MlflowClient):
 
 
 def open_store() -> MlflowClient:
-    """Return a client of the store, which is created if needed; relocate its artifacts if the repository was moved.
-
-    Raises:
-        UserError: Another version of MLflow made the database.
-    """
+    """Return a client of the store, which is created if needed; relocate its artifacts if the repository was moved."""
     uri = store_uri()
     if uri.startswith(SQLITE):
         _create_database(uri)
@@ -104,11 +100,7 @@ def store_lock(uri: str) -> FileLock:
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
-    """Return the id of an experiment, which is created if needed, with its artifacts next to the database.
-
-    Raises:
-        UserError: The experiment was deleted, or cannot be created.
-    """
+    """Return the id of an experiment, which is created if needed; UserError if it was deleted."""
     experiment = _find_experiment(client, name)
     if experiment is None:
         with store_lock(client.tracking_uri):

@@ -21,10 +21,9 @@ from gradtrail.tracking.artifacts import (
     read_curves,
 )
 from gradtrail.tracking.environment import machine_key
-from gradtrail.tracking.links import PARENT, link_runs, training_of, trainings_of
 from gradtrail.tracking.models import EXPORT, delete_models, log_export
 from gradtrail.tracking.names import COMPILED, FIGURES, NOTE, note, rounded, run_metrics, run_name, summary_in
-from gradtrail.tracking.search import StoredRuns
+from gradtrail.tracking.runs import PARENT, StoredRuns, link_runs, training_of, trainings_of
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import (

@@ -67,7 +67,7 @@ def state_tags(stage: Identity) -> dict[str, str]:
 
 
 def _color(state: str) -> str:
-    """Return a color for charts that follows from a state; bright or dark enough for MLflow's white page."""
+    """Return a color for charts that follows from a state; dark enough for MLflow's white page."""
     number = int(state[:8], 16)
     rgb = colorsys.hls_to_rgb(number % 360 / 360, (0.35, 0.5, 0.65)[number // 360 % 3], 0.75)
     return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
@@ -90,11 +90,6 @@ def outputs(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each output of a run, by its path; empty for a run whose stage did not finish."""
     outs: dict[str, str] = json.loads(tags.get(OUTS, "{}"))
     return outs
-
-
-def weights_of(tags: Mapping[str, str]) -> str | None:
-    """Return the digest of the final weights that a training wrote, or that a run below it read."""
-    return tags.get(WEIGHTS)
 
 
 def process_tags() -> dict[str, str]:
@@ -130,10 +125,7 @@ def _start_of(pid: int) -> str:
 
 
 def origin_tags() -> dict[str, str]:
-    """Return the commit and experiment of the working folder, and whether it has changes that matter.
-
-    If git fails, a warning says why, and the tags name no commit.
-    """
+    """Return the commit and experiment of the working folder, and whether it has changes; if git fails, no commit."""
     names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
     tags = {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
     try:

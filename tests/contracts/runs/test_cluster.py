@@ -23,7 +23,7 @@ from gradtrail.cluster.refs import experiment_ref
 from gradtrail.cluster.request import Experiment as PlannedExperiment
 from gradtrail.cluster.request import Request
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.search import StoredRuns
+from gradtrail.tracking.runs import StoredRuns
 from gradtrail.tracking.state import Experiment
 from gradtrail.tracking.store import StoreClient
 

@@ -23,7 +23,7 @@ from gradtrail.stages.common.params import MEMBERS, SEED, VARY, changed, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, stages_before
 from gradtrail.tracking.artifacts import download
 from gradtrail.tracking.environment import machine_key
-from gradtrail.tracking.search import Find, StoredRuns
+from gradtrail.tracking.runs import Find, StoredRuns
 from gradtrail.tracking.state import PlannedStages, state_key
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.stored_run import REBUILT
