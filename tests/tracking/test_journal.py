@@ -24,7 +24,7 @@ from small_project import make_small_project
 
 from gradtrail.stages.common import stage as stage_module
 from gradtrail.stages.common.stage import Stage
-from gradtrail.tracking import journal, logger
+from gradtrail.tracking import journal, logger, state
 from gradtrail.tracking import store as client_module
 from gradtrail.tracking.journal import READY, REPORTED, Journal, LoggerProcess, report_fault, tracked
 from gradtrail.tracking.logger import RunLog, log_journals, sample_system
@@ -250,7 +250,7 @@ def test_journal_of_a_killed_stage_is_logged_as_killed(stage: Stage) -> None:
 def test_journal_of_a_running_stage_is_left_alone(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     with tracked(stage) as run:
         lock = next(Path(".gradtrail/locks").glob(f"train-{run.folder.parent.name}*"))
-        monkeypatch.setattr(logger, "FileLock", lambda path: FileLock(path, is_singleton=False))
+        monkeypatch.setattr(state, "FileLock", lambda path: FileLock(path, is_singleton=False))
         assert lock.exists()
         assert log_journals() == []
         assert run.folder.exists()
