@@ -34,14 +34,7 @@ from gradtrail.tracking.recorded import (
 from gradtrail.tracking.search import RunIndex, find_equivalent_run, is_finished_or_live
 from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
 from gradtrail.tracking.store import experiment_id, open_store
-from gradtrail.tracking.stored_run import (
-    REBUILT,
-    REPLACED,
-    close_dead_runs,
-    find_own_run,
-    open_run,
-    remove_run,
-)
+from gradtrail.tracking.stored_run import REBUILT, REPLACED, close_dead_runs, find_own_run, open_run, remove_run
 from gradtrail.tracking.tags import is_of_this_host, outputs, process_tags
 
 MISRECORDED = "misrecorded_as"  # tag of a run: states that DVC recorded for its outputs by mistake

@@ -154,21 +154,16 @@ class LoggerProcess:
 
 
 class Journal:
-    """The journal of one execution of a stage.
-
-    Args:
-        stage: Stage, which computes its state once.
-        logger: Process that logs the journal; None without tracking: then nothing is written.
-    """
+    """The journal of one execution of a stage."""
 
     def __init__(self, stage: Identity, logger: LoggerProcess | None):
         self.stage = stage
-        self._logger = logger
+        self.folder = Path()
+        self._logger = logger  # None without tracking: then nothing is written
         self._is_broken = False
         self._num_files = 0
         self._timings = dict[str, Any]()
         self._at_end: list[Callable[[], object]] = []
-        self.folder = Path()
 
     @property
     def is_open(self) -> bool:

@@ -55,15 +55,7 @@ from gradtrail.tracking.journal import (
 from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.state import Identity, lock_file
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.stored_run import (
-    REPLACED,
-    Points,
-    StoredRun,
-    attempt_file,
-    continue_run,
-    open_run,
-    remove_run,
-)
+from gradtrail.tracking.stored_run import REPLACED, Points, StoredRun, attempt_file, continue_run, open_run, remove_run
 from gradtrail.tracking.tags import outputs
 
 Event = dict[str, Any]

@@ -40,19 +40,12 @@ Points = Mapping[str, Mapping[int, float]]  # name → step → value
 
 
 class StoredRun:
-    """A run in the store.
-
-    Args:
-        client: Client of the store.
-        run: The run as it is before the attempt.
-        attempt: Number of executions of the state, this one included.
-        has_points: True if the run may have points of metrics.
-    """
+    """A run in the store, from its content before an attempt; without `has_points` it is new."""
 
     def __init__(self, client: MlflowClient, run: Run, attempt: int, *, has_points: bool):
         self.client = client
         self.run_id = run.info.run_id
-        self.attempt = attempt
+        self.attempt = attempt  # number of executions of the state, this one included
         self.outs = outputs(run.data.tags)  # digests of the outputs of earlier attempts
         self._has_points = has_points
         self._logged: dict[str, set[int]] = {}
@@ -83,11 +76,8 @@ class StoredRun:
         """Log the outputs of the stage, from the files.
 
         An export is logged as a model of its training's run. Data, weights and parquet tables, which DVC's cache has,
-        are logged as digests, unless `runtime.copy_outs` asks for copies of weights and tables.
-
-        Args:
-            stage: Stage, whose folder has the outputs that are logged as more than digests.
-            outs: Digest of each output.
+        are logged as digests, unless `runtime.copy_outs` asks for copies of weights and tables. The stage's folder has
+        the other outputs.
         """
         metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
         points = read_curves(folder, stage.name, metrics)
@@ -168,8 +158,6 @@ def open_run(
     """Find the run of the state that `stage` makes, or create it; count the attempt.
 
     Args:
-        client: Client of the store.
-        stage: Stage of the run.
         tags: Process, commit and experiment.
         environment: Environment of the process; None for a run that is rebuilt.
         began: Start of the process in seconds; by default now.
@@ -227,8 +215,6 @@ def find_own_run(client: MlflowClient, stage: Identity, machine: str | None) -> 
     """Return the run of a state to continue, if there is one.
 
     Args:
-        client: Client of the store.
-        stage: Stage of the state.
         machine: Type of the machine that makes the state: then its run is returned, or an unfinished one of a rebuild.
             None for a rebuild: then the run with the same outputs, or an unfinished one of this type of machine; none
             that is open on another host.
