@@ -33,7 +33,7 @@ class Worker:
         self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `stop`)
         self._process = subprocess.Popen(
             (python, "-m", f"benchmarks.{module}", json.dumps(dataclasses.asdict(task))),
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            env={"JAX_PLATFORMS": "cpu", **os.environ},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

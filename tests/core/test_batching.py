@@ -93,11 +93,12 @@ def test_masked_values_have_no_effect_even_if_not_finite(poison: float) -> None:
 @given(SIZES)
 def test_map_batches_equals_the_unbatched_call(sizes: tuple[int, int]) -> None:
     num_examples, batch_size = sizes
-    left, right = np.arange(num_examples), np.arange(num_examples * 2.0).reshape(num_examples, 2)
+    left = np.arange(num_examples, dtype=np.int32)
+    right = np.arange(num_examples * 2, dtype=np.float32).reshape(num_examples, 2)
 
-    def function(left: np.ndarray, right: np.ndarray) -> dict[str, np.ndarray]:
+    def function(left: np.ndarray, right: np.ndarray) -> dict[str, jax.Array]:
         assert len(left) == len(right) == batch_size, "one shape of batch"
-        return {"sum": left + right.sum(axis=1), "right": right}
+        return {"sum": jnp.asarray(left + right.sum(axis=1)), "right": jnp.asarray(right)}
 
     parts = list(batching.map_batches(function, batch_size, left, right))
     joined = batching.join(parts)

@@ -29,7 +29,7 @@ from gradtrail.stages.common.dvc_cache import restoring_outs
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, remove_variables, require_jax
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.pipeline_file import Entry, StageSpec
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry, StageSpec
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError, is_store_fault, one_line
 from gradtrail.support.paths import SQLITE, private_folder, store_uri
@@ -342,7 +342,8 @@ def _logger(runtime: RuntimeConfig) -> Iterator[LoggerProcess | None]:
 
 def write_identity(journal: Path, stage: Identity) -> None:
     """Write the state of a journal and those before it, as later the working folder has others."""
-    entries = {name: dataclasses.asdict(stage.entry(name)) for name in stage.lineage}
+    names = [*stage.lineage, *([TRAIN] if stage.is_below_training else [])]  # `profile` reads only a training's params
+    entries = {name: dataclasses.asdict(stage.entry(name)) for name in names}
     pipeline = {name: dataclasses.asdict(spec) for name, spec in stage.pipeline.items()}
     write_json(journal / IDENTITY, {"name": stage.name, "entries": entries, "pipeline": pipeline})
 

@@ -142,16 +142,20 @@ def _create_experiment(client: MlflowClient, name: str) -> Experiment:
 def _create_database(uri: str) -> None:
     """Create the database under another name and rename it, so that no process opens an incomplete one."""
     path = database_path(uri)
-    if path.is_file():
+    if _has_content(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with store_lock(uri):
-        if path.is_file():
+        if _has_content(path):
             return
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
         with atomic_file(path) as temporary:
             SqlAlchemyStore(f"{SQLITE}{temporary}", str(_artifact_folder(uri))).engine.dispose()
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0  # SQLite makes an empty file for whoever opens it
 
 
 def _artifact_folder(uri: str) -> Path:

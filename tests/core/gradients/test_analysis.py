@@ -58,7 +58,7 @@ WEIGHTS = TRAJECTORY.weights
 @functools.cache
 def passes(largest: int = 16) -> GradientPasses:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradient_passes, "_LARGEST_BATCH", largest)
+        patch.setattr(gradient_passes, "_LARGEST_BATCH", {"cpu": largest, "gpu": largest})
         return compile_passes(MODEL, SMOOTHING, 2, compiler=new_compiler())
 
 

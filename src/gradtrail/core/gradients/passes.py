@@ -1,7 +1,7 @@
 """The passes over a data set that an analysis of gradients consists of, each compiled once, for a single device.
 
-Microbatch sizes follow from the network alone, by fixed budgets of memory: no setting of the machine changes them, and
-so none changes a result.
+Microbatch sizes follow from the network and the kind of device, by fixed budgets of memory: no setting of the machine
+changes them, and so none changes a result.
 """
 
 import functools
@@ -19,8 +19,10 @@ from gradtrail.core.gradients.scores import abstract_batch, compile_score
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, compile_within
 
-_LARGEST_BATCH = 512  # examples: larger batches are no faster
-_TEMPORARY_BYTES = 24 * 2**20  # temporary arrays of a microbatch: more than fits into a CPU's caches is slower
+# By kind of device: largest number of examples in a microbatch, and bytes of its temporary arrays. A CPU is slower with
+# more than fits into its caches; a GPU, measured on an H200, is slower with less than 4,096 examples of an MLP.
+_LARGEST_BATCH = {"cpu": 512, "gpu": 4096}
+_TEMPORARY_BYTES = {"cpu": 24 * 2**20, "gpu": 2**30}
 _FEWEST_SUMMED = 8  # smallest microbatch of a sum, whatever its memory
 _FLOPS_PER_BYTE = 10  # FLOPs in the time of one byte of memory traffic, as measured on CPUs
 
@@ -102,9 +104,11 @@ def compile_passes(model: Model, label_smoothing: float, num_others: int, *, com
         mask = jax.ShapeDtypeStruct((rows,), bool)
         return compiler.compile("sum_grads", sums, params, *abstract_batch(model, rows), mask)
 
+    device = "cpu" if jax.default_backend() == "cpu" else "gpu"
+
     def largest(compile_at: Callable[[int], CompiledFunction], *, at_least: int = 1) -> Pass:
         """Compile a function for the largest microbatch within the budget."""
-        compiled, rows = compile_within(_TEMPORARY_BYTES, _LARGEST_BATCH, compile_at, at_least=at_least)
+        compiled, rows = compile_within(_TEMPORARY_BYTES[device], _LARGEST_BATCH[device], compile_at, at_least=at_least)
         return Pass(function=compiled, batch_size=rows)
 
     return GradientPasses(

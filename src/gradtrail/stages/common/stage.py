@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 
 from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.dvc_cache import restoring_outs
-from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, refuse_variables, set_up_jax
+from gradtrail.stages.common.environment import (
+    EnvironmentConfig,
+    RuntimeConfig,
+    compute_in_float32,
+    refuse_variables,
+    set_up_jax,
+)
 from gradtrail.stages.common.files import Stamps, changed_files, read_json, stamps_of, write_json, writing_outs
 from gradtrail.stages.common.params import PARAMS, VERSIONS, flatten, load_section, require_recorded_versions, validate
 from gradtrail.stages.common.pipeline_file import Entry, StageSpec, is_code, live_entry, read_pipelines
@@ -162,6 +168,15 @@ class Stage:
         """Set up JAX in a stage that imports it after its start."""
         set_up_jax(self.params(EnvironmentConfig, "environment"), self.runtime)
 
+    def connect(self, *, is_shared: bool) -> None:
+        """Meet the other processes of the stage, or refuse them unless it is shared; JAX finds its devices."""
+        if is_shared:
+            join(self.runtime.join_seconds)
+        else:
+            refuse_followers(self.name)
+        if self.computes:
+            compute_in_float32()
+
     @contextlib.contextmanager
     def writing_outs(self) -> Iterator[Path]:
         """Yield a folder to write all outputs to; they are moved into place together, once all are written.
@@ -219,10 +234,7 @@ def run_stage(
                 require_full_clone(root())
             require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
             stage.set_up()
-            if follow is None:
-                refuse_followers(name)
-            else:
-                join(stage.runtime.join_seconds)
+            stage.connect(is_shared=follow is not None)
             with stopping_on_signals(f"stopped; `dvc repro` restarts {name}"):
                 (follow if follow and is_follower() else main)(stage)
         if not is_follower():
