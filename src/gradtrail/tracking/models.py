@@ -120,7 +120,7 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
     metrics, weights = evaluation.data.metrics, evaluation.data.params.get("evaluate.weights")
     temperature = metrics.get("eval/ensemble_temperature", metrics.get("eval/temperature", math.nan))
     for model in models_of(client, train):
-        is_calibrated = math.isclose(float(model.tags[_TEMPERATURE]), temperature, rel_tol=1e-5)
+        is_calibrated = math.isclose(float(model.tags[_TEMPERATURE]), temperature, rel_tol=1e-3)  # four digits
         if is_calibrated and model.tags[WEIGHTS] == weights and model.status == LoggedModelStatus.READY:
             # MLflow keeps one input of a model, however often it is logged.
             client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
