@@ -148,7 +148,7 @@ def test_moved_project_works_in_its_new_place(finished: Project, tmp_path: Path)
     (tmp_path / NAME).mkdir()
     moved = Project(Path(shutil.move(project.folder, tmp_path / NAME)))
     assert moved.sync().splitlines() == [
-        f"moved or copied from {project.folder}: the artifacts of 4 runs in MLflow now name {moved.folder}",
+        f"moved or copied from {project.folder}: the artifacts in MLflow now name {moved.folder}",
         "4 runs present",
     ]
     assert all(location.startswith(quoted(moved.folder)) for location in locations(moved))
