@@ -24,7 +24,7 @@ from small_project import make_small_project
 
 from gradtrail.stages.common import stage as stage_module
 from gradtrail.stages.common.stage import Stage
-from gradtrail.tracking import journal, logger
+from gradtrail.tracking import journal, logger, state
 from gradtrail.tracking import store as client_module
 from gradtrail.tracking.journal import READY, REPORTED, Journal, LoggerProcess, report_fault, tracked
 from gradtrail.tracking.logger import RunLog, log_journals, sample_system
@@ -98,7 +98,7 @@ def write_all(run: Journal, weights: str = "weights") -> None:
     run.timings(classes=10)
     Path("models").mkdir(exist_ok=True)
     Path("models/final.safetensors").write_text(weights)
-    about = {"dataset": "words", "dataset_digest": "0" * 64, "loss": 2}
+    about = {"dataset": "words", "dataset_digest": "0" * 64, "loss": 2, "validation_accuracy": 0.5}
     Path("results/metrics").mkdir(parents=True, exist_ok=True)
     Path("results/metrics/train.json").write_text(json.dumps(about))
     run.outs()
@@ -245,7 +245,7 @@ def test_journal_of_a_killed_stage_is_logged_as_killed(stage: Stage) -> None:
 def test_journal_of_a_running_stage_is_left_alone(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     with tracked(stage) as run:
         lock = next(Path(".gradtrail/locks").glob(f"train-{run.folder.parent.name}*"))
-        monkeypatch.setattr(logger, "FileLock", lambda path: FileLock(path, is_singleton=False))
+        monkeypatch.setattr(state, "FileLock", lambda path: FileLock(path, is_singleton=False))
         assert lock.exists()
         assert log_journals() == []
         assert run.folder.exists()

@@ -40,15 +40,7 @@ from gradtrail.tracking.runs import (
 )
 from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
 from gradtrail.tracking.store import experiment_id, open_store
-from gradtrail.tracking.stored_run import (
-    REBUILT,
-    REPLACED,
-    Execution,
-    close_dead_runs,
-    find_own_run,
-    open_run,
-    remove_run,
-)
+from gradtrail.tracking.stored_run import REBUILT, REPLACED, close_dead_runs, find_own_run, open_run, remove_run
 from gradtrail.tracking.tags import is_of_this_host, outputs, process_tags
 
 MISRECORDED = "misrecorded_as"  # tag of a run: states that DVC recorded for its outputs by mistake
@@ -121,7 +113,7 @@ class States:
             self.known.add(stage.state)
             result = stage.state, sha256_of(stage.out_digests())
             if result not in self._run_ids:
-                self._run_ids[result] = None if self._is_misrecorded(stage) else self._run_id(stage)
+                self._run_ids[result] = self._run_id(stage)
             if run_id := self._run_ids[result]:
                 run_ids[stage.name] = run_id
             if EXPORT in stage.spec.outs and stage.name in run_ids and TRAIN in run_ids:
@@ -206,6 +198,8 @@ class States:
         return executed
 
     def _run_id(self, stage: Identity) -> str | None:
+        if self._is_misrecorded(stage):
+            return None
         run = find_equivalent_run(self.index, stage)
         return run.info.run_id if run else self._rebuild(stage)
 
@@ -227,9 +221,8 @@ class States:
                 self.index.refresh([began.info.run_id])
                 return str(began.info.run_id)
             try:
-                execution = Execution(tags=process_tags() | recorded_origin(stage))
-                stored = open_run(self._client, stage, execution)
-                stored.describe(stage, execution)
+                stored = open_run(self._client, stage, process_tags() | recorded_origin(stage))
+                stored.describe(stage)
                 stored.log_outs(stage, stage.out_digests())
             except UserError as error:
                 _warn(stage, f"no run can be rebuilt ({error})")

@@ -28,14 +28,14 @@ _SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
 
 def environment() -> dict[str, Any]:
     """Return the processor, memory, accelerators, packages and switches of this process, as plain values."""
-    processor = _processor()
+    processor, driver = _processor(), _DRIVER.search(_text("/proc/driver/nvidia/version"))
     processor["features"] = sorted(name for name in processor.pop("flags") if _FEATURES.fullmatch(name))
     return {
         "machine": machine_key(),
         "processor": processor | _cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "accelerators": _accelerators(),
-        "driver": _driver(),
+        "driver": driver[1] if driver else "",  # version of NVIDIA's kernel module
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": _versions(),
@@ -73,12 +73,6 @@ def _accelerators() -> list[str]:
     jax = sys.modules.get("jax")
     devices = jax.local_devices() if jax else []
     return sorted({str(device.device_kind) for device in devices if device.platform != "cpu"})
-
-
-def _driver() -> str:
-    """Return the version of NVIDIA's kernel module; empty if there is none."""
-    match = _DRIVER.search(_text("/proc/driver/nvidia/version"))
-    return match[1] if match else ""
 
 
 def _text(path: str) -> str:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 EVENTS, SYSTEM = "events.jsonl", "system.jsonl"  # what the stage says; the use of processor and memory
 IDENTITY, OUTS = "identity.json", "outs"  # the state and those before it; digests and copies of the outputs
+DIFF = "git.diff"  # changes in the working folder, if there are any
 READY = "ready"  # file that a logger makes after importing MLflow; later delays are the store's
 REPORTED = 3  # exit status of a logger after a fault that it reported
 EXPORT = "models/export"
@@ -153,21 +154,16 @@ class LoggerProcess:
 
 
 class Journal:
-    """The journal of one execution of a stage.
-
-    Args:
-        stage: Stage, which computes its state once.
-        logger: Process that logs the journal; None without tracking: then nothing is written.
-    """
+    """The journal of one execution of a stage."""
 
     def __init__(self, stage: Identity, logger: LoggerProcess | None):
         self.stage = stage
-        self._logger = logger
+        self.folder = Path()
+        self._logger = logger  # None without tracking: then nothing is written
         self._is_broken = False
         self._num_files = 0
         self._timings = dict[str, Any]()
         self._at_end: list[Callable[[], object]] = []
-        self.folder = Path()
 
     @property
     def is_open(self) -> bool:
@@ -183,14 +179,14 @@ class Journal:
             self.folder = private_folder() / "journal" / self.stage.state[:32] / attempt
             self.folder.mkdir(parents=True)
             origin = origin_tags()
-            has_diff = origin.get("git.dirty") == "true" and write_diff(self.folder / "git.diff")
+            if origin.get("git.dirty") == "true":
+                write_diff(self.folder / DIFF)
             self._write(
                 "begin",
                 stage=self.stage.name,
                 entry=dataclasses.asdict(self.stage.entry(self.stage.name)),
                 environment=environment(),
                 tags=process_tags() | origin,
-                has_diff=has_diff,
                 system_metrics=self.stage.runtime.system_metrics,
             )
             self._logger.follow(self.folder)
@@ -204,15 +200,12 @@ class Journal:
         Each attempt adds a point to the metrics of compiling: cold at first, from the cache later.
         """
         with self.best_effort():
-            self._write("metrics", values={name: float(value) for name, value in values.items()})
+            self._write("metrics", values=dict(values))
 
     def curves(self, points: Mapping[str, Mapping[int, float]]) -> None:
         """Log many points at once, without a prefix: name → step → value."""
         with self.best_effort():
-            pairs = {
-                name: [(int(step), float(value)) for step, value in curve.items()] for name, curve in points.items()
-            }
-            self._write("curves", points=pairs)
+            self._write("curves", points={name: list(curve.items()) for name, curve in points.items()})
 
     def files(self, path: Path, under: str) -> None:
         """Log a file, or the files of a folder, as they are now, as artifacts; they replace earlier ones."""
@@ -281,7 +274,7 @@ class Journal:
     def _write(self, event: str, **values: Any) -> None:
         if self._logger is None or (self._is_broken and event != "end"):
             return
-        line = json.dumps({"event": event, "time": time.time(), **values})
+        line = json.dumps({"event": event, "time": time.time(), **values}, default=float)  # scalars of NumPy and JAX
         with (self.folder / EVENTS).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
@@ -311,7 +304,7 @@ def tracked(stage: Stage) -> Iterator[Journal]:
         off = "MLflow would get the trace, and runtime.tracking is off"
         why = off if stage.computes else "this stage calls no functions of JAX"
         print(f"{stage.name}: runtime.trace: no trace: {why}", file=sys.stderr)
-    with state_lock(identity), _logger(stage.runtime) as logger:
+    with state_lock(identity.name, identity.state), _logger(stage.runtime) as logger:
         journal = Journal(identity, logger)
         journal.begin()
         work_began = time.time()
@@ -396,15 +389,13 @@ def is_referenced(stage: Stage, out: str) -> bool:
 
 def report_fault(error: Exception) -> None:
     """Print a warning for a fault of the store or the system, a traceback and a line for a bug."""
-    reason = (
-        str(error)
-        if isinstance(error, UserError)
-        else f"MLflow's store failed ({type(error).__name__}: {one_line(error)[:200]})"
-    )
-    if not (is_store_fault(error) or isinstance(error, UserError)):
+    if isinstance(error, UserError):
+        warn(str(error))
+    elif is_store_fault(error):
+        warn(f"MLflow's store failed ({type(error).__name__}: {one_line(error)[:200]})")
+    else:
         traceback.print_exception(error)
-        reason = "logging to MLflow failed because of the bug above"
-    warn(reason)
+        warn("logging to MLflow failed because of the bug above")
 
 
 def warn(reason: str) -> None:

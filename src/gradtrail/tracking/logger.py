@@ -29,7 +29,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
+from mlflow import MlflowClient
 from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 
@@ -38,6 +39,7 @@ from gradtrail.stages.common.pipeline_file import Entry
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import private_folder
 from gradtrail.tracking.journal import (
+    DIFF,
     EVENTS,
     EXPORT,
     IDENTITY,
@@ -51,18 +53,10 @@ from gradtrail.tracking.journal import (
     write_identity,
 )
 from gradtrail.tracking.names import metric_name
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import Identity, lock_file
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.stored_run import (
-    REPLACED,
-    Execution,
-    Points,
-    StoredRun,
-    attempt_file,
-    continue_run,
-    open_run,
-    remove_run,
-)
+from gradtrail.tracking.stored_run import REPLACED, Points, StoredRun, attempt_file, continue_run, open_run, remove_run
+from gradtrail.tracking.tags import outputs
 
 Event = dict[str, Any]
 _RUN = "run.json"  # the run that a logger opened for the journal
@@ -156,41 +150,44 @@ class RunLog:
                 raise ValueError(f"no such event: {event}")
 
     def _open(self, begin: Event) -> None:
+        self._begin = begin
         if self._is_live:
             name = begin["stage"]
             self._stage = Identity(name, read_entries={name: Entry(**begin["entry"])})
             write_identity(self._journal, self._stage)
         else:
             self._stage = read_identity(self._journal)
-        diff = self._journal / "git.diff" if begin["has_diff"] else None
-        self._execution = Execution(
-            tags=begin["tags"], environment=begin["environment"], diff=diff, began=begin["time"]
-        )
         client, opened = open_store(), self._journal / _RUN
         stored = continue_run(client, self._stage, **json.loads(opened.read_bytes())) if opened.exists() else None
-        self._use(stored or open_run(client, self._stage, self._execution))
+        self._use(stored or self._open_run(client))
         if EXPORT in self._stage.spec.outs:  # it will log a model: import this now, while the stage works
             with warnings.catch_warnings(action="ignore"):  # about types in a module of MLflow itself
                 importlib.import_module("mlflow.pyfunc")
+
+    def _open_run(self, client: MlflowClient, *, is_new: bool = False) -> StoredRun:
+        begin = self._begin
+        return open_run(client, self._stage, begin["tags"], begin["environment"], began=begin["time"], is_new=is_new)
 
     def _use(self, stored: StoredRun) -> None:
         """Log to a run from now on."""
         self._stored = stored
         write_json(self._journal / _RUN, {"run_id": stored.run_id, "attempt": stored.attempt})
-        stored.describe(self._stage, self._execution)
+        stored.describe(self._stage, self._begin["environment"])
+        if (diff := self._journal / DIFF).exists():
+            stored.log_files(diff)
 
     def _close(self, status: str, ended: float) -> None:
         """Close the run; that of a state which another attempt finished stays as it is."""
-        is_finished = not self._is_live and self._stored.has_outs
-        self._stored.client.set_terminated(
-            self._stored.run_id, "FINISHED" if is_finished else status, int(ended * 1000)
-        )
+        client, run_id = self._stored.client, self._stored.run_id
+        if not self._is_live and outputs(client.get_run(run_id).data.tags):
+            status = "FINISHED"
+        client.set_terminated(run_id, status, int(ended * 1000))
         self._is_finished = True
 
-    def _as_points(self, values: dict[str, float]) -> dict[str, dict[int, float]]:
+    def _as_points(self, values: dict[str, float]) -> Points:
         """Return metrics as points; each attempt adds a point to the metrics of compiling."""
-        again = self._stored.attempt - 1
-        steps = {key: again if key.startswith("compile/") else 0 for key in values}
+        last = self._stored.attempt - 1
+        steps = {key: last if key.startswith("compile/") else 0 for key in values}
         return {metric_name(self._stage.name, key): {steps[key]: value} for key, value in values.items()}
 
     def _log_outs(self) -> None:
@@ -210,7 +207,7 @@ class RunLog:
         """Replace the run of earlier attempts, which wrote other bytes: no run mixes two results."""
         print(f"{self._stage.name}: an earlier attempt wrote other bytes; a new run replaces its run", file=sys.stderr)
         client, replaced = self._stored.client, self._stored.run_id
-        self._use(open_run(client, self._stage, self._execution, is_new=True))
+        self._use(self._open_run(client, is_new=True))
         for event in itertools.takewhile(lambda event: event["event"] != "outs", Events(self._journal / EVENTS).new()):
             if event["event"] != "begin":
                 self._handle(event)
@@ -238,9 +235,8 @@ def log_journals() -> list[str]:
         begin = next(Events(journal / EVENTS).new(), None)
         if begin is None:  # the stage is just beginning it, or was killed as it did
             continue
-        lock = FileLock(private_folder() / "locks" / f"{begin['stage']}-{journal.parent.name}.lock")
         try:
-            with lock.acquire(timeout=0):
+            with lock_file(begin["stage"], journal.parent.name).acquire(timeout=0):
                 if (journal / IDENTITY).exists():
                     RunLog(journal, is_live=False).log()
                     logged.append(begin["stage"])

@@ -40,7 +40,7 @@ from gradtrail.stages.common.pipeline_file import (
     stages_below_training,
 )
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import GitError, blob_ids, blobs, git, git_bytes
+from gradtrail.support.git import GitError, blob_ids, git, git_bytes
 from gradtrail.support.paths import private_folder, working_folder
 from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
 
@@ -67,15 +67,15 @@ class RecordedStates:
         pipeline, entries = self.snapshots[-1].pipeline, [*run_cache_entries().values()]
         locked = [section for snapshot in self.snapshots for section in snapshot.lock.values()]
         made: dict[str, list[Section]] = defaultdict(list)
-        unknown: dict[str, tuple[str, Section]] = {}
         for section in (*locked, *entries):
             made[_stage_of(section, pipeline)].append(section)
-        for stage, section in ((_stage_of(section, pipeline), section) for section in entries):
+        locks: dict[str, dict[str, Section]] = {}  # state → lock
+        for section in entries:
+            stage = _stage_of(section, pipeline)
             is_complete = stage and all(is_here(out, md5) for out, md5 in output_digests(section).items())
-            if is_complete and not is_known(key := state_key(stage, locked_entry(section))):
-                unknown.setdefault(key, (stage, section))
-        locks = (_lineage(stage, section, made, pipeline) for stage, section in unknown.values())
-        return [Snapshot(pipeline=pipeline, lock=lock) for lock in locks if lock]
+            if is_complete and not is_known(key := state_key(stage, locked_entry(section))) and key not in locks:
+                locks[key] = _lineage(stage, section, made, pipeline)
+        return [Snapshot(pipeline=pipeline, lock=lock) for lock in locks.values() if lock]
 
 
 def recorded_states() -> RecordedStates:
@@ -153,15 +153,6 @@ def consistent_stages(snapshot: Snapshot) -> Iterator[Identity]:
 def last_stage(snapshot: Snapshot) -> Identity:
     """Return the last stage in the lock of a snapshot: for one from the run-cache, the stage of the entry."""
     return Identity(list(snapshot.lock)[-1], from_lock=True, snapshot=snapshot)
-
-
-def has_files(stage: Identity, *, commit: str = "") -> bool:
-    """Whether DVC's cache, the working folder or, if given, a commit has all outputs of a stage."""
-    missing = {out: md5 for out, md5 in stage.out_digests().items() if not is_here(out, md5)}
-    committed = blobs(commit, missing) if missing and commit else {}
-    return missing == {
-        out: hashlib.md5(content, usedforsecurity=False).hexdigest() for out, content in committed.items()
-    }
 
 
 def recorded_origin(stage: Identity) -> dict[str, str]:

@@ -222,13 +222,13 @@ class PlannedStages:
         return self._digests[dep]
 
 
-def state_lock(stage: Identity) -> AbstractContextManager[None]:
-    """Hold the lock of the state that a stage is about to make; see `lock_of`."""
-    return lock_of(stage.name, stage.state)
+def lock_file(stage: str, state: str) -> FileLock:
+    """Return the lock of a state, not acquired."""
+    return FileLock(private_folder() / "locks" / f"{stage}-{state[:32]}.lock")
 
 
 @contextlib.contextmanager
-def lock_of(stage: str, state: str) -> Iterator[None]:
+def state_lock(stage: str, state: str) -> Iterator[None]:
     """Hold the lock of a state; if another process holds it, print that and wait.
 
     Two processes would write the same outputs, and log every point of a curve twice. The operating system releases the
@@ -236,9 +236,7 @@ def lock_of(stage: str, state: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            folder = private_folder() / "locks"
-            folder.mkdir(exist_ok=True)
-            lock = FileLock(folder / f"{stage}-{state[:32]}.lock")
+            lock = lock_file(stage, state)
             try:
                 lock.acquire(timeout=0)
             except Timeout:
@@ -246,8 +244,6 @@ def lock_of(stage: str, state: str) -> Iterator[None]:
                 lock.acquire()
             stack.callback(lock.release)
         except OSError as error:
-            reason = one_line(error)
-            print(
-                f"warning: {stage}: the state could not be locked against a second process: {reason}", file=sys.stderr
-            )
+            why = f"the state could not be locked against a second process: {one_line(error)}"
+            print(f"warning: {stage}: {why}", file=sys.stderr)
         yield

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,7 @@ from gradtrail.stages.artifacts.data_files import DIGEST_LENGTH
 from gradtrail.stages.common.params import PARAMS, active_params
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.artifacts import (
-    announce_tables,
-    log_results,
-    log_small_figure,
-    read_curves,
-)
+from gradtrail.tracking.artifacts import announce_tables, log_results, log_small_figure, read_curves
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.models import EXPORT, delete_models, log_export
 from gradtrail.tracking.names import COMPILED, FIGURES, NOTE, note, rounded, run_metrics, run_name, summary_in
@@ -40,47 +34,28 @@ REBUILT, REPLACED = "rebuilt", "replaced_by"
 _WEIGHTS = "models/"
 _LINEAGE = "lineage.json"
 _PAGE = ".html"  # suffix of an output that is a single page
+Environment = Mapping[str, Any]  # as `environment` returns it
 Points = Mapping[str, Mapping[int, float]]  # name → step → value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """What a run says of the process that makes its state, or of the records that it is rebuilt from."""
-
-    tags: Mapping[str, str]  # process, commit and experiment
-    environment: Mapping[str, Any] | None = None  # None for a run that is rebuilt
-    diff: Path | None = None  # changes in the working folder
-    began: float = field(default_factory=time.time)
-
-
 class StoredRun:
-    """A run in the store.
+    """A run in the store, from its content before an attempt; without `has_points` it is new."""
 
-    Args:
-        client: Client of the store.
-        run_id: Id of the run.
-        attempt: Number of executions of the state, this one included.
-        outs: Digests of the outputs that it has, of earlier attempts.
-        has_points: True if the run may have points of metrics.
-    """
-
-    def __init__(self, client: MlflowClient, run_id: str, attempt: int, outs: Mapping[str, str], *, has_points: bool):
+    def __init__(self, client: MlflowClient, run: Run, attempt: int, *, has_points: bool):
         self.client = client
-        self.run_id = run_id
-        self.attempt = attempt
-        self.outs = outs
+        self.run_id = run.info.run_id
+        self.attempt = attempt  # number of executions of the state, this one included
+        self.outs = outputs(run.data.tags)  # digests of the outputs of earlier attempts
         self._has_points = has_points
         self._logged: dict[str, set[int]] = {}
 
-    def describe(self, stage: Identity, execution: Execution) -> None:
-        """Log what made the run: its params and states as files, the environment, and changes in the working folder."""
+    def describe(self, stage: Identity, environment: Environment | None = None) -> None:
+        """Log what made the run: its params and states as files, and the environment."""
         self.client.log_dict(self.run_id, stage.describe_lineage(), _LINEAGE)
         sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
         self.client.log_dict(self.run_id, {key: value for one in sections for key, value in one.items()}, str(PARAMS))
-        if execution.environment:
-            self.client.log_dict(self.run_id, dict(execution.environment), attempt_file("environment", self.attempt))
-        if execution.diff:
-            self.client.log_artifact(self.run_id, str(execution.diff))
+        if environment:
+            self.client.log_dict(self.run_id, dict(environment), attempt_file("environment", self.attempt))
 
     def log_points(self, *timed: tuple[Points, float]) -> None:
         """Log metrics, each with its time, in one request; points that the run already has stay."""
@@ -100,11 +75,8 @@ class StoredRun:
         """Log the outputs of the stage, from the files.
 
         An export is logged as a model of its training's run. Data, weights and parquet tables, which DVC's cache has,
-        are logged as digests, unless `runtime.copy_outs` asks for copies of weights and tables.
-
-        Args:
-            stage: Stage, whose folder has the outputs that are logged as more than digests.
-            outs: Digest of each output.
+        are logged as digests, unless `runtime.copy_outs` asks for copies of weights and tables. The stage's folder has
+        the other outputs.
         """
         metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
         points = read_curves(folder, stage.name, metrics)
@@ -114,7 +86,7 @@ class StoredRun:
         log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
         for out in stage.spec.outs:
             if out.endswith(_PAGE):
-                self.client.log_artifact(self.run_id, str(stage.folder / out))
+                self.log_files(stage.folder / out)
         self._log_dataset(stage, metrics)
         for out in stage.spec.outs if stage.runtime.copy_outs else ():
             if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of the epochs are DVC's alone
@@ -131,27 +103,22 @@ class StoredRun:
             log_small_figure(self.client, self.run_id, figure)
         self._write_note(folder / "summary.md")
 
-    @property
-    def has_outs(self) -> bool:
-        """Whether the run has the digests of outputs by now."""
-        return bool(outputs(self.client.get_run(self.run_id).data.tags))
-
     def link_runs(self) -> None:
         """Link the run to its parent and children, and close the runs of processes that no longer exist."""
         runs = StoredRuns(self.client)
         link_runs(self.client, self.client.get_run(self.run_id), runs)
         close_dead_runs(self.client, runs.running())
 
-    def log_files(self, path: Path, under: str) -> None:
+    def log_files(self, path: Path, under: str = "") -> None:
         """Log a file, or the files of a folder, as artifacts."""
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
-        log(self.run_id, str(path), under)
+        log(self.run_id, str(path), under or None)
         if under == COMPILED.parent.as_posix():
             announce_tables(self.client, self.run_id, [COMPILED.as_posix()])
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set several tags in one request."""
-        self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        self.client.log_batch(self.run_id, tags=[RunTag(*pair) for pair in tags.items()])
 
     def _steps(self, name: str) -> set[int]:
         """The steps at which the run has a value, of an earlier attempt or of this one."""
@@ -171,55 +138,58 @@ class StoredRun:
         is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
         source = json.dumps({"uri": "data/processed" if is_split else "data/raw"})
         name = metrics["dataset"]
-        if (
-            is_split and stage.experiment == "data"
-        ):  # MLflow keeps the first source of a name and digest, that of `fetch`
-            name = f"{name} splits"
+        if is_split and stage.experiment == "data":
+            name = f"{name} splits"  # MLflow keeps the first source of a name and digest, that of `fetch`
         dataset = Dataset(name, metrics["dataset_digest"][:DIGEST_LENGTH], "local", source)
         context = "training" if stage.name == "train" else stage.name
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
 
-def open_run(client: MlflowClient, stage: Identity, execution: Execution, *, is_new: bool = False) -> StoredRun:
+def open_run(
+    client: MlflowClient,
+    stage: Identity,
+    tags: Mapping[str, str],
+    environment: Environment | None = None,
+    *,
+    began: float | None = None,
+    is_new: bool = False,
+) -> StoredRun:
     """Find the run of the state that `stage` makes, or create it; count the attempt.
 
     Args:
-        client: Client of the store.
-        stage: Stage of the run.
-        execution: What makes the state, or its records if the run is rebuilt.
+        tags: Process, commit and experiment.
+        environment: Environment of the process; None for a run that is rebuilt.
+        began: Start of the process in seconds; by default now.
         is_new: True if a run is created in any case.
     """
     experiment = experiment_id(client, stage.experiment)
-    environment = execution.environment
+    tags = dict(tags)
+    if environment:
+        tags |= {"machine": environment["machine"], "jax": environment["packages"].get("jax", "")}
     with store_lock(client.tracking_uri):  # until the run names its process: no other process closes or removes it
-        machine = str(environment["machine"]) if environment else None
-        existing = None if is_new else find_own_run(client, stage, machine)
+        existing = None if is_new else find_own_run(client, stage, tags.get("machine"))
         run = existing or client.create_run(
             experiment,
-            start_time=int(execution.began * 1000),
-            tags=_first_tags(client, stage) | dict(execution.tags),
+            start_time=int((began or time.time()) * 1000),
+            tags=_first_tags(client, stage) | tags,
             run_name=run_name(stage),
         )
         attempt = int(run.data.tags.get("attempts", 0)) + 1
-        tags = dict(execution.tags) | {"attempts": str(attempt)}
-        tags |= {"machine": machine, "jax": environment["packages"].get("jax", "")} if environment and machine else {}
+        tags |= {"attempts": str(attempt)}
         read = active_params(stage_params(stage)).items()
         params = [Param(key, param_text(value)) for key, value in read if key not in run.data.params]
-        client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
+        client.log_batch(run.info.run_id, params=params, tags=[RunTag(*pair) for pair in tags.items()])
         if existing:
             client.update_run(run.info.run_id, status="RUNNING")
     if existing and REBUILT in existing.data.tags:
         client.delete_tag(run.info.run_id, REBUILT)
-    outs = outputs(run.data.tags)
-    return StoredRun(client, run.info.run_id, attempt, outs, has_points=existing is not None)
+    return StoredRun(client, run, attempt, has_points=existing is not None)
 
 
 def continue_run(client: MlflowClient, stage: Identity, run_id: str, attempt: int) -> StoredRun | None:
     """Return the run that an attempt opened before its logging ended; None if the store does not have it any more."""
-    run = next(iter(run for run in StoredRuns(client)({"state": stage.state}) if run.info.run_id == run_id), None)
-    if run is None:
-        return None
-    return StoredRun(client, run_id, attempt, outputs(run.data.tags), has_points=True)
+    run = next((run for run in StoredRuns(client)({"state": stage.state}) if run.info.run_id == run_id), None)
+    return StoredRun(client, run, attempt, has_points=True) if run else None
 
 
 def attempt_file(kind: str, attempt: int) -> str:
@@ -244,8 +214,6 @@ def find_own_run(client: MlflowClient, stage: Identity, machine: str | None) -> 
     """Return the run of a state to continue, if there is one.
 
     Args:
-        client: Client of the store.
-        stage: Stage of the state.
         machine: Type of the machine that makes the state: then its run is returned, or an unfinished one of a rebuild.
             None for a rebuild: then the run with the same outputs, or an unfinished one of this type of machine; none
             that is open on another host.

@@ -15,16 +15,11 @@ from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.stages.train.training import Training
 from gradtrail.tracking.artifacts import Curves, curves
 from gradtrail.tracking.journal import Journal
-from gradtrail.tracking.state import lock_of
+from gradtrail.tracking.state import state_lock
 
 
 class TrainingLog:
-    """Logs a training to its run: the listener that `Training.run` takes.
-
-    Args:
-        run: Run of the training.
-        training: The training, compiled.
-    """
+    """Logs a compiled training to its run: the listener that `Training.run` takes."""
 
     def __init__(self, run: Journal, training: Training):
         self._run = run
@@ -34,7 +29,7 @@ class TrainingLog:
     def member(self, training: Training, seeds: MemberSeeds) -> Iterator[Checkpoints]:
         """Yield the checkpoints of a network; those of one of several stay, for trainings with other members."""
         stage, state = self._run.stage, self._run.stage.member_state(dataclasses.asdict(seeds))
-        with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # its lock is held
+        with state_lock(stage.name, state) if state != stage.state else contextlib.nullcontext():  # its lock is held
             checkpoints = training.checkpoints(state, user=stage.state)
             is_kept = training.config.members > 1 or checkpoints.is_complete
             if checkpoints.has_checkpoints:
@@ -57,8 +52,8 @@ class TrainingLog:
         program = self._training.program
         with self._run.best_effort():
             records = redacted_steps(jax.device_get(chunk.records), self._training.config.privacy)
-            public_chunk = dataclasses.replace(chunk, records=records)
-            self._run.curves(curves_of_steps(public_chunk, program.steps_per_epoch, program.num_steps))
+            steps = step_table([records], before=(chunk.epoch - 1) * program.steps_per_epoch)
+            self._run.curves(curves(epoch_table([]), steps[steps["step"] <= chunk.step], program.num_steps))
 
 
 def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] = ()) -> Curves:
@@ -66,10 +61,3 @@ def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] 
     steps_before = sum(len(part.loss) for part in history.steps[:-1])
     epochs = epoch_table(history.epochs[-1:], epsilons)
     return curves(epochs, step_table(history.steps[-1:], before=steps_before), planned_steps)
-
-
-def curves_of_steps(chunk: Chunk, steps_per_epoch: int, planned_steps: int) -> Curves:
-    """Return the curves of the steps of an unfinished epoch."""
-    before = (chunk.epoch - 1) * steps_per_epoch
-    steps = step_table([jax.device_get(chunk.records)], before=before)
-    return curves(epoch_table([]), steps[steps["step"] <= chunk.step], planned_steps)
