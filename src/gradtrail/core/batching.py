@@ -130,10 +130,7 @@ def map_batches(
             parts = [array[start : start + batch_size] for array in arrays]
             count = len(parts[0])
             filled = [np.concatenate([part, np.repeat(part[:1], batch_size - count, axis=0)]) for part in parts]
-            results = function(*filled)
-            for rows in results.values():
-                rows.copy_to_host_async()
-            yield results, count
+            yield jax.copy_to_host_async(function(*filled)), count
 
     for results, count in overlapped(dispatch()):
         yield {name: np.asarray(rows)[:count] for name, rows in results.items()}
