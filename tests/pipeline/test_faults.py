@@ -130,7 +130,7 @@ def test_a_full_disk_under_the_store_costs_a_warning(project: Project) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert output.startswith("warning: MLflow's store failed (")
-    assert "`gradtrail sync` rebuilds this run later" in output
+    assert "`gradtrail sync` completes this run later" in output
     assert all_outs(project) == expected
 
 

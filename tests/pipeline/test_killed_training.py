@@ -68,12 +68,12 @@ from gradtrail.stages.common.stage import run_stage
 from pipeline.train import main
 run_stage(main, "train")
 """
-HISTORY, TRAIN, TRACKING = "gradtrail.core.train.history", "gradtrail.stages.train", "gradtrail.tracking.mlflow"
+HISTORY, TRAIN, TRACKING = "gradtrail.core.train.history", "gradtrail.stages.train", "gradtrail.tracking"
 KILLS = {
     "at a chunk": (HISTORY, "History", "check", 150, "before"),
     "while a checkpoint is written": (f"{TRAIN}.checkpoints", "Checkpoints", "_start", 2, "after"),
-    "between the outs and their log": (f"{TRACKING}.run", "TrackedRun", "outs", 1, "before"),
-    "while it waits for what is not logged": (f"{TRACKING}.run", "TrackedRun", "finish", 1, "before"),
+    "between the outs and their log": (f"{TRACKING}.journal", "Journal", "outs", 1, "before"),
+    "while it waits for what is not logged": (f"{TRACKING}.journal", "Journal", "end", 1, "before"),
 }
 
 

@@ -22,7 +22,7 @@ from gradtrail.core.profile.benchmark import MachineRates, measure_rates
 from gradtrail.core.xla.compile_log import Compilation, CompileLog
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, Wrapper
 from gradtrail.stages.common.files import scratch_folder, write_csv
-from gradtrail.stages.common.setup import only_compiler, set_up_cache
+from gradtrail.stages.common.setup import compute_in_float32, only_compiler, set_up_cache
 from gradtrail.support.errors import one_line
 from gradtrail.support.tracing import Recorder
 from gradtrail.tracking.journal import Journal
@@ -39,6 +39,7 @@ def compiling(run: Journal) -> Iterator[Compiler]:
     A stage compiles ahead of time, or computes on the host: a compilation that a call causes is a warning with the
     function's name, shapes and line of Python. So is a donated argument whose memory no result reuses.
     """
+    compute_in_float32()
     guard = only_compiler(set_up_cache()) if run.stage.runtime.compile_cache else None
     process, started = psutil.Process(), time.perf_counter()
     rss_before = process.memory_info().rss

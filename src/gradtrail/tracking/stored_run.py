@@ -79,9 +79,8 @@ class StoredRun:
         the other outputs.
         """
         metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
-        points = read_curves(folder, stage.name, metrics)
-        points |= {name: {0: value} for name, value in run_metrics(stage.name, metrics).items()}
-        self.log_points((points, time.time()))
+        single = {name: {0: value} for name, value in run_metrics(stage.name, metrics).items()}
+        self.log_points((single | read_curves(folder, stage.name, metrics), time.time()))
         costs = stage.folder / "results" / "costs" / f"{stage.name}.json"
         log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
         for out in stage.spec.outs:

@@ -163,12 +163,6 @@ def set_up_jax(environment: EnvironmentConfig, runtime: RuntimeConfig) -> None:
     os.environ["XLA_FLAGS"] = " ".join([*other_flags, *environment.xla_flags, _DETERMINISTIC])
 
 
-def compute_in_float32() -> None:
-    """Compute products of float32 in float32 on a GPU too, whose default is TF32; JAX looks for devices now."""
-    if _jax().default_backend() != "cpu":
-        _jax().config.update("jax_default_matmul_precision", "highest")
-
-
 def set_cpu_devices(count: int) -> None:
     """Split the processor into this many devices; must be called before JAX looks for devices."""
     _jax().config.update("jax_num_cpu_devices", count)

@@ -51,6 +51,12 @@ def set_up_cache() -> Path:
     return folder
 
 
+def compute_in_float32() -> None:
+    """Compute products of float32 in float32 on a GPU too, whose default is TF32; JAX looks for devices now."""
+    if jax.default_backend() != "cpu":
+        jax.config.update("jax_default_matmul_precision", "highest")
+
+
 def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextManager[None]]:
     """Return a context manager that locks a program while it is compiled, so that no other process compiles it too.
 
@@ -67,5 +73,6 @@ def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextMan
 
 def cached_compiler(runtime: RuntimeConfig) -> Compiler:
     """Return a compiler that uses the cache of compiled functions, if that is enabled."""
+    compute_in_float32()
     folder = set_up_cache() if runtime.compile_cache else None
     return Compiler(time.perf_counter, only_compiler(folder) if folder else None)

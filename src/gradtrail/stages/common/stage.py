@@ -19,7 +19,6 @@ from gradtrail.stages.common.dvc_cache import restoring_outs
 from gradtrail.stages.common.environment import (
     EnvironmentConfig,
     RuntimeConfig,
-    compute_in_float32,
     refuse_variables,
     set_up_jax,
 )
@@ -168,15 +167,6 @@ class Stage:
         """Set up JAX in a stage that imports it after its start."""
         set_up_jax(self.params(EnvironmentConfig, "environment"), self.runtime)
 
-    def connect(self, *, is_shared: bool) -> None:
-        """Meet the other processes of the stage, or refuse them unless it is shared; JAX finds its devices."""
-        if is_shared:
-            join(self.runtime.join_seconds)
-        else:
-            refuse_followers(self.name)
-        if self.computes:
-            compute_in_float32()
-
     @contextlib.contextmanager
     def writing_outs(self) -> Iterator[Path]:
         """Yield a folder to write all outputs to; they are moved into place together, once all are written.
@@ -234,7 +224,10 @@ def run_stage(
                 require_full_clone(root())
             require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
             stage.set_up()
-            stage.connect(is_shared=follow is not None)
+            if follow is None:
+                refuse_followers(name)
+            else:
+                join(stage.runtime.join_seconds)
             with stopping_on_signals(f"stopped; `dvc repro` restarts {name}"):
                 (follow if follow and is_follower() else main)(stage)
         if not is_follower():
