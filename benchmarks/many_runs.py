@@ -43,7 +43,6 @@ from gradtrail.tracking.tags import output_tags, state_tags
 STAGES = (TRAIN, "evaluate", "gradients", "profile")
 FIRST_SEED = 1000
 _ANY_SEED = 123456789
-_LOADER = YAML(typ="safe")
 ROWS = ("tags", "params", "metrics", "latest_metrics")  # tables with a row for each key of a run
 Content = dict[str, Any]
 
@@ -56,16 +55,16 @@ def other_locks(clone: Clone, seeds: range) -> tuple[dict[int, Content], list[st
     stages[TRAIN]["params"]["params.yaml"][TRAIN]["seed"] = _ANY_SEED
     outs = [entry["md5"].removesuffix(".dir") for name in STAGES for entry in stages[name]["outs"]]
     YAML().dump(content | {"stages": stages}, path)
-    template = path.read_text()
+    templates = json.dumps(stages), path.read_text()
     subprocess.run(["git", "checkout", "dvc.lock"], cwd=clone.folder, check=True, capture_output=True)
-    texts = []
-    for seed in seeds:
-        text = template.replace(str(_ANY_SEED), str(seed))
-        for md5 in outs:
-            text = text.replace(md5, hashlib.md5(f"{md5}{seed}".encode(), usedforsecurity=False).hexdigest())
-        texts.append(text)
-    parsed = (json.loads(json.dumps(_LOADER.load(text)["stages"])) for text in texts)
-    return dict(zip(seeds, parsed, strict=True)), texts
+
+    def changed(template: str, seed: int) -> str:
+        others = {md5: hashlib.md5(f"{md5}{seed}".encode(), usedforsecurity=False).hexdigest() for md5 in outs}
+        others[str(_ANY_SEED)] = str(seed)
+        return re.sub("|".join(others), lambda match: others[match[0]], template)
+
+    values = {seed: json.loads(changed(templates[0], seed)) for seed in seeds}
+    return values, [changed(templates[1], seed) for seed in seeds]
 
 
 def commit_locks(clone: Clone, texts: Iterable[str]) -> None:
@@ -205,7 +204,10 @@ def main() -> None:
         for number in options.trainings:
             fill(clone, range(begin, FIRST_SEED + number))
             begin = FIRST_SEED + number
-            results[number] = dict(measure(clone, options.rounds, folder))
+            results[number] = {}
+            for command, seconds in measure(clone, options.rounds, folder):
+                results[number][command] = seconds
+                print(f"{number:,} trainings: {command}: {seconds:.2f} s", flush=True)
     table = Table("command", *(f"{number:,} trainings, s" for number in results))
     for command in next(iter(results.values())):
         table.add_row(command, *(f"{seconds[command]:.2f}" for seconds in results.values()))
