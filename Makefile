@@ -93,6 +93,7 @@ bench: env ## what everything costs, beside its peers; a table and a JSON file e
 	@$(BIN)/python -m benchmarks.checkpoints
 	@$(BIN)/python -m benchmarks.streaming
 	@$(BIN)/python -m benchmarks.tracking
+	@$(BIN)/python -m benchmarks.many_runs
 	@$(BIN)/python -m benchmarks.audit
 	@$(BIN)/python -m benchmarks.privacy_audit
 	@$(BIN)/python -m benchmarks.corrections
