@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import signal
@@ -217,6 +218,22 @@ def test_times_and_system_metrics_are_those_of_the_stage_if_the_store_was_down(s
     assert all(began - 1 <= at / 1000 <= ended for at in found["times"])
 
 
+def test_clock_that_is_set_back_changes_no_order(stage: Stage) -> None:
+    seconds = itertools.count(time.time(), -60)
+    clock = {"time": lambda: next(seconds), "time_ns": time.time_ns, "monotonic": time.monotonic, "sleep": time.sleep}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "time", SimpleNamespace(**clock))
+        break_after(0, ConnectionError(), patch)
+        with tracked(stage) as run:
+            write_all(run)
+            next(sample_system(run.folder))
+    assert log_journals() == ["train"]
+    found = contents()
+    assert found["status"] == "FINISHED"
+    assert sorted(found["points"]["train/loss"]) == [(0, 1.0), (1, 0.5), (2, 0.3333)], "MLflow lists them by time"
+    assert len(found["points"]["system/cpu_utilization_percentage"]) == 1
+
+
 def test_journal_of_a_killed_stage_is_logged_as_killed(stage: Stage) -> None:
     class Killed(LoggerInProcess):
         def wait(self, seconds: float | None) -> bool:
@@ -296,10 +313,12 @@ def test_other_bytes_of_a_later_attempt_get_a_run_of_their_own(
         write_all(run)
     first = contents()["tags"][OUTS_TAG]
     with tracked(Stage("train")) as run:
+        next(sample_system(run.folder))
         write_all(run, weights="other")
     assert "an earlier attempt wrote other bytes" in capsys.readouterr().err
     found = contents()
     assert found["tags"][OUTS_TAG] != first
+    assert "system/cpu_utilization_percentage" in found["points"]
     assert found["profile"] == "quantity,value\n"
     assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
 

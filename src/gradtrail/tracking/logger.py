@@ -89,6 +89,11 @@ class Events:
                 yield json.loads(line)
 
 
+def _place(event: Event) -> int:
+    """Return where an event belongs among those of both files: the clock, which may be set, does not say it."""
+    return {"begin": 0, "end": 2}.get(event["event"], 1)
+
+
 class RunLog:
     """Logs the events of a journal, in their order.
 
@@ -113,7 +118,7 @@ class RunLog:
         """
         sources = Events(self._journal / SYSTEM), Events(self._journal / EVENTS)
         while not self._is_finished:
-            events = sorted((event for source in sources for event in source.new()), key=lambda event: event["time"])
+            events = sorted((event for source in sources for event in source.new()), key=_place)
             for event in events:
                 self._handle(event)
             self._log_curves()
@@ -208,7 +213,8 @@ class RunLog:
         print(f"{self._stage.name}: an earlier attempt wrote other bytes; a new run replaces its run", file=sys.stderr)
         client, replaced = self._stored.client, self._stored.run_id
         self._use(self._open_run(client, is_new=True))
-        for event in itertools.takewhile(lambda event: event["event"] != "outs", Events(self._journal / EVENTS).new()):
+        before = itertools.takewhile(lambda event: event["event"] != "outs", Events(self._journal / EVENTS).new())
+        for event in (*Events(self._journal / SYSTEM).new(), *before):
             if event["event"] != "begin":
                 self._handle(event)
         self._log_curves()
