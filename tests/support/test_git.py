@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradtrail.support.git import GitError, blob_ids, blobs, files_below, git, head_commit, strict_git
+from gradtrail.support.git import GitError, blob_ids, blobs, git, head_commit, strict_git
 from gradtrail.support.shell import CommandError, reason, run
 
 
@@ -62,8 +62,6 @@ def test_contents_of_a_commit(repository: Path) -> None:
     head = head_commit()
     assert blobs(head, ["code/b c.py", "code", "none"]) == {"code/b c.py": b"code/b c.py"}
     assert blob_ids([head], "none") == [""]
-    assert files_below(head, "code") == ["code/a.py", "code/b c.py"]
-    assert files_below(head, "cod") == []
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from gradtrail.tracking.store import open_store
 from gradtrail.tracking.stored_run import REBUILT, attempt_file
 
 Rows = list[dict[str, Any]]
-Pair = tuple[Any, Any]  # a value of A and of B; printed as `A → B`, or once if both are the same text
 
 _MOST_ROWS = 12  # printed rows of instructions per function
 _COSTS = {

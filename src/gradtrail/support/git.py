@@ -127,9 +127,3 @@ def blobs(commit: str, paths: Iterable[str]) -> dict[str, bytes]:
             stream.readline()  # the end of the line that the content is in
             contents |= {path: content} if head[1] == b"blob" else {}
     return contents
-
-
-def files_below(commit: str, folder: str) -> list[str]:
-    """Return the paths of the files in a folder of a commit, relative to the working folder, as `folder` is."""
-    listed = git_bytes("ls-tree", "-r", "-z", "--name-only", commit, "--", f"{folder}/")
-    return [name.decode(errors="surrogateescape") for name in listed.split(b"\0") if name]

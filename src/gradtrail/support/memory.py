@@ -1,8 +1,5 @@
 """How much memory is free, and whether what was compiled fits into it."""
 
-import contextlib
-import ctypes
-import gc
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -65,14 +62,6 @@ def available_bytes() -> int:
     """Return the bytes that are free for one device: of a GPU's own memory, else its share of the host's."""
     on_device = _bytes_left_on_device()
     return _bytes_left_on_host() // jax.local_device_count() if on_device is None else on_device
-
-
-def release_memory() -> None:
-    """Return freed memory to the system, which glibc does not do by itself after many compilations."""
-    jax.clear_caches()
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _bytes_left_on_device() -> int | None:

@@ -19,9 +19,9 @@ from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, output_digests, sha256_of
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.environment import machine_key
-from gradtrail.tracking.journal import is_referenced
+from gradtrail.tracking.journal import EXPORT, is_referenced
 from gradtrail.tracking.logger import log_journals
-from gradtrail.tracking.models import EXPORT, log_export, logged_exports
+from gradtrail.tracking.models import log_export, logged_exports
 from gradtrail.tracking.recorded import (
     Section,
     consistent_stages,

@@ -28,7 +28,6 @@ from gradtrail.tracking.names import NOTE
 if TYPE_CHECKING:
     from gradtrail.stages.artifacts.exported import Manifest
 
-EXPORT = "models/export"  # the output
 WEIGHTS, EXPORT_DIGEST = "weights", "export_digest"  # tags of a logged model: final or best; `Manifest.digest`
 _OUT, _TEMPERATURE = "export_out", "temperature"  # tags: digest of the output, as DVC has it; fitted temperature
 _IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})  # MLflow refuses these

@@ -11,7 +11,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag, ViewType
 
 from gradtrail.stages.common.params import active_params
-from gradtrail.tracking.models import EXPORT, attach_points, link_evaluation
+from gradtrail.tracking.journal import EXPORT
+from gradtrail.tracking.models import attach_points, link_evaluation
 from gradtrail.tracking.names import NOTE, is_headline, note, summary_in
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import experiment_id

@@ -15,7 +15,8 @@ from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.artifacts import announce_tables, log_results, log_small_figure, read_curves
 from gradtrail.tracking.environment import machine_key
-from gradtrail.tracking.models import EXPORT, delete_models, log_export
+from gradtrail.tracking.journal import EXPORT
+from gradtrail.tracking.models import delete_models, log_export
 from gradtrail.tracking.names import COMPILED, FIGURES, NOTE, note, rounded, run_metrics, run_name, summary_in
 from gradtrail.tracking.runs import PARENT, StoredRuns, link_runs, training_of, trainings_of
 from gradtrail.tracking.state import Identity

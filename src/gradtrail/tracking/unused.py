@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
+from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.paths import COMPLETE, private_folder, working_folder
+from gradtrail.tracking.state import lock_file
 
 KEPT_SECONDS = 30 * 86_400  # time that a run or folder is kept without use
 _MAX_MEMBERS = 64  # checkpoints of complete members
@@ -40,7 +42,5 @@ def forget_old_members() -> None:
     seals = [path / COMPLETE for path in (private_folder() / "resume").glob("*-*") if (path / COMPLETE).is_file()]
     for seal in sorted(seals, key=lambda path: path.stat().st_mtime, reverse=True)[_MAX_MEMBERS:]:
         state = seal.parent.name.partition("-")[0]
-        lock = private_folder() / "locks" / f"train-{state}.lock"
-        lock.parent.mkdir(exist_ok=True)
-        with contextlib.suppress(Timeout), FileLock(lock, timeout=0):
+        with contextlib.suppress(Timeout), lock_file(TRAIN, state).acquire(timeout=0):
             shutil.rmtree(seal.parent)
