@@ -3,7 +3,7 @@
 A verb imports its function when it is called, as many functions import JAX or MLflow.
 """
 
-import functools
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,17 +19,14 @@ from gradtrail.support.verb import Verb
 
 _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
-_PORT = click.IntRange(1, 2**16 - 1)
 _AMOUNT = click.FloatRange(min=0)
-_SECONDS = click.FloatRange(0, 86_400, min_open=True)
-_PYTHONS = {"python_a": "--python-a", "python_b": "--python-b"}
 
 
 def main() -> None:
     """Run a verb. An error that the user can correct is printed as one line on stderr, with exit status 2."""
     remove_variables()
     try:
-        sys.exit(gradtrail(prog_name="gradtrail", standalone_mode=False))
+        sys.exit(with_store(lambda: gradtrail(prog_name="gradtrail", standalone_mode=False)))
     except click.UsageError as error:
         verb = error.ctx.command_path if error.ctx else "gradtrail"
         print(f"{verb}: {printable(one_line(error.format_message()))} See `{verb} --help`.", file=sys.stderr)
@@ -45,14 +42,29 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise UserError(f"--seeds: must be integers separated by commas, such as 0,1,2; got {text!r}") from None
+        raise click.BadParameter(f"must be integers separated by commas, such as 0,1,2; got {text!r}.") from None
 
 
 def _pair(text: str) -> tuple[str, str]:
     key, sign, value = text.partition("=")
     if not (key and sign):
-        raise UserError(f"--where: must be KEY=VALUE, such as train.model=cnn; got {text!r}")
+        raise click.BadParameter(f"must be KEY=VALUE, such as train.model=cnn; got {text!r}.")
     return key, value
+
+
+def _interpreter(text: str) -> Path:
+    path = shutil.which(text)
+    if path is None:
+        raise click.BadParameter(f"no interpreter of Python at {text!r} that can be run.")
+    return Path(path).absolute()  # not resolved: Python finds its environment by the link
+
+
+def _seconds(flag: str) -> Callable[..., Any]:
+    """Return the option for the longest time that timing takes."""
+    kind = click.FloatRange(0, 86_400, min_open=True)
+    return click.option(
+        "--seconds", type=kind, default=300.0, show_default=True, metavar="N", help=f"Longest time for {flag}."
+    )
 
 
 class _Verbs(click.Group):
@@ -101,8 +113,7 @@ def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limi
     """List training runs and the params that differ between them."""
     from gradtrail.experiments.list_runs import print_runs
 
-    ascending = sort_order == "asc"
-    with_store(lambda: print_runs(sort_by=sort_by, ascending=ascending, where=dict(where), limit=limit))
+    print_runs(sort_by=sort_by, ascending=sort_order == "asc", where=dict(where), limit=limit)
 
 
 @gradtrail.command(epilog="Example: gradtrail show models/final.safetensors")
@@ -115,11 +126,11 @@ def show(folder: Path, run: str) -> int:
     """
     from gradtrail.experiments.show import show
 
-    return with_store(lambda: show(run, folder))
+    return show(run, folder)
 
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")
-@click.option("--port", type=_PORT, default=5000, show_default=True, help="Port of the UI.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port of the UI.")
 def ui(port: int) -> None:
     """Add missing runs, then serve the MLflow UI.
 
@@ -127,7 +138,7 @@ def ui(port: int) -> None:
     """
     from gradtrail.experiments.ui import serve
 
-    with_store(lambda: serve(port))
+    serve(port)
 
 
 @gradtrail.command(
@@ -174,7 +185,7 @@ def sync(*, yes: bool, verbose: bool) -> None:
         if not (yes or (sys.stdin.isatty() and click.confirm(f"{error}. Continue?"))):
             raise
         print(f"the damaged database was renamed to {set_aside()}")
-        report = with_store(sync)
+        report = sync()
     print(describe(report, verbose=verbose))
 
 
@@ -187,38 +198,7 @@ def gc(*, yes: bool) -> None:
     """
     from gradtrail.tracking.gc import collect_garbage
 
-    with_store(lambda: collect_garbage(yes=yes))
-
-
-def _engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose where experiments run."""
-    for option in (
-        click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs per experiment, with --on."),
-        click.option(
-            "--cpus",
-            type=_AMOUNT,
-            default=1,
-            show_default=True,
-            metavar="N",
-            help="CPU cores per experiment, with --on.",
-        ),
-        click.option(
-            "--on",
-            metavar="ADDRESS",
-            help="Ray job server to run on, such as http://HOST:8265, or `local` for a Ray on this machine."
-            "  [default: RAY_API_SERVER_ADDRESS, or else DVC's queue]",
-        ),
-        click.option(
-            "--jobs",
-            type=_COUNT,
-            default=1,
-            metavar="N",
-            show_default=True,
-            help="Number of experiments that DVC's queue runs in parallel.",
-        ),
-    ):
-        verb = option(verb)
-    return verb
+    collect_garbage(yes=yes)
 
 
 @gradtrail.command(epilog="Example: gradtrail compare --params train.seed=0,1,2 train.precision=float32,bfloat16")
@@ -231,7 +211,24 @@ def _engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--all", "is_all", is_flag=True, help="Print the results of all entries, and run nothing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
-@_engine_options
+@click.option(
+    "--jobs",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of parallel experiments, without --on.",
+)
+@click.option(
+    "--on",
+    metavar="ADDRESS",
+    help="Ray job server to run on, such as http://HOST:8265, or `local` for a Ray on this machine."
+    "  [default: RAY_API_SERVER_ADDRESS, or else DVC's queue]",
+)
+@click.option(
+    "--cpus", type=_AMOUNT, default=1, show_default=True, metavar="N", help="CPU cores per experiment, with --on."
+)
+@click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs per experiment, with --on.")
 def compare(
     names: tuple[str, ...],
     *,
@@ -255,7 +252,7 @@ def compare(
     if is_params and not names:
         raise UserError("--params: needs KEY=VALUE,VALUE..., such as: gradtrail compare --params train.seed=0,1,2")
     if not names:
-        with_store(lambda: print_results(seeds, markdown=markdown) if is_all else list_entries())
+        print_results(seeds, markdown=markdown) if is_all else list_entries()
         return 0
     on = engine(**engine_options) or DvcQueue(jobs)
     if isinstance(on, DvcQueue):
@@ -263,11 +260,11 @@ def compare(
     statuses = []
     for name, entry in ({"": parse_params(names)} if is_params else {name: choose(name) for name in names}).items():
         if isinstance(entry, Comparison):
-            statuses.append(with_store(functools.partial(compare, entry, on, seeds, markdown=markdown)))
+            statuses.append(compare(entry, on, seeds, markdown=markdown))
         else:
             from gradtrail.experiments import search  # late: Optuna takes half a second
 
-            statuses.append(with_store(functools.partial(search.run, name, entry, on)))
+            statuses.append(search.run(name, entry, on))
     return max(statuses)
 
 
@@ -277,38 +274,24 @@ def compare(
 @click.option("--stage", metavar="STAGE", help="Stage of both runs, such as gradients.  [default: train]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--time", "is_timed", is_flag=True, help="Also run both trainings, and print how much slower B is.")
-@click.option(
-    "--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="Longest time for --time."
-)
-@click.option("--python-a", metavar="PATH", help="Interpreter of A for --time.  [default: this one]")
-@click.option("--python-b", metavar="PATH", help="Interpreter of B for --time.  [default: this one]")
-@click.pass_obj
+@_seconds("--time")
+@click.option("--python-a", type=_interpreter, metavar="PATH", help="Interpreter of A for --time.  [default: this one]")
+@click.option("--python-b", type=_interpreter, metavar="PATH", help="Interpreter of B for --time.  [default: this one]")
 def diff(
-    folder: Path,
-    /,
-    before: str,
-    after: str,
-    *,
-    stage: str | None,
-    as_json: bool,
-    is_timed: bool,
-    seconds: float,
-    **interpreters: str | None,
+    before: str, after: str, *, is_timed: bool, python_a: Path | None, python_b: Path | None, **options: Any
 ) -> None:
     """Compare two runs: params, code, seconds, and programs down to single instructions.
 
     A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
     """
     from gradtrail.experiments.diff import diff
-    from gradtrail.support.interpreter import find_interpreter
 
-    if not is_timed and any(interpreters.values()):
+    if (python_a or python_b) and not is_timed:
         raise UserError("--python-a, --python-b: need --time")
     if is_timed:
         require_jax()
-    pythons = [find_interpreter(interpreters[name], folder, option) for name, option in _PYTHONS.items()]
-    timed = pythons if is_timed else None
-    with_store(lambda: diff(before, after, stage, as_json=as_json, pythons=timed, seconds=seconds))
+    pythons = [python or Path(sys.executable) for python in (python_a, python_b)] if is_timed else None
+    diff(before, after, pythons=pythons, **options)
 
 
 for _verb in serving.VERBS:
@@ -318,9 +301,7 @@ for _verb in serving.VERBS:
 @gradtrail.command(epilog="Example: gradtrail gate --accept")
 @click.option("--accept", is_flag=True, help="Accept the current costs.")
 @click.option("--timed", is_flag=True, help="Also time the training against the last accepted commit.")
-@click.option(
-    "--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="Longest time for --timed."
-)
+@_seconds("--timed")
 def gate(*, accept: bool, timed: bool, seconds: float) -> int:
     """Compare the costs of compiled functions with the accepted costs.
 
@@ -338,19 +319,16 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
 
 @gradtrail.command(epilog="Example: gradtrail upgrade jax==0.10.2")
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE==VERSION...")
+@_seconds("timing")
 @click.option(
-    "--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="Longest time for timing."
+    "--python", type=_interpreter, metavar="PATH", help="Interpreter for the new environment.  [default: this one]"
 )
-@click.option("--python", metavar="PATH", help="Interpreter for the new environment.  [default: this one]")
-@click.pass_obj
-def upgrade(folder: Path, /, packages: tuple[str, ...], *, seconds: float, python: str | None) -> None:
+def upgrade(packages: tuple[str, ...], *, seconds: float, python: Path | None) -> None:
     """Rehearse other versions of packages: programs, outputs, accuracy and time. Changes no file of the project."""
     require_jax()
     from gradtrail.experiments.upgrade import upgrade
-    from gradtrail.support.interpreter import find_interpreter
 
-    interpreter = find_interpreter(python, folder, "--python")
-    with_store(lambda: upgrade(packages, python=interpreter, seconds=seconds))
+    upgrade(packages, python=python or Path(sys.executable), seconds=seconds)
 
 
 @gradtrail.command(epilog="Example: gradtrail versions")

@@ -12,8 +12,7 @@ from filelock import Timeout
 from mlflow.exceptions import MlflowException, RestException
 from urllib3.exceptions import MaxRetryError
 
-from gradtrail.support.errors import UserError, suggestion, with_store
-from gradtrail.support.secrets import has_password, redacted
+from gradtrail.support.errors import UserError, has_password, redacted, suggestion, with_store
 
 STORE_FAULTS = [
     MlflowException("down"),
@@ -66,7 +65,7 @@ def test_the_nearest_known_name_is_suggested_if_one_is_near() -> None:
     assert not suggestion("zzz", ["model", "seed", "epochs"])
 
 
-ENVIRON = {
+SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI",
     "MLFLOW_TRACKING_PASSWORD": "correct horse",
     "GITHUB_TOKEN": "ghp_0123456789",
@@ -93,19 +92,26 @@ ENVIRON = {
         ("abc, parallelism and bananas in /home/ann", "abc, parallelism and bananas in /home/ann"),
     ],
 )
-def test_credentials_are_hidden_and_nothing_else(text: str, message: str) -> None:
-    assert redacted(text, ENVIRON) == message
+def test_credentials_are_hidden_and_nothing_else(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    assert redacted(text) == str(UserError(text)) == message
 
 
-def test_secret_that_contains_another_is_hidden_whole_also_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert redacted("abcdefgh", {"A_TOKEN": "abcdef", "B_TOKEN": "abcdefgh"}) == "***"
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
-    error = UserError("https://ann:secret@host said no to wJalrXUtnFEMI")
-    assert str(error) == "https://***@host said no to ***"
+def test_secret_that_contains_another_is_hidden_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "abcdef")
+    monkeypatch.setenv("B_TOKEN", "abcdefgh")
+    assert redacted("abcdefgh") == "***"
 
 
-def test_which_addresses_hold_a_password() -> None:
-    assert has_password("https://ann:secret@host/x.git")
-    assert has_password("https://token@host/x.git")
-    assert not has_password("ssh://git@host/x.git")
-    assert not has_password("git@host:x.git")
+@pytest.mark.parametrize(
+    ("address", "has_one"),
+    [
+        ("https://ann:secret@host/x.git", True),
+        ("https://token@host/x.git", True),
+        ("ssh://git@host/x.git", False),
+        ("git@host:x.git", False),
+    ],
+)
+def test_which_addresses_hold_a_password(address: str, has_one: bool) -> None:
+    assert has_password(address) == has_one

@@ -62,18 +62,16 @@ def test_a_model_is_refused_whose_functions_and_arrays_on_the_host_do_not_fit(
         memory.require_memory_for_model("gradients", functions, host_bytes=host_bytes)
 
 
-def test_lower_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "available"), [("max", 8 * GIB), (f"{2 * GIB}", 3 * GIB // 2)])
+def test_lower_limit_of_a_container_counts(
+    limit: str, available: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=GIB // 2))
+    monkeypatch.setattr(memory, "_CONTAINER_LIMIT", tmp_path / "memory.max")
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
-    job = tmp_path / "slurm" / "job"
-    job.mkdir(parents=True)
-    for group, limit in ((job, "max"), (job.parent, str(3 * GIB))):
-        (group / "memory.max").write_text(f"{limit}\n")
-        (group / "memory.current").write_text(f"{2 * GIB}\n")
-        (group / "memory.stat").write_text(f"anon {GIB}\ninactive_file {GIB // 2}\n")
-    (tmp_path / "own").write_text("0::/slurm/job\n")
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "own")
-    assert memory.available_bytes() == 3 * GIB // 2
+    monkeypatch.setattr(memory.psutil, "Process", lambda: process)
+    assert memory.available_bytes() == available
 
 
 def test_only_large_arrays_are_a_warning(capsys: pytest.CaptureFixture[str]) -> None:

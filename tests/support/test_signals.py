@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -76,42 +75,13 @@ def test_signal_is_obeyed_where_python_drops_exceptions(
     assert capfd.readouterr().err == ""
 
 
-def test_signal_just_before_a_system_call_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick is lost so now and then; here the first one is, always."""
-    ticks: list[int] = []
-    register = signal.signal
-
-    def losing_the_first(number: int, handler: Callable[..., object]) -> object:
-        def lose(*received: object) -> None:
-            ticks.append(number)
-            if len(ticks) > 1:
-                handler(*received)
-
-        return register(number, lose if number == signal.SIGALRM else handler)
-
-    class Ending:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(signal, "signal", losing_the_first)
-    began = time.monotonic()
-    with pytest.raises(Stopped), stopping_on_signals("stopped"):  # noqa: PT012
-        Ending()
-        time.sleep(10)
-    assert time.monotonic() - began < 5
-    assert len(ticks) >= 2
-
-
-def test_signal_dropped_last_ends_the_block_and_handlers_are_restored() -> None:
-    class Ending:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGTERM)
-
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
-    with pytest.raises(Stopped, match="stopped"), stopping_on_signals("stopped"):
-        Ending()
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
+def test_handlers_are_restored() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [*map(signal.getsignal, numbers), sys.unraisablehook]
+    with pytest.raises(Stopped, match="stopped"), stopping_on_signals("stopped"), stop_request() as request:  # noqa: PT012
+        signal.raise_signal(signal.SIGTERM)
+        request.obey("stopped")
+    assert [*map(signal.getsignal, numbers), sys.unraisablehook] == before
 
 
 def test_other_dropped_exceptions_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:

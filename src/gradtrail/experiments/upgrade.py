@@ -22,10 +22,8 @@ from gradtrail.experiments.timed.revisions import Revision, scratch, time_revisi
 from gradtrail.stages.common.params import VERSIONS, as_options, read_yaml
 from gradtrail.stages.common.pipeline_file import output_digests
 from gradtrail.support.errors import UserError, one_line, suggestion
-from gradtrail.support.git import git
-from gradtrail.support.interpreter import with_interpreter
+from gradtrail.support.git import CommandError, git, run, with_interpreter
 from gradtrail.support.paths import private_folder
-from gradtrail.support.shell import CommandError, run
 from gradtrail.support.significance import paired_difference
 from gradtrail.tracking.recorded import find_experiments, snapshot_of
 
