@@ -52,19 +52,20 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _interpreter(text: str) -> Path:
-    path = shutil.which(text)
-    if path is None:
-        raise click.BadParameter(f"no interpreter of Python at {text!r} that can be run.")
-    return Path(path).absolute()  # not resolved: Python finds its environment by the link
+def _path_of_python(text: str) -> Path:
+    if path := shutil.which(text):
+        return Path(path).absolute()  # not resolved: Python finds its environment by the link
+    raise click.BadParameter(f"no interpreter of Python at {text!r} that can be run.")
 
 
-def _seconds(flag: str) -> Callable[..., Any]:
-    """Return the option for the longest time that timing takes."""
-    kind = click.FloatRange(0, 86_400, min_open=True)
-    return click.option(
-        "--seconds", type=kind, default=300.0, show_default=True, metavar="N", help=f"Longest time for {flag}."
-    )
+def _interpreter(option: str, user: str) -> Callable[..., Any]:
+    about = f"Interpreter of {user}.  [default: this one]"
+    return click.option(option, type=_path_of_python, default=sys.executable, metavar="PATH", help=about)
+
+
+def _seconds(work: str) -> Callable[..., Any]:
+    kind, about = click.FloatRange(0, 86_400, min_open=True), f"Longest time for {work}."
+    return click.option("--seconds", type=kind, default=300.0, show_default=True, metavar="N", help=about)
 
 
 class _Verbs(click.Group):
@@ -104,9 +105,7 @@ def repro(arguments: tuple[str, ...]) -> int:
 
 @gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss")
 @click.option("--sort-by", default="eval/accuracy", metavar="METRIC", show_default=True, help="Metric to sort by.")
-@click.option(
-    "--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="Order of the runs."
-)
+@click.option("--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="Order.")
 @click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Required value of a param; repeatable.")
 @click.option("--limit", type=_COUNT, default=50, show_default=True, metavar="N", help="Maximum number of runs.")
 def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int) -> None:
@@ -141,16 +140,10 @@ def ui(port: int) -> None:
     serve(port)
 
 
-@gradtrail.command(
-    short_help="Review suspected label errors in a browser.", epilog="Example: gradtrail review --limit 50"
-)
+@gradtrail.command(epilog="Example: gradtrail review --limit 50")
 @click.argument("files", nargs=-1, type=_PATH, metavar="[FILE.csv]...")
-@click.option(
-    "--merge", "is_merge", is_flag=True, help="Add the corrections of FILE.csv... to pipeline/corrections.csv."
-)
-@click.option(
-    "--file", type=_PATH, help="File to write corrections to.  [default: pipeline/corrections.csv of the repository]"
-)
+@click.option("--merge", "is_merge", is_flag=True, help="Add the corrections of FILE.csv... to those of --file.")
+@click.option("--file", type=_PATH, help="File to write corrections to.  [default: pipeline/corrections.csv]")
 @click.option("--reviewer", metavar="NAME", help="Name to record with each decision.  [default: git's user.name]")
 @click.option("--split", type=click.Choice(["train", "validation", "test"]), help="Split to review.  [default: all]")
 @click.option("--limit", type=_COUNT, default=200, show_default=True, metavar="N", help="Maximum number of labels.")
@@ -203,21 +196,12 @@ def gc(*, yes: bool) -> None:
 
 @gradtrail.command(epilog="Example: gradtrail compare --params train.seed=0,1,2 train.precision=float32,bfloat16")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option(
-    "--params", "is_params", is_flag=True, help="Take KEY=VALUE,VALUE... in place of NAMEs: a grid of params."
-)
-@click.option(
-    "--seeds", type=_seeds, metavar="LIST", help="Seeds of the training.  [default: those of experiments.yaml]"
-)
+@click.option("--params", "is_params", is_flag=True, help="Take a grid KEY=VALUE,VALUE... in place of NAMEs.")
+@click.option("--seeds", type=_seeds, metavar="LIST", help="Seeds of the training.  [default: those of the entry]")
 @click.option("--all", "is_all", is_flag=True, help="Print the results of all entries, and run nothing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 @click.option(
-    "--jobs",
-    type=_COUNT,
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of parallel experiments, without --on.",
+    "--jobs", type=_COUNT, default=1, show_default=True, metavar="N", help="Parallel trainings in DVC's queue."
 )
 @click.option(
     "--on",
@@ -225,19 +209,10 @@ def gc(*, yes: bool) -> None:
     help="Ray job server to run on, such as http://HOST:8265, or `local` for a Ray on this machine."
     "  [default: RAY_API_SERVER_ADDRESS, or else DVC's queue]",
 )
-@click.option(
-    "--cpus", type=_AMOUNT, default=1, show_default=True, metavar="N", help="CPU cores per experiment, with --on."
-)
-@click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs per experiment, with --on.")
+@click.option("--cpus", type=_AMOUNT, default=1, show_default=True, metavar="N", help="Cores per training, with --on.")
+@click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs per training, with --on.")
 def compare(
-    names: tuple[str, ...],
-    *,
-    is_params: bool,
-    seeds: list[int] | None,
-    is_all: bool,
-    markdown: bool,
-    jobs: int,
-    **engine_options: Any,
+    names: tuple[str, ...], *, is_params: bool, is_all: bool, seeds: list[int] | None, markdown: bool, **place: Any
 ) -> int:
     """Compare variants of the training over seeds.
 
@@ -254,7 +229,8 @@ def compare(
     if not names:
         print_results(seeds, markdown=markdown) if is_all else list_entries()
         return 0
-    on = engine(**engine_options) or DvcQueue(jobs)
+    jobs = place.pop("jobs")
+    on = engine(**place) or DvcQueue(jobs)
     if isinstance(on, DvcQueue):
         require_jax()
     statuses = []
@@ -275,23 +251,18 @@ def compare(
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--time", "is_timed", is_flag=True, help="Also run both trainings, and print how much slower B is.")
 @_seconds("--time")
-@click.option("--python-a", type=_interpreter, metavar="PATH", help="Interpreter of A for --time.  [default: this one]")
-@click.option("--python-b", type=_interpreter, metavar="PATH", help="Interpreter of B for --time.  [default: this one]")
-def diff(
-    before: str, after: str, *, is_timed: bool, python_a: Path | None, python_b: Path | None, **options: Any
-) -> None:
+@_interpreter("--python-a", "A, with --time")
+@_interpreter("--python-b", "B, with --time")
+def diff(before: str, after: str, *, is_timed: bool, python_a: Path, python_b: Path, **options: Any) -> None:
     """Compare two runs: params, code, seconds, and programs down to single instructions.
 
     A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
     """
     from gradtrail.experiments.diff import diff
 
-    if (python_a or python_b) and not is_timed:
-        raise UserError("--python-a, --python-b: need --time")
     if is_timed:
         require_jax()
-    pythons = [python or Path(sys.executable) for python in (python_a, python_b)] if is_timed else None
-    diff(before, after, pythons=pythons, **options)
+    diff(before, after, pythons=[python_a, python_b] if is_timed else None, **options)
 
 
 for _verb in serving.VERBS:
@@ -320,15 +291,13 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
 @gradtrail.command(epilog="Example: gradtrail upgrade jax==0.10.2")
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE==VERSION...")
 @_seconds("timing")
-@click.option(
-    "--python", type=_interpreter, metavar="PATH", help="Interpreter for the new environment.  [default: this one]"
-)
-def upgrade(packages: tuple[str, ...], *, seconds: float, python: Path | None) -> None:
+@_interpreter("--python", "the new environment")
+def upgrade(packages: tuple[str, ...], *, seconds: float, python: Path) -> None:
     """Rehearse other versions of packages: programs, outputs, accuracy and time. Changes no file of the project."""
     require_jax()
     from gradtrail.experiments.upgrade import upgrade
 
-    upgrade(packages, python=python or Path(sys.executable), seconds=seconds)
+    upgrade(packages, python=python, seconds=seconds)
 
 
 @gradtrail.command(epilog="Example: gradtrail versions")

@@ -94,7 +94,7 @@ def test_reason_is_the_last_line_that_is_no_consequence(output: str, why: str) -
 def test_command_returns_its_output_or_fails_in_one_line_without_secrets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert run([sys.executable, "-c", "print(input())"], stdin="words") == "words"
+    assert run([sys.executable, "-c", "print(input())"], stdin=b"words") == b"words\n"
     monkeypatch.setenv("SOME_TOKEN", "very-secret")
     failing = "import os, sys; sys.exit('denied for ' + os.environ['SOME_TOKEN'])"
     with pytest.raises(CommandError, match=r"failed: denied for \*\*\*$") as caught:

@@ -15,10 +15,8 @@ from typing import TypeVar
 T = TypeVar("T")
 NO_SOURCE_FLAG = "GRADTRAIL_NO_SOURCE_FLAG"  # variable: file that `fetch` creates when it raises NoSourceError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_ENVIRONMENT = {
-    *(*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EMFILE, errno.ENAMETOOLONG),
-}
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_ENVIRONMENT = {*FULL, *_CLOSED, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.EMFILE, errno.ENAMETOOLONG}
 _DAMAGE = ("file is not a database", "database disk image is malformed")  # words of SQLite's messages, in any exception
 # Defining packages of what MLflow's client raises: its own, its databases, its HTTP client, its artifact stores
 _STORE_LIBRARIES = {"mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "botocore", "boto3", "azure", "google"}

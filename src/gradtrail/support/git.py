@@ -17,7 +17,7 @@ from gradtrail.support.errors import UserError, one_line
 
 SECONDS = 300.0  # default time limit: clones and pushes of a repository without data take seconds
 _LOCAL_SECONDS = 30.0  # time limit of `git`, which reads the repository
-_NO_REPOSITORY = b"not a git repository"
+_NO_REPOSITORY = "not a git repository"
 _LONGEST_LINE = 300  # characters of an error
 _QUIET = {
     "GIT_TERMINAL_PROMPT": "0",  # wrong credentials are an error, not an invisible prompt
@@ -43,35 +43,43 @@ def run(
     command: Sequence[str],
     *,
     folder: Path | None = None,
-    stdin: str = "",
     env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
     seconds: float | None = SECONDS,
-) -> str:
-    """Return the stripped output of a program that must succeed.
-
-    Args:
-        command: Program and arguments.
-        folder: Working folder; this process's by default.
-        stdin: Text for standard input.
-        env: Complete environment; this process's by default.
-        seconds: Time limit; None for no limit.
+) -> bytes:
+    """Return the output of a program that must succeed; `env` is its complete environment.
 
     Raises:
-        CommandError: The program failed, exceeded the limit, or is not installed.
+        CommandError: The program failed, exceeded the time limit, or is not installed.
     """
+    name, pipe = " ".join(command[:2]), subprocess.PIPE
+    env = _SSH | dict(os.environ if env is None else env) | _QUIET
     try:
-        result = _complete(command, stdin.encode(), env, folder, seconds)
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
     except FileNotFoundError as error:
-        raise CommandError(f"`{_name(command)}`: {error.filename} is not installed") from None
-    stdout, stderr = (stream.decode(errors="replace") for stream in (result.stdout, result.stderr))
-    if result.returncode:
-        raise CommandError(f"`{_name(command)}` failed: {reason(stderr or stdout)}", stdout + stderr)
-    return stdout.strip()
+        raise CommandError(f"`{name}`: {error.filename} is not installed") from None
+    with process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=seconds)
+        except BaseException as error:
+            # Kill its children too: git's helper holds the pipes open while its connection hangs
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                message = f"`{name}` did not end within {seconds:.0f} s"
+                raise CommandError(message, message) from None
+            raise
+    if process.returncode:
+        why = (stderr or stdout).decode(errors="replace")
+        raise CommandError(f"`{name}` failed: {reason(why)}", (stdout + stderr).decode(errors="replace"))
+    return stdout
 
 
 def strict_git(*arguments: str, folder: Path | None = None, seconds: float = SECONDS) -> str:
-    """Return the stripped output of a git command that must succeed; see `run`."""
-    return run(["git", *arguments], folder=folder, seconds=seconds)
+    """Return the stripped output of a git command that must succeed."""
+    return run(["git", *arguments], folder=folder, seconds=seconds).decode(errors="replace").strip()
 
 
 def git(*arguments: str) -> str:
@@ -83,46 +91,15 @@ def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None
     """Return the output of a git command; `env` is in addition to this process's environment.
 
     It is empty if git is not installed, if there is no repository, and if git fails without a message, as
-    `git rev-parse --verify --quiet` does.
-
-    Raises:
-        CommandError: git failed for another reason, such as a corrupt repository or one that another user owns; also
-            if git finds no repository although there is a `.git`.
+    `git rev-parse --verify --quiet` does. Any other failure is a `CommandError`, such as a corrupt repository, or one
+    of another user; also if git finds no repository although there is a `.git`.
     """
-    command = ["git", *arguments]
     try:
-        result = _complete(command, stdin, os.environ | dict(env or {}), None, _LOCAL_SECONDS)
-    except FileNotFoundError:
-        return b""
-    if result.returncode == 0:
-        return result.stdout
-    if not result.stderr or (_NO_REPOSITORY in result.stderr and not is_in_repository()):
-        return b""
-    raise CommandError(f"`{_name(command)}` failed: {reason(result.stderr.decode(errors='replace'))}")
-
-
-def _complete(
-    command: Sequence[str], stdin: bytes, env: Mapping[str, str] | None, folder: Path | None, seconds: float | None
-) -> subprocess.CompletedProcess[bytes]:
-    env = _SSH | dict(os.environ if env is None else env) | _QUIET
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, cwd=folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-    ) as process:
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=seconds)
-        except BaseException as error:
-            # Kill its children too: git's helper holds the pipes open while its connection hangs
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise CommandError(f"`{_name(command)}` did not end within {seconds:.0f} s") from None
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-
-
-def _name(command: Sequence[str]) -> str:
-    return " ".join(command[:2])
+        return run(["git", *arguments], env=os.environ | dict(env or {}), stdin=stdin, seconds=_LOCAL_SECONDS)
+    except CommandError as error:
+        if not error.output or (_NO_REPOSITORY in error.output and not is_in_repository()):
+            return b""
+        raise
 
 
 def reason(output: str) -> str:
@@ -139,13 +116,8 @@ def with_interpreter(python: Path = Path(sys.executable)) -> dict[str, str]:
 
 
 def is_in_repository() -> bool:
-    """Whether there is a `.git` here or above, on the same file system; if it is damaged, git sees no repository."""
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / ".git").exists():
-            return True
-        if folder.is_mount():
-            break
-    return False
+    """Whether there is a `.git` here or above; if it is damaged, git sees no repository."""
+    return any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents))
 
 
 def require_full_clone(folder: Path) -> None:

@@ -13,13 +13,10 @@ _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes, or `max`
 
 
 def require_memory(key: str, batch_size: int, functions: Iterable[CompiledFunction], *, fixed_bytes: int) -> None:
-    """Refuse a batch that does not fit, before any of the memory is allocated, with the size that would fit.
+    """Refuse a batch for which compiled functions do not fit, before any of the memory is allocated.
 
-    Args:
-        key: Key of `params.yaml` that sets the batch size.
-        batch_size: Value of that key.
-        functions: Functions compiled for that batch; the one that needs most memory counts.
-        fixed_bytes: Part of the memory that does not depend on the batch, such as parameters and data.
+    The error names the key of `params.yaml` that sets the batch size, and the size that would fit. `fixed_bytes` is the
+    memory that does not depend on the batch, such as that of parameters and data.
     """
     largest = max(functions, key=lambda function: function.cost.total_bytes)
     needed, available = largest.cost.total_bytes, available_bytes()
@@ -34,12 +31,9 @@ def require_memory(key: str, batch_size: int, functions: Iterable[CompiledFuncti
 
 
 def require_memory_for_model(stage: str, functions: Iterable[CompiledFunction], *, host_bytes: int) -> None:
-    """Refuse a model whose analysis by a stage does not fit; the batches of such a stage follow from the model.
+    """Refuse a model for which a stage, whose batches follow from the model, does not fit.
 
-    Args:
-        stage: Name of the stage.
-        functions: All functions compiled for it; the one that needs most memory counts.
-        host_bytes: Bytes of arrays that the stage holds on the host while it calls them.
+    `host_bytes` are those of the arrays that the stage holds on the host while it calls the compiled functions.
     """
     on_device, on_host = max(function.cost.total_bytes for function in functions), host_bytes
     if _bytes_left_on_device() is None:  # then all devices use the memory of the host

@@ -45,11 +45,8 @@ def find_project(start: Path) -> Path:
 def store_uri() -> str:
     """The address of MLflow's store: that of `MLFLOW_TRACKING_URI`, or else the root's `mlflow.db`.
 
-    A relative path of a database is relative to the root, not to the copy in which DVC may run a stage.
-
-    Raises:
-        UserError: The address has another form, or contains credentials, although it is written to runs, models and
-            caches.
+    A relative path of a database is relative to the root, not to the copy in which DVC may run a stage. Credentials are
+    refused, as the address is written to runs, models and caches.
     """
     address = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}mlflow.db"
     if re.fullmatch(f"{SQLITE}[^?]+", address):

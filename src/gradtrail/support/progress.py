@@ -5,18 +5,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import rich.progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.segment import Segment
 
 from gradtrail.support.errors import printable
@@ -44,7 +34,7 @@ def stdout_console() -> Console:
 class ProgressBar:
     """The bar of a `progress_bar` block; amounts are in its unit."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
+    def __init__(self, progress: rich.progress.Progress, task: rich.progress.TaskID) -> None:
         self._progress, self._task = progress, task
 
     def advance(self, amount: float = 1.0, *, message: str | None = None) -> None:
@@ -74,18 +64,15 @@ class ProgressBar:
 
 @contextlib.contextmanager
 def progress_bar(description: str, total: float, *, unit: Unit) -> Iterator[ProgressBar]:
-    """Show a progress bar on stderr while the block runs.
-
-    Args:
-        description: Text in front of the bar.
-        total: Amount at which the work is done.
-        unit: `bytes` shows sizes and speed, `steps` shows a count; both show the time left.
-    """
-    counts: list[ProgressColumn] = (
-        [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
-    )
+    """Show a bar, from 0 to a total amount, on stderr while the block runs; bytes are shown as sizes and speed."""
+    counts: list[rich.progress.ProgressColumn] = [rich.progress.MofNCompleteColumn()]
+    if unit == "bytes":
+        counts = [rich.progress.DownloadColumn(), rich.progress.TransferSpeedColumn()]
     # Not markup: a path or a message may contain brackets
-    before, after = (TextColumn(f"{{task.{text}}}", markup=False) for text in ("description", "fields[message]"))
-    columns = (before, BarColumn(), *counts, TimeRemainingColumn(), after)
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+    label, message = (
+        rich.progress.TextColumn(f"{{task.{text}}}", markup=False) for text in ("description", "fields[message]")
+    )
+    columns = (label, rich.progress.BarColumn(), *counts, rich.progress.TimeRemainingColumn(), message)
+    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    with rich.progress.Progress(*columns, console=console, disable=is_hidden) as progress:
         yield ProgressBar(progress, progress.add_task(description, total=total, message=""))

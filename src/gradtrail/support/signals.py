@@ -34,8 +34,7 @@ class StopRequest:
 def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[StopRequest]:
     """Record the first Ctrl-C or SIGTERM while the block runs, for the block to obey; the second one ends the process.
 
-    Args:
-        when_asked: Function called in the signal handler, at the first signal.
+    The handler of the first one calls `when_asked`.
     """
     request = StopRequest()
 

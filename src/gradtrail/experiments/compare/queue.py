@@ -139,7 +139,7 @@ def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
     command = [sys.executable, "-c", _RUN_ALL, json.dumps(commands)]
     with stop_request() as stop:
         try:
-            output = run(command, env=with_interpreter(), seconds=None)
+            output = run(command, env=with_interpreter(), seconds=None).decode()
         except CommandError as error:
             raise UserError(f"DVC did not queue the experiment: {reason(error.output)}") from None
     stop.obey("stopped while experiments were queued")
