@@ -55,17 +55,7 @@ def test_store_is_the_same_in_every_copy_of_the_repository(
 
 
 @pytest.mark.parametrize(
-    "address",
-    [
-        "localhost:5000",
-        "mlruns",
-        "/srv/mlruns",
-        "sqlite:///",
-        "sqlite:///a.db?timeout=9",
-        "http://",
-        "ftp://host",
-        "http://a b",
-    ],
+    "address", ["localhost:5000", "/srv/mlruns", "sqlite:///", "sqlite:///a.db?timeout=9", "http://", "ftp://host"]
 )
 def test_store_of_another_form_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)

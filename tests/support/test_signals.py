@@ -36,13 +36,16 @@ def test_the_first_signal_is_noted_and_the_second_ends_at_once(name: str) -> Non
     assert (twice.stdout, twice.returncode) == ("", 128 + number)
 
 
-def test_obey_raises_only_after_a_request() -> None:
-    with stop_request() as request:
+def test_obey_raises_only_after_a_request_and_handlers_are_restored() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [*map(signal.getsignal, numbers), sys.unraisablehook]
+    with stopping_on_signals("not here"), stop_request() as request:
         request.obey("never said")
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped, match="resumes from there") as caught:
             request.obey("`dvc repro` resumes from there")
     assert caught.value.number == signal.SIGTERM
+    assert [*map(signal.getsignal, numbers), sys.unraisablehook] == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -50,48 +53,34 @@ def test_obey_raises_only_after_a_request() -> None:
 def test_signal_is_obeyed_where_python_drops_exceptions(
     where: str, number: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    came: list[float] = []
+    signals = iter([number])
 
-    def come(*_: object) -> None:
-        if not came:
-            came.append(time.monotonic())
-            signal.raise_signal(number)
+    def raise_first(*_: object) -> None:
+        for first in signals:
+            signal.raise_signal(first)
 
-    class Ending:
-        def __del__(self) -> None:
-            come()
-
+    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt) as caught, stopping_on_signals("stopped"):  # noqa: PT012
         if "collector" in where:
-            gc.callbacks.append(come)
+            gc.callbacks.append(raise_first)
             gc.collect()
         else:
-            Ending()
+            type("Ending", (), {"__del__": raise_first})()
         time.sleep(10)
     if "collector" in where:
-        gc.callbacks.remove(come)
-    assert time.monotonic() - came[0] < 5
+        gc.callbacks.remove(raise_first)
+    assert time.monotonic() - began < 5
     assert getattr(caught.value, "number", signal.SIGINT) == number
     assert capfd.readouterr().err == ""
-
-
-def test_handlers_are_restored() -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [*map(signal.getsignal, numbers), sys.unraisablehook]
-    with pytest.raises(Stopped, match="stopped"), stopping_on_signals("stopped"), stop_request() as request:  # noqa: PT012
-        signal.raise_signal(signal.SIGTERM)
-        request.obey("stopped")
-    assert [*map(signal.getsignal, numbers), sys.unraisablehook] == before
 
 
 def test_other_dropped_exceptions_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: printed.append(dropped.exc_value))
 
-    class Ending:
-        def __del__(self) -> None:
-            raise ValueError("a bug")
+    def fail(_: object) -> None:
+        raise ValueError("a bug")
 
     with stopping_on_signals("stopped"):
-        Ending()
+        type("Ending", (), {"__del__": fail})()
     assert [str(error) for error in printed] == ["a bug"]
