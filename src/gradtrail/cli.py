@@ -14,7 +14,7 @@ import click
 from gradtrail.core.config import ConfigError
 from gradtrail.serving import commands as serving
 from gradtrail.stages.common.environment import remove_variables, require_jax
-from gradtrail.support.errors import DamagedDatabaseError, UserError, one_line, printable, with_store
+from gradtrail.support.errors import UserError, one_line, printable, with_store
 from gradtrail.support.verb import Verb
 
 _PATH = click.Path(path_type=Path)
@@ -163,23 +163,15 @@ def review(folder: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Pa
 
 
 @gradtrail.command(epilog="Example: gradtrail sync --verbose")
-@click.option("--yes", is_flag=True, help="Rename a damaged database without asking.")
 @click.option("--verbose", "-v", is_flag=True, help="Also report states whose files are missing.")
-def sync(*, yes: bool, verbose: bool) -> None:
+def sync(*, verbose: bool) -> None:
     """Add the missing MLflow runs of all commits and experiments.
 
     Runs are rebuilt from the outputs in DVC's cache. Does nothing if nothing has changed since the last sync.
     """
-    from gradtrail.tracking.sync import describe, set_aside, sync
+    from gradtrail.tracking.sync import describe, sync
 
-    try:
-        report = with_store(sync)
-    except DamagedDatabaseError as error:
-        if not (yes or (sys.stdin.isatty() and click.confirm(f"{error}. Continue?"))):
-            raise
-        print(f"the damaged database was renamed to {set_aside()}")
-        report = sync()
-    print(describe(report, verbose=verbose))
+    print(describe(sync(), verbose=verbose))
 
 
 @gradtrail.command(epilog="Example: gradtrail gc --yes")

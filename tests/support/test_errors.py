@@ -54,7 +54,7 @@ def test_a_bug_is_raised_as_it_is(bug: Exception) -> None:
         (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space left on device"),
         (FileNotFoundError(errno.ENOENT, "No such file", "/y"), "/y: No such file"),
         (shutil.Error([("/a", "/b", "[Errno 28] No space left on device: '/b'")]), "/b: [Errno 28] No space left on"),
-        (sqlite3.DatabaseError("file is not a database"), "mlflow.db: damaged, "),
+        (sqlite3.DatabaseError("file is not a database"), "mlflow.db is damaged; move "),
         (UserError("bad input"), "bad input"),
     ],
 )

@@ -18,6 +18,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _ENVIRONMENT = {*FULL, *_CLOSED, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.EMFILE, errno.ENAMETOOLONG}
 _DAMAGE = ("file is not a database", "database disk image is malformed")  # words of SQLite's messages, in any exception
+_WITHOUT_DATABASE = (
+    "move mlflow.db* away, and `gradtrail sync` makes a new one, with the runs of all outputs in the cache"
+)
 # Defining packages of what MLflow's client raises: its own, its databases, its HTTP client, its artifact stores
 _STORE_LIBRARIES = {"mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "botocore", "boto3", "azure", "google"}
 
@@ -46,16 +49,6 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(redacted(" ".join(message.splitlines()))))
-
-
-class DamagedDatabaseError(UserError):
-    """MLflow's database is not a readable SQLite database."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "mlflow.db: damaged, not readable as an SQLite database; "
-            "`gradtrail sync --yes` renames it and creates a new one, with the runs of all outputs that are there"
-        )
 
 
 class NoSourceError(UserError):
@@ -110,9 +103,9 @@ def with_store(action: Callable[[], T]) -> T:
     except Exception as error:
         if not is_store_fault(error):
             raise
-        if any(sign in str(error) for sign in _DAMAGE):
-            raise DamagedDatabaseError from error
-        message = environment_error(error)
-        if not message and isinstance(error, OSError) and error.filename and error.strerror:
+        message = environment_error(error) or f"MLflow's store failed: {one_line(error)[:200]}"
+        if isinstance(error, OSError) and error.filename and error.strerror:
             message = f"{error.filename}: {error.strerror}"
-        raise UserError(message or f"MLflow's store failed: {one_line(error)[:200]}") from error
+        elif any(sign in str(error) for sign in _DAMAGE):
+            message = "mlflow.db is damaged; move mlflow.db* away, and `gradtrail sync` makes a new one, with its runs"
+        raise UserError(message) from error
