@@ -20,12 +20,12 @@ from asgi import inference, small_export
 from click.testing import CliRunner
 from exports import write_wrong_export
 from factories import ROOT
+from gradtrail.serving.server.guard import Guard, Limits
 
 from gradtrail.cli import gradtrail
 from gradtrail.core.config import ConfigError
 from gradtrail.serving import serve as serving
 from gradtrail.serving.server import listening
-from gradtrail.serving.server.guard import Guard, Limits
 from gradtrail.support.errors import UserError
 
 ONE = inference(np.zeros((1, 28, 28), np.uint8))

@@ -7,98 +7,76 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 
-from gradtrail.core.config import Bounds, ConfigError, config
-from gradtrail.serving.monitoring.compilations import watch_compilations
-from gradtrail.serving.monitoring.metrics import ServerMetrics
+from gradtrail.core.config import ConfigError
+from gradtrail.serving.metrics import ServerMetrics, count_compilations
 from gradtrail.serving.rollout import start
-from gradtrail.serving.server.app import ROUTES, create_app
+from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
-from gradtrail.serving.server.guard import LOG, TOKEN, Guard, Limits, require_token
-from gradtrail.serving.server.listening import Server, address_of, listening, run_loop
-from gradtrail.serving.server.router import Router, Source
+from gradtrail.serving.server.listening import Server, listening
+from gradtrail.serving.server.middleware import LOG, TOKEN, Limits, require_token
+from gradtrail.serving.server.router import Router
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
 
 _SWITCH_SECONDS = 0.0005  # thread switch interval: Python's 5 ms are longer than a batch
 
 
-@config
-class ServerConfig:
-    """The options of `gradtrail serve`."""
-
-    host: str  # address to listen on
-    port: int  # 0 for a free one
-    batching: BatchingConfig
-    limits: Limits
-    drain_seconds: Annotated[float, Bounds(above=0, at_most=3600)]  # grace period for running requests after SIGTERM
-    has_access_log: bool  # whether each request is logged to stderr
-    rollout: start.RolloutConfig
-
-
-def server_config(place: Path, host: str, port: int, options: Mapping[str, Any]) -> ServerConfig:
-    """Return the config of the command line's options, by their names; a folder is relative to `place`.
-
-    Raises:
-        ConfigError: A value is out of its bounds; one line.
-    """
-    try:
-        Bounds(above=0, at_most=1024).check("max_body_mib", options["max_body_mib"])
-        return ServerConfig(
-            host=host,
-            port=port,
-            batching=BatchingConfig(max_wait_ms=options["max_wait_ms"]),
-            limits=Limits(
-                max_body_bytes=int(options["max_body_mib"] * 2**20),
-                max_images=options["max_images"],
-                max_requests=options["max_requests"],
-                max_seconds=options["max_seconds"],
-            ),
-            drain_seconds=options["drain_seconds"],
-            has_access_log=options["access_log"],
-            rollout=start.rollout_config(options, place),
-        )
-    except ValueError as error:
-        raise ConfigError(f"gradtrail serve: {error}") from None
-
-
-def serve(model: str | None, place: Path, config: ServerConfig) -> int:
+def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
     """Serve an exported model until SIGTERM or Ctrl-C; return the exit status.
 
     Args:
         model: URI `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/MODEL_ID`, or a folder with an export; None
             for the champion of the model in `params.yaml`.
         place: Folder to which a relative folder refers.
-        config: The options.
+        options: The options of the command line, by their names.
 
     Raises:
-        UserError: The address or the model cannot be used; one line.
+        UserError: An option, the address or the model cannot be used; one line.
     """
     token = os.environ.get(TOKEN, "")
-    require_token(config.host, token)
+    require_token(options["host"], token)
     uri = _model_uri(model, place)
-    if config.rollout.challenger:
-        start.challenger_uri(config.rollout.challenger, uri)  # raises before anything is loaded
+    try:
+        rollout = start.rollout_config(options, place)
+    except ValueError as error:
+        raise ConfigError(f"gradtrail serve: {error}") from None
+    if rollout.challenger:
+        start.challenger_uri(rollout.challenger, uri)  # raises before anything is loaded
+
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     LOG.setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs 0.1 ms per batch
-    with listening(config.host, config.port) as listener:
-        return run_loop(_run(uri, config, token, listener))
+
+    metrics = ServerMetrics()
+    count_compilations(metrics, THREAD)
+    router = start.make_router(rollout, BatchingConfig(max_wait_ms=options["max_wait_ms"]), metrics)
+    metrics.ready.set_function(lambda: router.is_ready)
+    limits = Limits(
+        max_body_bytes=int(options["max_body_mib"] * 2**20),
+        max_images=options["max_images"],
+        max_requests=options["max_requests"],
+        max_seconds=options["max_seconds"],
+    )
+    app = create_app(router, limits, token=token, has_access_log=options["access_log"])
+    server = Server(app, router, drain_seconds=options["drain_seconds"])
+    with listening(options["host"], options["port"]) as listener:
+        return server.run_with(_run(uri, rollout, router, server, listener))
 
 
-async def _run(model: str, config: ServerConfig, token: str, listener: socket.socket) -> int:
-    """Listen, load, answer, drain."""
-    metrics = ServerMetrics(ROUTES)
-    watch_compilations(lambda _: metrics.compiled_in_request(), THREAD)
-    router = start.make_router(config.rollout, config.batching, metrics)
-    guard = Guard(limits=config.limits, token=token, has_access_log=config.has_access_log)
-    create_app(router, guard)
-    server = Server(guard, router, drain_seconds=config.drain_seconds)
-    loading = asyncio.create_task(_load_models(model, config, router, server, address_of(listener)))
+async def _run(uri: str, rollout: start.RolloutConfig, router: Router, server: Server, listener: socket.socket) -> None:
+    """Listen, load, answer, drain; raise the error of the first model if it cannot be used."""
+
+    def end_on_failure(loading: asyncio.Task[None]) -> None:
+        if loading.cancelled() or loading.exception():
+            server.should_exit = True
+
+    loading = asyncio.create_task(_load_models(uri, rollout, router, listener))
+    loading.add_done_callback(end_on_failure)
     try:
         await server.serve(sockets=[listener])
         if loading.done():
@@ -106,33 +84,29 @@ async def _run(model: str, config: ServerConfig, token: str, listener: socket.so
     finally:
         loading.cancel()
         router.close()
-    return 0
 
 
-async def _load_models(model: str, config: ServerConfig, router: Router, server: Server, address: str) -> None:
-    """Load the first model, and those that come after it; stop the server if the first one cannot be used."""
-    try:
-        await _load(model, router, address)
-        await start.roll_out(model, config.rollout, router, _locate)
-    except BaseException:
-        server.should_exit = True
-        raise
-
-
-async def _load(model: str, router: Router, address: str) -> None:
-    """Load the first model, and print its address."""
-    served = await router.load(await asyncio.to_thread(_locate, model))
-    router.metrics.classes = served.about.classes
+async def _load_models(uri: str, rollout: start.RolloutConfig, router: Router, listener: socket.socket) -> None:
+    """Load the first model, its other batch sizes, and the models that come after it."""
+    host, port, *_ = listener.getsockname()
+    served = await router.load(*await asyncio.to_thread(_locate, uri), all_sizes=False)
     router.swap(served)
     seconds = seconds_running()
-    router.metrics.ready(True, seconds=seconds)
-    sizes = ", ".join(map(str, served.about.batch_sizes))
-    about = f"{served.about.model}, sha256 {served.digest[:12]}, from {model}"
-    answering = f"{address} answers with {served.about.name} version {served.version} ({about})"
-    print(f"{answering}, in batches of {sizes}; ready after {seconds:.1f} s", flush=True)
+    router.metrics.startup_seconds.set(seconds)
+
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    about = (
+        f"{served.about.name} version {served.version} ({served.about.model}, sha256 {served.digest[:12]}, from {uri})"
+    )
+    first, *others = map(str, served.about.batch_sizes)
+    later = f" (compiling {', '.join(others)})" if others else ""
+    print(f"{address} answers with {about}, in batches of {first}{later}; ready after {seconds:.1f} s", flush=True)
+
+    await asyncio.gather(router.add_remaining_sizes(served), start.roll_out(uri, rollout, router, _locate))
 
 
-def _locate(model: str) -> Source:
+def _locate(model: str) -> tuple[Path, str]:
+    """Return the folder of a model, and its version in the registry."""
     from gradtrail.serving.registry import resolve
     from gradtrail.stages.common.setup import set_up_cache
 
@@ -143,7 +117,7 @@ def _locate(model: str) -> Source:
         reason = error.strerror or one_line(error)
         remedy = "a server writes its compilation cache and exports to .gradtrail, which must be writable"
         raise UserError(f"{error.filename or '.gradtrail'}: {reason}; {remedy}") from None
-    return Source(folder=reference.folder, version=reference.version or "")
+    return reference.folder, reference.version or ""
 
 
 def _model_uri(model: str | None, place: Path) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gradtrail.serving.monitoring.metrics import ServerMetrics
+from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.serving.registry import RegistryUnavailable
 from gradtrail.serving.rollout.follow import MAX_BACKOFF, Follower
 from gradtrail.support.errors import UserError
@@ -84,7 +84,7 @@ def test_unavailable_registry_changes_nothing_and_is_logged_once(caplog: pytest.
 def test_bug_is_logged_once_with_a_traceback_and_retried(is_load: bool, caplog: pytest.LogCaptureFixture) -> None:
     registry = Registry("2" if is_load else KeyError("a bug"))
     following = follower(registry)
-    following.metrics.registry_up(True)
+    following.metrics.registry_up.set(1)
 
     async def load(version: str | None) -> None:
         raise KeyError("a bug")

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 from asgi import JSON, ask, inference
+from starlette.exceptions import HTTPException
 
-from gradtrail.serving.monitoring.metrics import ServerMetrics
+from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.serving.rollout.follow import Follower
 from gradtrail.serving.rollout.split import is_in_canary
 from gradtrail.serving.rollout.start import RolloutConfig, roll_out, rollout_config
 from gradtrail.serving.rollout.trial import PATIENCE_SECONDS, Trial, TrialConfig
 from gradtrail.serving.server.app import VERSION_HEADER, create_app
 from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.guard import DEADLINE, Guard, Limits
-from gradtrail.serving.server.refusal import busy
-from gradtrail.serving.server.router import Answer, Loaded, Served, Source
+from gradtrail.serving.server.middleware import DEADLINE, Limits
+from gradtrail.serving.server.router import Answer, Served
 from gradtrail.serving.slo import read_slo
 from gradtrail.support.errors import UserError
 
@@ -73,8 +73,7 @@ class Bench:
     trial: Trial
 
     def load(self, run: Answers, version: str, **about: Any) -> Served:
-        loaded = Loaded(model=Fake(About(f"digest {version}", **about), run), version=version, sizes=())  # type: ignore[arg-type]
-        return self.trial.serve(loaded)
+        return self.trial.serve(Fake(About(f"digest {version}", **about), run), version)  # type: ignore[arg-type]
 
     async def ask(self, number: int, client: str | None = None) -> Answer:
         images = np.full((1, 2, 2), number % 10, np.uint8)
@@ -93,7 +92,7 @@ class Bench:
 def bench(share: float = 0.1, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[Bench]:
     """Make a bench in a running event loop."""
     config = TrialConfig(share=share, thresholds=read_slo(SLO).canary, patience_seconds=patience_seconds)
-    trial = Trial(batching=BatchingConfig(max_wait_ms=0), metrics=ServerMetrics((), CLASSES), config=config)
+    trial = Trial(batching=BatchingConfig(max_wait_ms=0), metrics=ServerMetrics(), config=config)
     made = Bench(trial)
     trial.swap(made.load(sound, "1"))
     try:
@@ -178,12 +177,11 @@ async def test_hanging_challenger_is_stopped_within_the_time_of_a_client(
         return sound(batch)
 
     with bench(share=1.0, patience_seconds=config.patience_seconds) as made:
-        guard = Guard(limits=Limits(max_seconds=0.4))
-        create_app(made.trial, guard)
+        app = create_app(made.trial, Limits(max_seconds=0.4))
         made.trial.challenge(made.load(hanging, "2"))
         for number in range(4):
             body = json.dumps({"inputs": [[number, 0], [0, 255]]}).encode()
-            reply = await ask(guard, "POST", "/invocations", [body], JSON)
+            reply = await ask(app, "POST", "/invocations", [body], JSON)
             assert (reply.status, reply.headers[VERSION_HEADER.lower()]) == (200, "1")
         has_ended.set()
         assert made.trial.describe_rollout()["stopped"]["because"] == "errors"
@@ -239,8 +237,7 @@ async def test_challenger_of_other_images_classes_or_name_is_refused(other: dict
 
 async def test_header_or_id_of_a_request_selects_the_model_and_a_version_in_the_path_overrides_it() -> None:
     with bench(share=0.5) as made:
-        guard = Guard(limits=Limits())
-        create_app(made.trial, guard)
+        app = create_app(made.trial)
         made.trial.challenge(made.load(sound, "2"))
         path = "/v2/models/digits"
         for number in range(8):
@@ -248,9 +245,9 @@ async def test_header_or_id_of_a_request_selects_the_model_and_a_version_in_the_
             expected = "2" if is_in_canary(name, 0.5) else "1"
             for content, headers in (({"id": name}, JSON), ({}, {**JSON, "x-request-id": name})):
                 sent = json.dumps(inference(np.zeros((1, 2, 2), np.uint8), **content)).encode()
-                reply = await ask(guard, "POST", f"{path}/infer", [sent], headers)
+                reply = await ask(app, "POST", f"{path}/infer", [sent], headers)
                 assert reply.json["model_version"] == expected
-            reply = await ask(guard, "POST", f"{path}/versions/1/infer", [sent], headers)
+            reply = await ask(app, "POST", f"{path}/versions/1/infer", [sent], headers)
             assert reply.json["model_version"] == "1"
         await made.settle()
 
@@ -262,7 +259,7 @@ async def test_refusal_by_limits_of_the_server_is_no_error_of_the_challenger(sha
         made.trial.challenge(challenger)
 
         async def refuse(images: np.ndarray) -> np.ndarray:
-            raise busy("too many")
+            raise HTTPException(429, "too many")
 
         challenger.batcher.predict = refuse  # type: ignore[method-assign]
         for number in range(30):
@@ -354,12 +351,12 @@ async def test_champion_of_other_images_or_name_is_refused(
     with bench() as made:
         versions = {"2": made.load(sound, "2", **other), "3": made.load(sound, "3")}
 
-        async def load(source: Source) -> Served:
-            return versions[source.version]
+        async def load(_: Path, version: str) -> Served:
+            return versions[version]
 
         monkeypatch.setattr(made.trial, "load", load)
         config = RolloutConfig(follow_seconds=5)
-        locate = lambda address: Source(folder=Path(), version=address.rpartition("/")[2])  # noqa: E731
+        locate = lambda address: (Path(), address.rpartition("/")[2])  # noqa: E731
         await roll_out("models:/digits@champion", config, made.trial, locate)
         with pytest.raises(UserError, match="version 2: takes other images, or has other classes or another name"):
             await followers[0].load("2")
@@ -372,7 +369,7 @@ async def test_champion_of_other_images_or_name_is_refused(
 async def test_challenger_that_cannot_be_loaded_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def locate(address: str) -> Source:
+    def locate(address: str) -> tuple[Path, str]:
         raise UserError(f"{address}: no exported model here")
 
     with caplog.at_level(logging.WARNING, "gradtrail.serve"), bench() as made:

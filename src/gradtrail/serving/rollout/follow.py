@@ -9,7 +9,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gradtrail.serving.monitoring.metrics import Role, ServerMetrics
+from gradtrail.serving.metrics import Role, ServerMetrics
 from gradtrail.serving.registry import RegistryUnavailable
 from gradtrail.support.errors import UserError, one_line, printable
 
@@ -65,7 +65,7 @@ class Follower:
         if not self._is_up:
             LOG.warning("the registry responds again")
         self._is_up = True
-        self.metrics.registry_up(True)
+        self.metrics.registry_up.set(1)
         if version == self.version:
             self._last_message, self._wait = "", 0.0
         elif version is None and self.role == "primary":
@@ -85,7 +85,7 @@ class Follower:
 
     def _report_failure(self, message: str, error: Exception) -> None:
         """Count a failure, log it once, and wait longer before the next attempt."""
-        self.metrics.follow_failed(self.role)
+        self.metrics.follow_failures.labels(self.role).inc()
         self._wait = min(MAX_BACKOFF, 2 * max(self.seconds, self._wait))
         self._log(f"{message}, {self._consequence()}: {one_line(error)}", error)
 
@@ -94,7 +94,7 @@ class Follower:
 
     def _report_unavailable(self, error: Exception) -> None:
         """Log once that the registry does not respond."""
-        self.metrics.registry_up(False)
+        self.metrics.registry_up.set(0)
         if self._is_up:
             self._is_up = False
             LOG.warning("%s@%s: %s; %s", self.name, self.alias, printable(one_line(error)), self._consequence())

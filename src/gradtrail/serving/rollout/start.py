@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from gradtrail.core.config import Bounds, config
-from gradtrail.serving.monitoring.metrics import ServerMetrics
+from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.serving.registry import MODELS, remember, version_of
 from gradtrail.serving.rollout.follow import Follower
 from gradtrail.serving.rollout.trial import PATIENCE_SECONDS, Trial, TrialConfig, are_interchangeable
 from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.router import Router, Served, Source
+from gradtrail.serving.server.router import Router, Served
 from gradtrail.serving.slo import read_slo
 from gradtrail.support.errors import UserError, one_line, printable
 
 LOG = logging.getLogger("gradtrail.serve")
-Locate = Callable[[str], Source]
+Locate = Callable[[str], tuple[Path, str]]
 Load = Callable[[str], Awaitable[Served]]
 
 
@@ -91,14 +91,14 @@ async def roll_out(model: str, config: RolloutConfig, router: Router, locate: Lo
         model: URI of the first model.
         config: The options.
         router: The router, from `make_router`.
-        locate: Function that finds a model's folder by its URI; called in a thread.
+        locate: Function that finds a model's folder and version by its URI; called in a thread.
 
     Raises:
         UserError: `@ALIAS` is a challenger of a model without a name; one line.
     """
 
     async def load(uri: str) -> Served:
-        return await router.load(await asyncio.to_thread(locate, uri))
+        return await router.load(*await asyncio.to_thread(locate, uri))
 
     tasks = []
     if config.follow_seconds and (with_alias := split_alias(model)):
@@ -119,7 +119,6 @@ async def _follow_primary(name: str, alias: str, seconds: float, router: Router,
             raise UserError(f"version {version}: {difference}; restart the server to serve it")
         with contextlib.suppress(OSError):
             await asyncio.to_thread(remember, f"{MODELS}{name}@{alias}", uri)
-        router.metrics.classes = served.about.classes
         router.swap(served)
 
     follower = Follower(
@@ -142,7 +141,7 @@ async def _follow_challenger(uri: str, seconds: float, trial: Trial, load: Load)
         try:
             trial.challenge(await load(uri))
         except Exception as error:
-            trial.metrics.follow_failed("challenger")
+            trial.metrics.follow_failures.labels("challenger").inc()
             message = f"challenger {uri} cannot be used, so there is no trial: {one_line(error)}"
             LOG.warning("%s", printable(message), exc_info=None if isinstance(error, UserError) else error)
         return

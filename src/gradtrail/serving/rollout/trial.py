@@ -19,14 +19,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+from starlette.exceptions import HTTPException
 
 from gradtrail.core.config import Bounds
-from gradtrail.serving.monitoring.metrics import Rollout
+from gradtrail.serving.metrics import Rollout
 from gradtrail.serving.rollout.canary import Canary, Outcome
 from gradtrail.serving.rollout.split import is_in_canary
-from gradtrail.serving.server.guard import DEADLINE
-from gradtrail.serving.server.refusal import Refusal
-from gradtrail.serving.server.router import Answer, Images, Probabilities, Router, Served
+from gradtrail.serving.server.batching import Images, Probabilities
+from gradtrail.serving.server.middleware import DEADLINE
+from gradtrail.serving.server.router import Answer, Router, Served
 from gradtrail.serving.slo import CanaryThresholds
 from gradtrail.support.errors import UserError
 
@@ -135,7 +136,7 @@ class Trial(Router):
         if self.config.share:
             return answer
         if self._tasks and challenger.batcher.num_ahead > num_ahead:  # it would wait longer than the primary did
-            self.metrics.comparison_dropped()
+            self.metrics.comparisons_dropped.inc()
         else:
             outcome = _outcome(answer.probabilities, time.perf_counter() - started)
             self._start_comparison(self._shadow(images, challenger, outcome))
@@ -151,7 +152,7 @@ class Trial(Router):
             return Answer(probabilities=probabilities, model=challenger, is_first=is_first)
         if outcome.error != "overloaded":
             self._add_evidence(challenger, outcome)
-        self.metrics.fell_back()
+        self.metrics.canary_fallbacks.inc()
         return await self.answer_with(current, images)
 
     async def _try(self, challenger: Served, images: Images) -> tuple[Probabilities, Outcome]:
@@ -167,7 +168,7 @@ class Trial(Router):
             outcome = _outcome(probabilities, time.perf_counter() - started)
         except TimeoutError:
             outcome = Outcome(seconds=self.config.patience_seconds, error="timeout")
-        except Refusal:
+        except HTTPException:
             outcome = Outcome(seconds=time.perf_counter() - started, error="overloaded")
         except Exception:
             outcome = Outcome(seconds=time.perf_counter() - started, error="failed")
@@ -196,7 +197,7 @@ class Trial(Router):
         """Ask the challenger about images that the primary has answered."""
         _, outcome = await self._try(challenger, images)
         if outcome.error == "overloaded":
-            self.metrics.comparison_dropped()
+            self.metrics.comparisons_dropped.inc()
         else:
             self._add_evidence(challenger, outcome, primary)
 
@@ -204,7 +205,7 @@ class Trial(Router):
         """Run a comparison in the background; return False if too many are in progress."""
         if len(self._tasks) >= MAX_COMPARISONS:
             comparison.close()
-            self.metrics.comparison_dropped()
+            self.metrics.comparisons_dropped.inc()
             return False
         task = asyncio.get_running_loop().create_task(comparison)
         self._tasks.add(task)
@@ -217,13 +218,15 @@ class Trial(Router):
             return
         if primary and not outcome.error:
             num_agreed = sum(a == b for a, b in zip(primary.labels, outcome.labels, strict=True))
-            self.metrics.compared(num_agreed, len(outcome.labels) - num_agreed)
+            self.metrics.compared_images.labels("agreed").inc(num_agreed)
+            self.metrics.compared_images.labels("disagreed").inc(len(outcome.labels) - num_agreed)
         stopped = self._canary.observe(outcome, primary)
         if stopped is not None:
             self._challenger = None
             challenger.batcher.close()
             self.metrics.unloaded("challenger")
-            self.metrics.stopped(stopped.test)
+            self.metrics.canary_stops.labels(stopped.test).inc()
+            self.metrics.rollout("stopped")
             LOG.warning("the challenger, version %s, is stopped: %s", challenger.version, stopped)
 
     def _ends_with(self, current: Served) -> bool:
