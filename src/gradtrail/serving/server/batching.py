@@ -80,7 +80,12 @@ class Batcher:
         if len(images) <= (largest := self.sizes[-1]):
             return await self._predict(images)
         parts = [images[start : start + largest] for start in range(0, len(images), largest)]
-        return np.concatenate(await asyncio.gather(*map(self._predict, parts)))
+        tasks = [self._loop.create_task(self._predict(part)) for part in parts]
+        try:
+            return np.concatenate(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # the others if one failed
+                task.cancel()
 
     async def _predict(self, images: Images) -> Probabilities:
         request = _Request(images, self._loop.create_future(), time.perf_counter())
