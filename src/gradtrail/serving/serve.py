@@ -1,32 +1,37 @@
 """`gradtrail serve`: listens, loads the model, answers requests, and replaces the model when its alias moves."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gradtrail.core.config import ConfigError
 from gradtrail.serving.metrics import ServerMetrics, count_compilations
 from gradtrail.serving.rollout import start
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
-from gradtrail.serving.server.listening import Server, listening
-from gradtrail.serving.server.middleware import LOG, TOKEN, Limits, require_token
+from gradtrail.serving.server.middleware import LOG, TOKEN, Limits, error_response, require_token
 from gradtrail.serving.server.router import Router
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
+from gradtrail.support.signals import stop_request
 
 _SWITCH_SECONDS = 0.0005  # thread switch interval: Python's 5 ms are longer than a batch
+_MAX_HEAD_BYTES = 2**18  # bytes of a request without its body
+_CHUNK_OVERHEAD = 32  # bytes around a part of a body in Transfer-Encoding: chunked
 
 
 def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
-    """Serve an exported model until SIGTERM or Ctrl-C; return the exit status.
+    """Serve an exported model until SIGTERM or Ctrl-C, then exit with 0.
 
     Args:
         model: URI `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/MODEL_ID`, or a folder with an export; None
@@ -63,9 +68,68 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
         max_seconds=options["max_seconds"],
     )
     app = create_app(router, limits, token=token, has_access_log=options["access_log"])
-    server = Server(app, router, drain_seconds=options["drain_seconds"])
-    with listening(options["host"], options["port"]) as listener:
-        return server.run_with(_run(uri, rollout, router, server, listener))
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=options["drain_seconds"],
+    )
+    with (
+        _listening(options["host"], options["port"]) as listener,
+        asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
+    ):
+        runner.run(_run(uri, rollout, router, Server(config, router), listener))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # a thread that waits for a registry would keep the process for minutes
+
+
+class Server(uvicorn.Server):
+    """Shuts down orderly at the first signal, immediately at the second."""
+
+    def __init__(self, config: uvicorn.Config, router: Router):
+        super().__init__(config)
+        self._router = router
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with stop_request(when_asked=self._drain):
+            yield
+
+    def _drain(self) -> None:
+        self._router.is_draining = self.should_exit = True
+
+
+class Protocol(HttpToolsProtocol):
+    """Closes a connection whose head or trailers never end, as the parser keeps both in memory; errors are JSON."""
+
+    _num_head = 0  # bytes of the request so far, without its body
+
+    def data_received(self, data: bytes) -> None:
+        self._num_head += len(data)
+        super().data_received(data)
+        if self._num_head > _MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"the head of the request has more than {_MAX_HEAD_BYTES:,} bytes")
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head = max(0, self._num_head - len(body) - _CHUNK_OVERHEAD)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_head = 0  # bytes of the next request in the same data are not counted
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        answer = error_response(400, msg, {"Connection": "close"})
+        head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
+        self.transport.write(STATUS_LINE[400] + head + b"\r\n" + bytes(answer.body))
+        self.transport.close()
 
 
 async def _run(uri: str, rollout: start.RolloutConfig, router: Router, server: Server, listener: socket.socket) -> None:
@@ -77,13 +141,9 @@ async def _run(uri: str, rollout: start.RolloutConfig, router: Router, server: S
 
     loading = asyncio.create_task(_load_models(uri, rollout, router, listener))
     loading.add_done_callback(end_on_failure)
-    try:
-        await server.serve(sockets=[listener])
-        if loading.done():
-            loading.result()
-    finally:
-        loading.cancel()
-        router.close()
+    await server.serve(sockets=[listener])
+    if loading.done():
+        loading.result()
 
 
 async def _load_models(uri: str, rollout: start.RolloutConfig, router: Router, listener: socket.socket) -> None:
@@ -101,8 +161,16 @@ async def _load_models(uri: str, rollout: start.RolloutConfig, router: Router, l
     first, *others = map(str, served.about.batch_sizes)
     later = f" (compiling {', '.join(others)})" if others else ""
     print(f"{address} answers with {about}, in batches of {first}{later}; ready after {seconds:.1f} s", flush=True)
-
     await asyncio.gather(router.add_remaining_sizes(served), start.roll_out(uri, rollout, router, _locate))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a listening socket; a port is free immediately after a server was killed."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
+        reason = getattr(error, "strerror", None) or "no such address"
+        raise UserError(f"--host {host} --port {port}: cannot listen there: {reason}") from None
 
 
 def _locate(model: str) -> tuple[Path, str]:

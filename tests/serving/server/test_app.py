@@ -282,29 +282,6 @@ async def test_too_many_requests_are_refused() -> None:
     assert (await app.post(INFER, ONE)).status == 200
 
 
-async def test_memory_for_bodies_is_bounded() -> None:
-    async def send_half() -> None:
-        async def receive() -> dict[str, Any]:
-            if sent:
-                await asyncio.sleep(3600)
-            sent.append(True)
-            return {"type": "http.request", "body": b" " * 1024, "more_body": True}
-
-        sent: list[bool] = []
-        scope = {"type": "http", "method": "POST", "path": INFER, "root_path": "", "headers": [(b"host", b"localhost")]}
-        await app.app(scope, receive, lambda _: asyncio.sleep(0))
-
-    app = application(FakeModel(), limits=Limits(max_body_bytes=1024))
-    slow = [asyncio.create_task(send_half()) for _ in range(8)]
-    await asyncio.sleep(0)
-    reply = await ask(app.app, "POST", INFER, [b" " * 1024], JSON)
-    assert (reply.status, reply.headers["retry-after"]) == (429, "1")
-    for task in slow:
-        task.cancel()
-    await asyncio.gather(*slow, return_exceptions=True)
-    assert (await app.post(INFER, ONE)).status == 200
-
-
 async def test_slow_request_is_ended() -> None:
     opened = threading.Event()
     app = application(waiting_model(opened), limits=Limits(max_seconds=0.01))

@@ -113,7 +113,7 @@ def test_invalid_invocation_is_refused_in_one_line(content: Any, message: str) -
     assert message in refused.value.detail
 
 
-@pytest.mark.parametrize("content_type", ["", "text/csv", "application/json; charset=latin-1"])
+@pytest.mark.parametrize("content_type", ["", "text/csv", "text/plain; charset=utf-8"])
 def test_other_content_types_are_refused(content_type: str) -> None:
     with pytest.raises(HTTPException) as refused:
         invoke({"inputs": []}, content_type)

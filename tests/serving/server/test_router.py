@@ -244,7 +244,7 @@ def test_every_request_gets_the_answer_for_its_own_images(counts: list[int], max
         queue = batcher(model, max_wait_ms=max_wait_ms)
         answers = await asyncio.gather(*(queue.predict(images(count, seed)) for seed, count in enumerate(counts)))
         queue.close()
-        assert (queue.num_images, queue.num_waiting) == (0, 0)
+        assert (queue.num_images, len(queue.queue)) == (0, 0)
         return answers
 
     for seed, (count, answer) in enumerate(zip(counts, asyncio.run(main()), strict=True)):
@@ -260,7 +260,7 @@ async def test_requests_during_a_batch_share_the_next_one() -> None:
     first = asyncio.create_task(app.post(INFER, inference(images(1))))
     await gate.is_entered()
     tasks = [asyncio.create_task(app.post(INFER, inference(images(1, seed)))) for seed in range(6)]
-    while app.router.current.batcher.num_waiting < 6:
+    while len(app.router.current.batcher.queue) < 6:
         await asyncio.sleep(0)
     assert app.metrics.registry.get_sample_value("gradtrail_queue_requests") == 6
     gate.opened.set()
@@ -298,7 +298,7 @@ async def test_exception_of_the_model_reaches_only_requests_of_its_batch() -> No
     with pytest.raises(RuntimeError, match="broken"):
         await queue.predict(np.zeros((20, *SHAPE), np.uint8))  # in three parts
     np.testing.assert_array_equal(await queue.predict(images(3)), shares(images(3)))
-    assert (queue.num_images, queue.num_waiting) == (0, 0)
+    assert (queue.num_images, len(queue.queue)) == (0, 0)
 
 
 async def test_cancelled_request_is_not_run() -> None:

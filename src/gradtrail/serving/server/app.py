@@ -47,7 +47,7 @@ def create_app(
             Middleware(CountRequests, metrics=router.metrics, has_access_log=has_access_log),
             Middleware(CheckClient, token=token),
         ],
-        exception_handlers={HTTPException: _answer_error, ClientDisconnect: _answer_nobody, Exception: _answer_failure},
+        exception_handlers=dict.fromkeys((HTTPException, ClientDisconnect, Exception), _answer_error),
     )
 
 
@@ -193,14 +193,10 @@ def _answer(request: Request, answer: Answer, content: dict[str, Any]) -> Respon
     return _json(content, headers={VERSION_HEADER: answer.model.version})
 
 
-async def _answer_error(_: Request, error: Any) -> Response:
-    message = "no such endpoint" if error.detail == "Not Found" else error.detail
-    return error_response(error.status_code, message, error.headers)
-
-
-async def _answer_nobody(_: Request, __: Exception) -> Response:
-    return error_response(499, "the client disconnected")
-
-
-async def _answer_failure(_: Request, __: Exception) -> Response:
+async def _answer_error(_: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        message = "no such endpoint" if error.detail == "Not Found" else error.detail
+        return error_response(error.status_code, message, error.headers)
+    if isinstance(error, ClientDisconnect):
+        return error_response(499, "the client disconnected")
     return error_response(500, "the server failed; its log says why")  # uvicorn logs the exception

@@ -46,32 +46,24 @@ class Batcher:
 
     def __init__(self, model: ExportedModel, config: BatchingConfig, metrics: ServerMetrics, sizes: Sequence[int]):
         self.sizes = tuple(sizes)  # sizes that the model is compiled for; more may be added at any time
-        self.num_images = 0  # waiting images
+        self.queue: deque[_Request] = deque()  # requests that are not in a batch yet
+        self.num_images = 0  # images in the queue
         self._model, self._config, self._metrics = model, config, metrics
         self._loop = asyncio.get_running_loop()
         self._thread: ThreadPoolExecutor | None = None
-        self._queue: deque[_Request] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._is_running = self._is_closing = False
         self._expected = 1  # number of requests to wait for
 
     @property
-    def num_waiting(self) -> int:
-        """Number of requests that are not in a batch yet."""
-        return len(self._queue)
-
-    @property
     def num_ahead(self) -> int:
         """Number of requests before the next one; the running batch counts as one."""
-        return len(self._queue) + self._is_running
+        return len(self.queue) + self._is_running
 
     async def predict(self, images: Images) -> Probabilities:
-        """Return the probabilities of any number of images.
+        """Return the probabilities of any number of images; raise HTTPException (429) if too many images wait.
 
-        Raises:
-            HTTPException: Too many images wait (429).
-            UserError: The answers of the model are no probabilities.
-            Exception: Any exception of the model.
+        An exception of the model is raised too, and UserError if its answers are no probabilities.
         """
         if not len(images):
             return np.zeros((0, len(self._model.manifest.classes)), np.float32)
@@ -89,14 +81,14 @@ class Batcher:
 
     async def _predict(self, images: Images) -> Probabilities:
         request = _Request(images, self._loop.create_future(), time.perf_counter())
-        self._queue.append(request)
+        self.queue.append(request)
         self.num_images += len(images)
         self._start_or_wait()
         try:
             return await request.answer
         except asyncio.CancelledError:
-            if request in self._queue:
-                self._queue.remove(request)
+            if request in self.queue:
+                self.queue.remove(request)
                 self.num_images -= len(images)
             self._end_if_idle()
             raise
@@ -112,10 +104,10 @@ class Batcher:
             self._thread = None
 
     def _start_or_wait(self) -> None:
-        if self._is_running or not self._queue:
+        if self._is_running or not self.queue:
             return
-        left = self._config.max_wait_ms / 1000 - (time.perf_counter() - self._queue[0].arrived)
-        if left <= 0 or len(self._queue) >= self._expected or self.num_images >= self.sizes[-1]:
+        left = self._config.max_wait_ms / 1000 - (time.perf_counter() - self.queue[0].arrived)
+        if left <= 0 or len(self.queue) >= self._expected or self.num_images >= self.sizes[-1]:
             self._start()
         elif self._timer is None:
             self._timer = self._loop.call_later(left, self._start)
@@ -125,11 +117,11 @@ class Batcher:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        if self._is_running or not self._queue:
+        if self._is_running or not self.queue:
             return
         requests, count = list[_Request](), 0
-        while self._queue and count + len(self._queue[0].images) <= self.sizes[-1]:
-            requests.append(self._queue.popleft())
+        while self.queue and count + len(self.queue[0].images) <= self.sizes[-1]:
+            requests.append(self.queue.popleft())
             count += len(requests[-1].images)
         self.num_images -= count
         self._is_running = True
@@ -163,7 +155,7 @@ class Batcher:
     ) -> None:
         """Answer the requests of a batch, in the event loop, and start the next one."""
         self._is_running = False
-        self._expected = min(len(requests) + len(self._queue), self.sizes[-1])
+        self._expected = min(len(requests) + len(self.queue), self.sizes[-1])
         for request, answer in zip(requests, answers, strict=True):
             if request.answer.done():  # cancelled
                 continue

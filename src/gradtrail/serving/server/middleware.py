@@ -32,7 +32,6 @@ _OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")  # nam
 _PUBLIC = {"/", "/page.css", "/page.js", "/ping", "/v2/health/live", "/v2/health/ready"}  # no token needed
 _MIN_TOKEN = 16
 _MAX_ERROR = 300  # characters
-_MAX_BODIES = 8  # bodies of the largest size in memory at a time
 _KINDS = {404: "not_found", 413: "too_large", 429: "overloaded", 503: "not_ready", 504: "timeout"}
 _KINDS |= dict.fromkeys((401, 403, 421), "unauthorized") | dict.fromkeys((400, 405, 415, 499), "invalid")
 
@@ -95,10 +94,9 @@ class CountRequests:
 
 
 class CheckClient:
-    """Refuses requests without the token; if there is none, requests of other pages and under other names.
+    """Refuses requests without the token; if there is none, requests of websites that are visited on this machine.
 
-    Such a page could be any website that somebody visits on this machine: its requests have another `Origin`, or, if it
-    rebinds its own name to 127.0.0.1, another `Host`.
+    Those have another `Origin`, or, if the website rebinds its own name to 127.0.0.1, another `Host`.
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -110,10 +108,6 @@ class CheckClient:
         await (refusal or self.app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        names = [name for name, _ in scope["headers"]]
-        for name in (b"host", b"origin", b"authorization"):
-            if names.count(name) > 1:  # proxies use the first one, and others the last
-                return error_response(400, f"{name.decode().title()}: must be sent once")
         headers = dict(scope["headers"])
         if self.token:
             scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
@@ -131,11 +125,11 @@ class CheckClient:
 
 
 class RequestLimits:
-    """Limits the number of requests in progress, the memory for their bodies, and the time of each."""
+    """Limits the number of requests in progress, their bodies, and their time."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._num_requests = self._num_bytes = 0  # in progress
+        self._num_requests = 0  # in progress
 
     def apply(self, endpoint: Callable[[Request, bytes], Awaitable[Response]]) -> Callable[[Request], Any]:
         """Return an endpoint that reads the body, and calls this one with it."""
@@ -148,22 +142,14 @@ class RequestLimits:
             try:
                 async with asyncio.timeout(self.limits.max_seconds) as timeout:
                     DEADLINE.set(timeout.when() or math.inf)
-                    await self._read(request, body)
+                    async for part in request.stream():
+                        body += part
+                        if len(body) > (limit := self.limits.max_body_bytes):
+                            raise HTTPException(413, f"the body has more than {limit:,} bytes", {"Connection": "close"})
                     return await endpoint(request, bytes(body))
             except TimeoutError:
                 raise HTTPException(504, f"no answer within {self.limits.max_seconds:g} s") from None
             finally:
                 self._num_requests -= 1
-                self._num_bytes -= len(body)
 
         return limited
-
-    async def _read(self, request: Request, body: bytearray) -> None:
-        limit = self.limits.max_body_bytes
-        async for part in request.stream():
-            body += part
-            self._num_bytes += len(part)
-            if len(body) > limit:
-                raise HTTPException(413, f"the body has more than {limit:,} bytes", {"Connection": "close"})
-            if self._num_bytes > _MAX_BODIES * limit:
-                raise HTTPException(429, "the bodies of other requests use all memory for bodies; try again")

@@ -20,7 +20,6 @@ from gradtrail.stages.artifacts.exported import Manifest
 INPUT, PROBABILITIES, LABEL = "images", "probabilities", "label"
 _TYPES = ("UINT8", "FP32")
 _MLFLOW_KEYS = ("inputs", "instances")
-_MAX_ID_CHARS = 128
 _SCALARS = (int, float, str, type(None))
 _NUM_SHOWN = 10  # elements of an invalid list in an error
 
@@ -50,11 +49,10 @@ def read_inference(body: bytes, shape: tuple[int, int], max_images: int) -> Infe
     ]
     if any(name not in (PROBABILITIES, LABEL) for name in names):
         raise HTTPException(400, f"outputs: must name some of {PROBABILITIES}, {LABEL}")
-    request_id = content.get("id")
-    if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= _MAX_ID_CHARS):
-        raise HTTPException(400, f"id: must be text of at most {_MAX_ID_CHARS} characters")
+    if not isinstance(content.get("id", ""), str):
+        raise HTTPException(400, f"id: must be text, got {_short(content['id'])}")
     images = _tensor_images(tensors[0], shape, max_images)
-    return Inference(images=images, id=request_id, outputs=names or (PROBABILITIES, LABEL))
+    return Inference(images=images, id=content.get("id"), outputs=names or (PROBABILITIES, LABEL))
 
 
 def _tensor_images(tensor: Mapping[str, Any], shape: tuple[int, int], max_images: int) -> Images:
@@ -87,8 +85,7 @@ def read_invocation(body: bytes, content_type: str, shape: tuple[int, int], max_
     Raises:
         HTTPException: The body is no such request (400, 415), or has too many images (413).
     """
-    kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
-    if kind != "application/json" or any(parameter != "charset=utf-8" for parameter in parameters):
+    if content_type.partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, f"Content-Type: must be application/json, got {_short(content_type)}")
     content = _object(body)
     keys = [key for key in _MLFLOW_KEYS if key in content]

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.serving.server.batching import Batcher, BatchingConfig, Images, Probabilities
 from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, probability_fault, read_export
-from gradtrail.support.errors import UserError, one_line, printable
+from gradtrail.support.errors import UserError, one_line
 
 LOG = logging.getLogger("gradtrail.serve")
 _WARM_UP = (0, 255)  # pixels of the images that each compiled size answers before it is used: blank and full
@@ -67,11 +67,7 @@ class Router:
         return self._current
 
     def find(self, name: str, version: str | None = None) -> Served:
-        """Return the current model if it has this name, and this version unless it is None.
-
-        Raises:
-            HTTPException: Another model answers here (404), or none yet (503).
-        """
+        """Return the current model if it has this name and version; raise HTTPException (404, 503) otherwise."""
         current = self.current
         if name != current.about.name:
             raise HTTPException(404, f"no model {name!r} here; it is {current.about.name!r}")
@@ -80,17 +76,7 @@ class Router:
         return current
 
     async def answer(self, images: Images, request_id: str | None, current: Served) -> Answer:  # noqa: ARG002 - of `Trial`
-        """Answer a request by the model that was current when it arrived.
-
-        Args:
-            images: Images of the request.
-            request_id: The client's id; None if it sent none.
-            current: The model that `find` returned for the request.
-
-        Raises:
-            HTTPException: Too many images wait (429).
-            Exception: An exception of the model, or UserError if its answers are no probabilities.
-        """
+        """Answer a request by the model that was current when it arrived; see `Batcher.predict` for what it raises."""
         return await self.answer_with(current, images)
 
     async def answer_with(self, served: Served, images: Images) -> Answer:
@@ -115,12 +101,7 @@ class Router:
         return {"state": "off"}
 
     async def load(self, folder: Path, version: str = "", *, all_sizes: bool = True) -> Served:
-        """Read an exported model, and compile it alongside the current one.
-
-        Args:
-            folder: Folder with the export.
-            version: Version in the registry; empty for the beginning of the export's digest.
-            all_sizes: Whether to compile all batch sizes, or the smallest one alone.
+        """Read an exported model, and compile it for all batch sizes, or the smallest one, alongside the current one.
 
         Raises:
             UserError: The model cannot be used here, or its answers are no probabilities; one line.
@@ -139,9 +120,8 @@ class Router:
             try:
                 await self._add_size(served, size)
             except Exception as error:
-                is_bug = not isinstance(error, UserError)
-                message = f"batches of {size} are not used: {one_line(error)}"
-                LOG.warning("%s", printable(message), exc_info=error if is_bug else None)
+                bug = None if isinstance(error, UserError) else error
+                LOG.warning("batches of %d are not used: %s", size, one_line(error), exc_info=bug)
         LOG.info("answers in batches of %s", ", ".join(map(str, served.batcher.sizes)))
 
     async def _add_size(self, served: Served, size: int) -> None:
@@ -161,7 +141,7 @@ class Router:
         old, self._current = self._current, served
         self.metrics.classes = served.about.classes
         self.metrics.serving("primary", served.about.name, served.version, served.digest)
-        self.metrics.queue_requests.set_function(lambda: served.batcher.num_waiting)
+        self.metrics.queue_requests.set_function(lambda: len(served.batcher.queue))
         if old is not None and old is not served:
             old.batcher.close()
 
