@@ -25,7 +25,6 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import stop_request
 
-_SWITCH_SECONDS = 0.0005  # thread switch interval: Python's 5 ms are longer than a batch
 _MAX_HEAD_BYTES = 2**18  # bytes of a request without its body
 _CHUNK_OVERHEAD = 32  # bytes around a part of a body in Transfer-Encoding: chunked
 
@@ -34,8 +33,7 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
     """Serve an exported model until SIGTERM or Ctrl-C, then exit with 0.
 
     Args:
-        model: URI `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/MODEL_ID`, or a folder with an export; None
-            for the champion of the model in `params.yaml`.
+        model: URI `models:/…`, or a folder with an export; None for the champion of the model in `params.yaml`.
         place: Folder to which a relative folder refers.
         options: The options of the command line, by their names.
 
@@ -54,7 +52,7 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
 
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     LOG.setLevel(logging.INFO)
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(0.0005)  # of threads; Python's 5 ms are longer than a batch
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs 0.1 ms per batch
 
     metrics = ServerMetrics()
@@ -169,8 +167,8 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
-        reason = getattr(error, "strerror", None) or "no such address"
-        raise UserError(f"--host {host} --port {port}: cannot listen there: {reason}") from None
+        reason = getattr(error, "strerror", None) or "no such address"  # followed by the address, after a parenthesis
+        raise UserError(f"--host {host} --port {port}: cannot listen there: {reason.partition(' (')[0]}") from None
 
 
 def _locate(model: str) -> tuple[Path, str]:

@@ -17,8 +17,8 @@ from gradtrail.serving.server.middleware import Limits
 METHODS = ("GET", "POST", "POST", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "X" * 20)
 PATHS = (
     *("/v2/models/digits/infer", "/v2/models/digits/versions/1/infer", "/invocations", "/picture") * 4,
-    *("/", "/v2", "/v2/health/ready", "/v2/models/digits", "/v2/models/../infer", "/metrics", "/docs", "/ping"),
-    *("/v2/models/%00/infer", "/v2/models/ü\n/infer", "//", "", "*", "/openapi.json", "/.env", "/v2/models//infer"),
+    *("/", "/v2", "/v2/health/ready", "/v2/models/digits", "/v2/models/../infer", "/metrics", "/rollout", "/ping"),
+    *("/v2/models/%00/infer", "/v2/models/ü\n/infer", "//", "", "*", "/version", "/.env", "/v2/models//infer"),
 )
 ODD = (
     *(None, True, False, 0, -1, 255, 256, 2**31, 2**63, 2**64, 10**400, 0.5, -0.0, 1e308, 1e-320, float("nan")),

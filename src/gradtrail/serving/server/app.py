@@ -1,6 +1,7 @@
 """The application: endpoints of the open inference protocol and of MLflow's scoring server, metrics, and the page."""
 
 import asyncio
+from collections.abc import Callable
 from importlib.metadata import version as installed
 from io import BytesIO
 from pathlib import Path
@@ -41,8 +42,13 @@ def create_app(
     router: Router, limits: Limits | None = None, *, token: str = "", has_access_log: bool = False
 ) -> Starlette:
     """Return the ASGI application to serve; clients send the token, if any, as `Authorization: Bearer …`."""
+    page = [
+        _page_route("/", "page.html", "text/html"),
+        _page_route("/page.css", "page.css", "text/css"),
+        _page_route("/page.js", "page.js", "text/javascript"),
+    ]
     return Starlette(
-        routes=[*_classifying(router, limits or Limits()), *_describing(router), *_page()],
+        routes=[*_classifying(router, limits or Limits()), *_describing(router), *page],
         middleware=[
             Middleware(CountRequests, metrics=router.metrics, has_access_log=has_access_log),
             Middleware(CheckClient, token=token),
@@ -110,30 +116,23 @@ def _classifying(router: Router, limits: Limits) -> list[Route]:
 def _describing(router: Router) -> list[Route]:
     """Return the endpoints about the server and its model."""
 
-    async def server(_: Request) -> Response:
-        return _json({"name": "gradtrail", "version": installed("gradtrail"), "extensions": []})
-
-    async def live(_: Request) -> Response:
-        return _json({"live": True})
-
-    async def ready(_: Request) -> Response:
+    def ready(_: Request) -> dict[str, Any]:
         if not router.is_ready:
             raise HTTPException(
                 503, "the server is shutting down" if router.is_draining else "the model is being loaded"
             )
-        return _json({"ready": True})
+        return {"ready": True}
 
-    async def about(request: Request) -> Response:
+    def about(request: Request) -> dict[str, Any]:
         served = router.find(**request.path_params)
-        return _json(protocol.metadata(served.about, served.version))
+        return protocol.metadata(served.about, served.version)
 
-    async def model_ready(request: Request) -> Response:
+    def model_ready(request: Request) -> dict[str, Any]:
         served = router.find(**request.path_params)
-        content = {"name": served.about.name, "ready": router.is_ready, "version": served.version}
-        return _json(content, 200 if router.is_ready else 503)
+        return {"name": served.about.name, "version": served.version, **ready(request)}
 
     async def ping(request: Request) -> Response:
-        await ready(request)
+        ready(request)
         return Response("\n", media_type=JSON)
 
     async def version(_: Request) -> Response:
@@ -142,36 +141,31 @@ def _describing(router: Router) -> list[Route]:
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(router.metrics.registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    async def rollout(_: Request) -> Response:
-        return _json(router.describe_rollout())
-
     return [
-        _Route("/v2", server),
-        _Route("/v2/health/live", live),
-        _Route("/v2/health/ready", ready),
-        *(_Route(path, about) for path in PATHS),
-        *(_Route(f"{path}/ready", model_ready) for path in PATHS),
-        _Route("/ping", ping),
-        _Route("/version", version),
-        _Route("/metrics", metrics),
-        _Route("/rollout", rollout),
+        _json_route("/v2", lambda _: {"name": "gradtrail", "version": installed("gradtrail"), "extensions": []}),
+        _json_route("/v2/health/live", lambda _: {"live": True}),
+        _json_route("/v2/health/ready", ready),
+        *(_json_route(path, about) for path in PATHS),
+        *(_json_route(f"{path}/ready", model_ready) for path in PATHS),
+        _json_route("/rollout", lambda _: router.describe_rollout()),
+        *(_Route("/ping", ping), _Route("/version", version), _Route("/metrics", metrics)),
     ]
 
 
-def _page() -> list[Route]:
-    def route(path: str, name: str, kind: str) -> Route:
-        content = (Path(__file__).parent / "page" / name).read_bytes()
+def _json_route(path: str, content: Callable[[Request], dict[str, Any]]) -> Route:
+    async def send(request: Request) -> Response:
+        return _json(content(request))
 
-        async def send(_: Request) -> Response:
-            return Response(content, media_type=kind, headers=_PAGE_HEADERS)
+    return _Route(path, send)
 
-        return _Route(path, send)
 
-    return [
-        route("/", "page.html", "text/html"),
-        route("/page.css", "page.css", "text/css"),
-        route("/page.js", "page.js", "text/javascript"),
-    ]
+def _page_route(path: str, name: str, kind: str) -> Route:
+    content = (Path(__file__).parent / "page" / name).read_bytes()
+
+    async def send(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=_PAGE_HEADERS)
+
+    return _Route(path, send)
 
 
 def _decode(body: bytes, about: Manifest) -> np.ndarray:

@@ -49,7 +49,7 @@ def read_inference(body: bytes, shape: tuple[int, int], max_images: int) -> Infe
     ]
     if any(name not in (PROBABILITIES, LABEL) for name in names):
         raise HTTPException(400, f"outputs: must name some of {PROBABILITIES}, {LABEL}")
-    if not isinstance(content.get("id", ""), str):
+    if not isinstance(content.get("id"), str | None):
         raise HTTPException(400, f"id: must be text, got {_short(content['id'])}")
     images = _tensor_images(tensors[0], shape, max_images)
     return Inference(images=images, id=content.get("id"), outputs=names or (PROBABILITIES, LABEL))
