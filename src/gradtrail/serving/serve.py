@@ -153,12 +153,11 @@ async def _load_models(uri: str, rollout: start.RolloutConfig, router: Router, l
     router.metrics.startup_seconds.set(seconds)
 
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    about = (
-        f"{served.about.name} version {served.version} ({served.about.model}, sha256 {served.digest[:12]}, from {uri})"
-    )
-    first, *others = map(str, served.about.batch_sizes)
-    later = f" (compiling {', '.join(others)})" if others else ""
-    print(f"{address} answers with {about}, in batches of {first}{later}; ready after {seconds:.1f} s", flush=True)
+    about = f"({served.about.model}, sha256 {served.digest[:12]}, from {uri})"
+    smallest, *later = map(str, served.about.batch_sizes)
+    sizes = f"{smallest} (compiling {', '.join(later)})" if later else smallest
+    answering = f"{address} answers with {served.about.name} version {served.version} {about}"
+    print(f"{answering}, in batches of {sizes}; ready after {seconds:.1f} s", flush=True)
     await asyncio.gather(router.add_remaining_sizes(served), start.roll_out(uri, rollout, router, _locate))
 
 

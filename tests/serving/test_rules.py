@@ -22,7 +22,7 @@ from gradtrail.serving.server.batching import BatchingConfig
 from gradtrail.serving.server.router import Router
 from gradtrail.serving.slo import read_slo
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 NEEDS_PROMTOOL = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus"
