@@ -59,6 +59,8 @@ def convert(out: Path) -> None:
 
     info = data_files.read_info(Path("data/processed"))
     network = read_network(read_evaluated(Path("results/evaluate"), Path("models")), info)
+    if (precision := network.model.config.precision) != "float32":
+        raise UserError(f"jax2onnx converts networks with train.precision float32 alone; this one has {precision}")
     weights = jax.device_put(tensors([*network.members.values()], network.temperature))
     function = forward(network.model, len(network.members))
     images = jax.ShapeDtypeStruct(("batch", *network.model.config.image_shape), np.uint8)
