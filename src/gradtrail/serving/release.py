@@ -1,8 +1,8 @@
 """`gradtrail promote` and `gradtrail rollback`: register exports, and move the alias champion of MLflow's registry.
 
 The history of the alias is in tags of the versions, one for each move. The registry has no compare-and-set, so a move
-writes its tag first, and reads all tags and the alias again: of concurrent moves the one whose tag has the lowest name
-wins. Out of scope: a move that falls into the milliseconds between this last look and the move of the alias.
+writes its tag first, and reads all tags and the alias again: of concurrent moves at most one has not seen another one,
+and the others stop. Out of scope: an alias that is moved in MLflow's UI between this last look and the move.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import mlflow
@@ -30,18 +30,19 @@ from gradtrail.support.significance import mcnemar, paired_difference, unpaired_
 from gradtrail.tracking.models import EXPORT_DIGEST
 from gradtrail.tracking.store import open_store
 
-_TAG = re.compile(r"champion\.(\d{6})\.[0-9a-f]{8}")
+_TAG = re.compile(r"champion\.\d{6}\.[0-9a-f]{8}")
+_STALE = timedelta(minutes=1)  # longest time between the tag of a move and the move
 _PROMOTED, _ROLLED_BACK = "promoted", "rolled back"
 
 
 class Move(NamedTuple):
-    """A move of the alias champion; moves are ordered by their numbers."""
+    """A move of the alias champion."""
 
-    number: int
-    key: str  # name of its tag; tells moves with the same number apart
+    key: str  # name of its tag, champion.NUMBER.TOKEN; moves are ordered by it
     version: str  # the new champion
     kind: str
     replaced: str | None  # the previous champion; None if there was none
+    time: str  # UTC
 
 
 def promote(run: str, *, as_champion: bool, is_forced: bool, reason: str) -> int:
@@ -174,9 +175,10 @@ def moves_of(name: str) -> list[Move]:
     moves = []
     for version in versions_of(name):
         for key, value in version.tags.items():
-            if match := _TAG.fullmatch(key):
+            if _TAG.fullmatch(key):
                 content = json.loads(value)
-                moves.append(Move(int(match[1]), key, str(version.version), content["kind"], content["replaced"]))
+                fields = (content[field] for field in ("kind", "replaced", "time"))
+                moves.append(Move(key, str(version.version), *fields))
     return sorted(moves)
 
 
@@ -207,7 +209,7 @@ def move_champion(
     Raises:
         UserError: Another process moved it, or is about to.
     """
-    number = max((move.number for move in moves_of(name)), default=0) + 1
+    number = max((int(move.key.split(".")[1]) for move in moves_of(name)), default=0) + 1
     key = f"champion.{number:06}.{secrets.token_hex(4)}"
     content = {
         "kind": kind,
@@ -219,8 +221,10 @@ def move_champion(
     }
     client.set_model_version_tag(name, version, key, json.dumps(content, sort_keys=True))
     try:
-        concurrent = [move.key for move in moves_of(name) if move.number == number]
-        if min(concurrent) < key or version_of(name, CHAMPION) != replaced:
+        # A recent move that the alias does not show yet is under way; an older one was killed, or undone by hand.
+        others = [move for move in moves_of(name) if move.key != key]
+        is_recent = bool(others) and datetime.now(UTC) - datetime.fromisoformat(others[-1].time) < _STALE
+        if (is_recent and others[-1].version != replaced) or version_of(name, CHAMPION) != replaced:
             raise UserError(f"{name}: somebody else is moving {CHAMPION}; try again")
         client.set_registered_model_alias(name, CHAMPION, version)
     except BaseException:
