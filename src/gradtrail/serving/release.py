@@ -2,7 +2,7 @@
 
 The history of the alias is in tags of the versions, one for each move. The registry has no compare-and-set, so a move
 writes its tag first, and reads all tags and the alias again: of concurrent moves at most one has not seen another one,
-and the others stop. Out of scope: an alias that is moved in MLflow's UI between this last look and the move.
+and the recorded stop. Out of scope: an alias that is moved in MLflow's UI between this last look and the move.
 """
 
 import contextlib
@@ -222,9 +222,9 @@ def move_champion(
     client.set_model_version_tag(name, version, key, json.dumps(content, sort_keys=True))
     try:
         # A recent move that the alias does not show yet is under way; an older one was killed, or undone by hand.
-        others = [move for move in moves_of(name) if move.key != key]
-        is_recent = bool(others) and datetime.now(UTC) - datetime.fromisoformat(others[-1].time) < _STALE
-        if (is_recent and others[-1].version != replaced) or version_of(name, CHAMPION) != replaced:
+        recorded = [move for move in moves_of(name) if move.key != key]
+        is_recent = bool(recorded) and datetime.now(UTC) - datetime.fromisoformat(recorded[-1].time) < _STALE
+        if (is_recent and recorded[-1].version != replaced) or version_of(name, CHAMPION) != replaced:
             raise UserError(f"{name}: somebody else is moving {CHAMPION}; try again")
         client.set_registered_model_alias(name, CHAMPION, version)
     except BaseException:
