@@ -46,11 +46,7 @@ class Move(NamedTuple):
 
 
 def promote(run: str, *, as_champion: bool, is_forced: bool, reason: str) -> int:
-    """Register the export of a run, see `find_run`, and move the alias challenger or champion to it.
-
-    Returns:
-        The exit status: 0, or 1 if the promotion was refused.
-    """
+    """Register the export of a run, and move an alias to it; return the exit status, 1 if that was refused."""
     if is_forced and not as_champion:
         raise UserError("--force: needs --champion; `challenger` is never refused")
     name, client = registered_name(), open_store()
@@ -204,11 +200,7 @@ def previous_champion(moves: Iterable[Move], champion: str | None) -> str | None
 def move_champion(
     client: MlflowClient, name: str, version: str, kind: str, *, replaced: str | None, reason: str, forced: str = ""
 ) -> None:
-    """Move the alias champion from the version `replaced` to another one, and record it in the history.
-
-    Raises:
-        UserError: Another process moved it, or is about to.
-    """
+    """Move the alias champion from the version `replaced`, and record it; UserError if another process moves it."""
     number = max((int(move.key.split(".")[1]) for move in moves_of(name)), default=0) + 1
     key = f"champion.{number:06}.{secrets.token_hex(4)}"
     content = {

@@ -18,7 +18,7 @@ from typing import Any
 
 from gradtrail.core.intervals import Interval, median_interval, share_interval
 from gradtrail.serving.candidate import Candidate, find_candidate, find_champion, paired_predictions
-from gradtrail.serving.probe import COLD, WARM, measure
+from gradtrail.serving.probe import WARM, measure
 from gradtrail.serving.slo import Limits, read_slo
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
@@ -30,22 +30,7 @@ from gradtrail.tracking.store import open_store
 VERDICT = "verdict"  # tag of a training's run: the text of `verdict_tag`
 ARTIFACT = "verdict/verdict.json"
 PASS, FAIL = "pass", "fail"
-QUANTITIES = {  # limit → title, side of the limit that passes, unit; a share has no unit
-    "accuracy_lower_bound": ("accuracy", "at least", ""),
-    "calibration_error": ("calibration error", "at most", ""),
-    "worst_class_recall": ("worst class's recall", "at least", ""),
-    "agreement": ("agreement with the champion", "at least", ""),
-    "size_mib": ("size of the files", "at most", "MiB"),
-    "memory_mib": ("peak memory", "at most", "MiB"),
-    COLD: ("cold start to first answer", "at most", "s"),
-    WARM: ("warm start to first answer", "at most", "s"),  # has no limit
-    "first_answer_ms": ("first answer after load", "at most", "ms"),
-    "p50_ms_1": ("p50, 1 image", "at most", "ms"),
-    "p99_ms_1": ("p99, 1 image", "at most", "ms"),
-    "p50_ms_32": ("p50, 32 images", "at most", "ms"),
-    "p99_ms_32": ("p99, 32 images", "at most", "ms"),
-    "images_per_second": ("throughput, largest batch", "at least", "images/s"),
-}
+AT_LEAST = {"accuracy_lower_bound", "worst_class_recall", "agreement", "images_per_second"}  # others: at most
 _METRICS = {  # limit → metric of the stage `export`, and the method of its interval
     "accuracy_lower_bound": ("accuracy", "Wilson"),
     "calibration_error": ("expected_calibration_error", "pivotal bootstrap over examples"),
@@ -78,7 +63,7 @@ def verdict(run: str, slo: Path, *, as_json: bool, measured: Callable[..., dict[
     recorded = _recorded(candidate) | {"agreement": _agreement(candidate)}
     times = {name: median_of(values) for name, values in measured(candidate.export.folder).items()}
     rows = judge(limits, recorded | times)
-    failed = [row["title"] for row in rows.values() if row["pass"] is False]
+    failed = [name for name, row in rows.items() if row["pass"] is False]
     content: dict[str, Any] = {
         "verdict": FAIL if failed else PASS,
         "run": candidate.name,
@@ -91,7 +76,7 @@ def verdict(run: str, slo: Path, *, as_json: bool, measured: Callable[..., dict[
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "limits": rows,
     }
-    cells = [as_texts(row) for row in rows.values()]
+    cells = [as_texts(name, row) for name, row in rows.items()]
 
     # MLflow gets the JSON, the table, and last the tag, which `promote` reads.
     client, run_id = candidate.client, candidate.run.info.run_id
@@ -108,7 +93,7 @@ def verdict(run: str, slo: Path, *, as_json: bool, measured: Callable[..., dict[
     right = ("value", "95 % interval", "margin")
     console.print(f"{candidate.name}  {content['model']}  export {candidate.export.digest[:12]}", soft_wrap=True)
     console.print(table("", cells, right=right, no_wrap=[*cells[0]][:-1], styles=styles))
-    reasons = f": {'; '.join(failed)}" if failed else ""
+    reasons = f": {', '.join(failed)}" if failed else ""
     console.print(f"\nverdict: {content['verdict']}{reasons}", style="bold", soft_wrap=True)
     return 1 if failed else 0
 
@@ -120,7 +105,7 @@ def verdict_tag(outcome: str, export: str, limits: Limits) -> str:
 
 
 def judge(limits: Limits, numbers: Mapping[str, Measured | str]) -> dict[str, dict[str, Any]]:
-    """Return the row of each limit: title, number, interval, limit, margin and outcome, as plain data.
+    """Return the row of each limit: number, interval, limit, margin and outcome, as plain data.
 
     The margin is the distance from the limit to the worse end of the interval, and negative if the limit fails.
     Infinite numbers are None.
@@ -130,9 +115,9 @@ def judge(limits: Limits, numbers: Mapping[str, Measured | str]) -> dict[str, di
         numbers: The numbers by the name of their limit, or the reason why one is missing; `not judged` excuses it.
     """
     rows = {}
-    for name, (title, side, unit) in QUANTITIES.items():
-        limit, number = getattr(limits, name, None), numbers.get(name, "not measured")
-        row: dict[str, Any] = {"title": title, "side": side, "limit": limit, "unit": unit, "value": None}
+    for name, limit in (vars(limits) | {WARM: None}).items():
+        number, side = numbers.get(name, "not measured"), "at least" if name in AT_LEAST else "at most"
+        row: dict[str, Any] = {"value": None, "side": side, "limit": limit}
         row |= {"margin": None, "pass": None, "verdict": _NOT_JUDGED}
         if isinstance(number, Measured):
             row |= {key: _finite(value) for key, value in asdict(number).items()}
@@ -183,29 +168,24 @@ def _agreement(candidate: Candidate) -> Measured | str:
     return Measured(**vars(share_interval(int((predicted == by_champion).sum()), len(predicted))), how="Wilson")
 
 
-def as_texts(row: Mapping[str, Any]) -> dict[str, str]:
+def as_texts(name: str, row: Mapping[str, Any]) -> dict[str, str]:
     """Return the cells of a row of `judge`, by the titles of the columns."""
     value = interval = must_be = margin = "–"
-    unit, limit = row["unit"], row["limit"]
-    if limit is not None:
-        must_be = f"{row['side']} {_format(limit, unit)}"
+    if row["limit"] is not None:
+        must_be = f"{row['side']} {_format(row['limit'])}"
     if row["value"] is not None:
-        value = _format(row["value"], unit)
-        low = "−∞" if row["low"] is None else _format(row["low"], unit).removesuffix(unit).rstrip(" %")
-        high = "∞" if row["high"] is None else _format(row["high"], unit)
+        value = _format(row["value"])
+        low = "−∞" if row["low"] is None else _format(row["low"])
+        high = "∞" if row["high"] is None else _format(row["high"])
         interval = "exact" if row["low"] == row["high"] is not None else f"{low} to {high}"
-        if limit is not None:
-            margin = "unknown" if row["margin"] is None else _format(row["margin"], unit, sign="+")
-    cells = {"limit": row["title"], "value": value, "95 % interval": interval}
+        if row["margin"] is not None:
+            margin = _format(row["margin"], sign="+")
+    cells = {"limit": name, "value": value, "95 % interval": interval}
     return cells | {"must be": must_be, "margin": margin, "verdict": row["verdict"]}
 
 
-def _format(value: float, unit: str, sign: str = "") -> str:
-    """Return a number with its unit; shares in per cent, and differences of shares in points."""
-    if not unit:
-        return f"{100 * value:{sign}.2f} {'points' if sign else '%'}"
-    digits = 0 if abs(value) >= 1000 else max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
-    return f"{value:{sign},.{min(digits, 4)}f} {unit}"
+def _format(value: float, sign: str = "") -> str:
+    return f"{value:{sign}.4g}" if abs(value) < 10_000 else f"{value:{sign},.0f}"
 
 
 def _finite(value: Any) -> Any:
