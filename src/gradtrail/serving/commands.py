@@ -165,4 +165,18 @@ def rollback(*, reason: str) -> int:
     return with_store(lambda: rollback(reason))
 
 
-VERBS: list[click.Command] = [predict, verdict, promote, rollback, serve]
+@click.command(cls=Verb, epilog="Example: gradtrail export --onnx digits.onnx")
+@click.option("--onnx", "out", type=_PATH, required=True, metavar="FILE.onnx", help="File to write.")
+@click.pass_obj
+def export(place: Path, /, *, out: Path) -> int:
+    """Write the exported model for ONNX Runtime.
+
+    Its answers are compared with those of models/export first. The first call installs jax2onnx in an environment of
+    its own.
+    """
+    from gradtrail.serving.onnx import export_onnx
+
+    return export_onnx(place / out)
+
+
+VERBS: list[click.Command] = [predict, export, verdict, promote, rollback, serve]
