@@ -33,7 +33,7 @@ from gradtrail.core.data import Split
 from gradtrail.core.export import ExportConfig
 from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.serving.predict import batch
+from gradtrail.serving import predict as predicting
 from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.export import write_export
@@ -81,7 +81,7 @@ def measure(kind: str, num_images: int, rounds: int) -> dict[str, list[float]]:
         folder = Path(name)
         write_export(folder / "export", network, ExportConfig(name="digits", batch_sizes=(1, 8, 32, 128)))
         model = read_export(folder / "export")
-        model.compile(batch.BATCH_SIZE)
+        model.compile(predicting.BATCH_SIZE)
         sources = write_sources(folder, images)
         for _ in range(rounds + 1):
             note(
@@ -91,7 +91,7 @@ def measure(kind: str, num_images: int, rounds: int) -> dict[str, list[float]]:
             )
             with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
                 for form, (path, count) in sources.items():
-                    note(form, count, lambda path=path: batch.predict_into(folder / "out.parquet", [path], model))
+                    note(form, count, lambda path=path: predicting.predict_into(folder / "out.parquet", [path], model))
     return {name: values[1:] for name, values in found.items()}  # the first round warms up
 
 

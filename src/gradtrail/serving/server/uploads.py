@@ -53,7 +53,7 @@ class Uploads:
 
 
 def _decode(body: bytes, about: Manifest) -> Image:
-    from gradtrail.serving.predict.images import decode_image, framing_of
+    from gradtrail.serving.images import decode_image, framing_of
 
     try:
         return decode_image(BytesIO(body), about.image_shape, framing_of(about.dataset))

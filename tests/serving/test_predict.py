@@ -1,4 +1,4 @@
-"""Predictions of any number of images equal the model's, for every source of images, killed or not."""
+"""`gradtrail predict` on an exported model: the model's answers for every source of images, killed or not; errors."""
 
 import io
 import json
@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from exports import write_small_export
+from exports import write_small_export, write_wrong_export
 from factories import ROOT
 from PIL import Image
 from untrusted import on_linux, taken_bytes
 
-from gradtrail.serving.predict import batch
-from gradtrail.serving.predict.batch import predict_into
+from gradtrail import cli
+from gradtrail.serving import predict as predicting
+from gradtrail.serving.predict import predict_into
 from gradtrail.stages.artifacts.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
 
@@ -39,8 +40,8 @@ def model(export: Path) -> ExportedModel:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of two batches of eight images."""
-    monkeypatch.setattr(batch, "BATCH_SIZE", 8)
-    monkeypatch.setattr(batch, "PART_SIZE", 16)
+    monkeypatch.setattr(predicting, "BATCH_SIZE", 8)
+    monkeypatch.setattr(predicting, "BATCHES_PER_PART", 2)
 
 
 def pixels(count: int) -> np.ndarray:
@@ -118,14 +119,14 @@ def test_unusable_images_are_rows_with_their_reason(model: ExportedModel, tmp_pa
     assert predict_into(tmp_path / "out.parquet", [tmp_path / "a.parquet"], model) == 4
     table = pq.read_table(tmp_path / "out.parquet")
     errors = {place: error for place, error in enumerate(table["error"].to_pylist()) if error}
-    assert errors[3].startswith("not a readable image: none of PNG")
+    assert [*errors] == [3, 9, 20, 39]
     assert (errors[9], errors[20][:19]) == ("no image", "the image is blank:")
+    assert errors[3].startswith("not a readable image: none of PNG")
     assert errors[39].startswith("not a readable image: ")
-    assert {*errors} == {3, 9, 20, 39}
     for name in ("label", "class", "confidence"):
-        assert [*np.flatnonzero(table[name].is_null())] == sorted(errors)
-    assert [*np.flatnonzero(np.isnan(np.stack(table["probabilities"].to_numpy())).all(axis=1))] == sorted(errors)
-    rest = np.delete(np.arange(40), sorted(errors))
+        assert [*np.flatnonzero(table[name].is_null())] == [*errors]
+    assert [*np.flatnonzero(np.isnan(np.stack(table["probabilities"].to_numpy())).all(axis=1))] == [*errors]
+    rest = np.delete(np.arange(40), [*errors])
     probabilities = np.stack(table["probabilities"].take(rest).to_numpy())
     np.testing.assert_allclose(probabilities, model.predict(images[rest]), rtol=1e-5)
 
@@ -134,8 +135,7 @@ def test_unusable_images_are_rows_with_their_reason(model: ExportedModel, tmp_pa
 def test_resumed_run_writes_the_same_bytes_and_repeats_no_finished_part(
     form: str, model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, calls = FORMS[form](pixels(70), tmp_path / "images"), list[int]()
-    run = ExportedModel.run
+    source, run, calls = FORMS[form](pixels(70), tmp_path / "images"), ExportedModel.run, list[int]()
 
     def counted(self: ExportedModel, images: np.ndarray) -> Any:
         calls.append(len(images))
@@ -144,6 +144,7 @@ def test_resumed_run_writes_the_same_bytes_and_repeats_no_finished_part(
         return run(self, images)
 
     monkeypatch.setattr(ExportedModel, "run", counted)
+    monkeypatch.setattr(predicting, "_MAX_THREADS", 1)  # batches are run in their order
     out, allowed = tmp_path / "whole.parquet", 0
     predict_into(out, [source], model)
     assert len(calls) == 9
@@ -159,7 +160,7 @@ def test_resumed_run_writes_the_same_bytes_and_repeats_no_finished_part(
         allowed = 0
         predict_into(out, [source], model)
         assert out.read_bytes() == expected
-        assert len(calls) == 9 - 2 * max(0, (place - 2) // 2)
+        assert len(calls) == 9 - 2 * ((place - 1) // 2)
 
 
 @pytest.mark.parametrize("change", ["images", "model"])
@@ -172,14 +173,14 @@ def test_parts_of_other_images_or_models_are_not_continued(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch, "_join", killed)
+        patched.setattr(predicting, "_join_parts", killed)
         with pytest.raises(KeyboardInterrupt):
             predict_into(out, [folder], model)
     if change == "images":
         (folder / "1" / "0015.png").write_bytes(b"another")
     else:
         model = read_export(write_small_export(tmp_path / "other", seed=1))
-    message = rf"\.out\.parquet\.parts: was started with (another model|other {change}); remove it to start again"
+    message = rf"\.out\.parquet\.parts: was started with a different input \({change}\); remove it to start again"
     with pytest.raises(UserError, match=message):
         predict_into(out, [folder], model)
     assert not out.exists()
@@ -190,14 +191,12 @@ def write_unusable(path: Path) -> dict[str, Path]:
     pq.write_table(pa.table({"imag": [b""]}), path / "a.parquet")
     pq.write_table(pa.table({"image": pa.array([[1, 2]], pa.list_(pa.uint8()))}), path / "b.parquet")
     (path / "d.parquet").write_bytes(b"PAR1")
-    pq.write_table(pa.Table.from_arrays([pa.array([b""])] * 2, names=["image", "image"]), path / "o.parquet")
     pq.write_table(pa.table({"image": pa.array([], pa.binary())}), path / "i.parquet")
     (path / "empty").mkdir()
     return {
         "a.parquet: has no column 'image'; it has imag; did you mean 'imag'?": path / "a.parquet",
         "b.parquet: column image is list<element: uint8>; must be binary: the bytes of image": path / "b.parquet",
         "d.parquet: not a readable parquet file: ": path / "d.parquet",
-        "o.parquet: has 2 columns 'image'; must have one": path / "o.parquet",
         "k.parquet: no such file": path / "k.parquet",
         "i.parquet: no images": path / "i.parquet",
         "empty: no images (.png, .jpg": path / "empty",
@@ -211,26 +210,15 @@ def test_source_without_images_is_one_line_and_writes_nothing(model: ExportedMod
     assert not (tmp_path / "new").exists()
 
 
-def test_input_is_never_overwritten(model: ExportedModel, tmp_path: Path) -> None:
-    source = as_parquet(pixels(3), tmp_path / "images")
-    before = source.read_bytes()
-    with pytest.raises(UserError, match="is one of the inputs; name another file"):
-        predict_into(source, [source], model)
-    assert source.read_bytes() == before
-
-
-def test_run_that_was_killed_at_the_start_starts_again(model: ExportedModel, tmp_path: Path) -> None:
-    (tmp_path / ".out.parquet.parts").mkdir()
-    predict_into(tmp_path / "out.parquet", [as_parquet(pixels(3), tmp_path / "images")], model)
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_damage_inside_a_table_is_one_line(model: ExportedModel, tmp_path: Path) -> None:
+def test_input_and_damaged_input_overwrite_nothing(model: ExportedModel, tmp_path: Path) -> None:
     source = as_parquet(pixels(60), tmp_path / "images")
     data = bytearray(source.read_bytes())
+    with pytest.raises(UserError, match="is one of the inputs; name another file"):
+        predict_into(source, [source], model)
+    assert source.read_bytes() == data
     data[3000:3400] = bytes(400)
     source.write_bytes(data)
-    with pytest.raises(UserError, match=r"images\.parquet: damaged: "):
+    with pytest.raises(UserError, match=r"images\.parquet: not a readable parquet file: "):
         predict_into(tmp_path / "out.parquet", [source], model)
     assert not (tmp_path / "out.parquet").exists()
 
@@ -240,8 +228,7 @@ def test_damage_inside_a_table_is_one_line(model: ExportedModel, tmp_path: Path)
 def test_memory_does_not_grow_with_the_images(
     model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "BATCH_SIZE", 1024)
-    monkeypatch.setattr(batch, "PART_SIZE", 4096)
+    monkeypatch.setattr(predicting, "BATCH_SIZE", 1024)
     image = png(pixels(1)[0]) + bytes(4000)
     table = pa.table({"image": [image] * 10_000})
     for copies in (1, 6):  # 47 and 280 MB; the first fills the buffers of the pipeline and the allocators' pools
@@ -269,12 +256,90 @@ def test_real_kill_loses_no_finished_part(export: Path, tmp_path: Path) -> None:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    finished = {path: path.stat().st_mtime_ns for path in parts.glob("*.arrow")}
     assert not (tmp_path / "killed.parquet").exists()
-    assert finished
     for name in ("killed.parquet", "whole.parquet"):
         done = start(name)
         output = done.communicate()[1].decode()
         assert not done.returncode
         assert ("predict: 000000" in output) == (name == "whole.parquet"), "a finished part is not made again"
     assert (tmp_path / "killed.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two images, `a.png` and `b.png`, and `c.png`, which is none."""
+    image = np.zeros((28, 28), np.uint8)
+    image[5:20, 10:14] = 200
+    for name in ("a.png", "b.png"):
+        Image.fromarray(image).save(tmp_path / name)
+    (tmp_path / "c.png").write_bytes(b"none")
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command in the project's folder: arguments → exit status, stdout, stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr("sys.argv", ["gradtrail", "predict", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_unusable_images_are_reported_after_the_answers(folder: Path, run: Run) -> None:
+    export = write_small_export(folder / "export", always=7, members=2)
+    files = [folder / name for name in ("a.png", "c.png", "b.png")]
+    status, out, err = run(*files, "--model", export, "--figure", folder / "seen.png")
+    lines = out.splitlines()
+    assert status == 2
+    assert [line.split("%")[0] for line in lines[:2]] == [f"{path}: 7  100.0" for path in (files[0], files[2])]
+    assert re.search(r"%  \(then \d 0\.0%, \d 0\.0%\)$", lines[0])
+    assert lines[2] == "probabilities are the mean of 2 networks, calibrated (temperature 1.5)"
+    assert err.splitlines() == [f"gradtrail: {files[1]}: not a readable image: none of PNG, JPEG, BMP, TIFF, WEBP"]
+    with Image.open(folder / "seen.png") as figure:
+        assert min(figure.size) > 100
+
+
+def test_folder_becomes_a_table_with_progress_in_lines(folder: Path, export: Path, run: Run) -> None:
+    target = folder / "out.parquet"
+    status, out, err = run(folder, "--model", export, "--out", target)
+    assert status == 2
+    assert out.startswith(f"{target}: 3 images, 1 of them without an answer (column error); ")
+    assert err.startswith("predict: 000000 (100 %, ")
+    assert [error is None for error in pq.read_table(target)["error"].to_pylist()] == [True, True, False]
+
+
+def test_model_without_probabilities_gives_no_label(folder: Path, run: Run) -> None:
+    wrong = write_wrong_export(folder / "model", answers="-1 to 2")
+    status, out, err = run(folder / "a.png", "--model", wrong)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("gradtrail: digits: its answers to 1 of 1 images are not probabilities, such as [")
+    assert run(folder, "--model", wrong, "--out", folder / "out.parquet")[0] == 2
+    table = pq.read_table(folder / "out.parquet")
+    assert table["label"].null_count == table["confidence"].null_count == 3
+    errors = table["error"].to_pylist()
+    assert errors[:2] == ["the model's answer is not a probability for each class"] * 2
+    assert errors[2].startswith("not a readable image")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["."], ".: a folder or table of images; --out FILE.parquet takes the answers"),
+        (["a.parquet"], "a.parquet: a folder or table of images; --out FILE.parquet takes the answers"),
+        ([".", "--out", "out.parquet", "--figure", "b.png"], "--figure: only without --out"),
+        (["a.png", "--model", "nowhere"], "nowhere: no exported model here (no manifest.json)"),
+        ([".", "--out", "src", "--model", "EXPORT"], "src: a folder; name a file, such as src/predictions.parquet"),
+    ],
+)
+def test_mistake_is_one_line_with_status_2(arguments: list[str], message: str, export: Path, run: Run) -> None:
+    status, out, err = run(*(export if argument == "EXPORT" else argument for argument in arguments))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"gradtrail: {message}")
