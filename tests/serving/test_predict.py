@@ -39,8 +39,9 @@ def model(export: Path) -> ExportedModel:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of two batches of eight images."""
+    """Parts of two batches of eight images; pixels in parts of four."""
     monkeypatch.setattr(predicting, "BATCH_SIZE", 8)
+    monkeypatch.setattr(predicting, "PIXEL_BATCHES", 2)
     monkeypatch.setattr(predicting, "BATCHES_PER_PART", 2)
 
 
@@ -72,7 +73,13 @@ def as_parquet(images: np.ndarray, path: Path) -> Path:
     return path.with_suffix(".parquet")
 
 
-FORMS: dict[str, Callable[[np.ndarray, Path], Path]] = {"folder": as_folder, "parquet": as_parquet}
+def as_pixels(images: np.ndarray, path: Path) -> Path:
+    column = pa.array([image.tobytes() for image in images], pa.binary(28 * 28))
+    pq.write_table(pa.table({"image": column}), path.with_suffix(".parquet"), row_group_size=11)
+    return path.with_suffix(".parquet")
+
+
+FORMS: dict[str, Callable[[np.ndarray, Path], Path]] = {"folder": as_folder, "parquet": as_parquet, "pixels": as_pixels}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -88,12 +95,10 @@ def test_answers_are_those_of_the_model_for_every_source(form: str, model: Expor
     np.testing.assert_array_equal(table["confidence"], probabilities.max(axis=1))
     assert table["class"].to_pylist() == [model.manifest.classes[label] for label in expected.argmax(axis=1)]
     assert table["error"].null_count == len(images)
-    if form == "folder":
-        assert table["path"].to_pylist() == sorted(map(str, source.rglob("*.png")))
-        assert table["index"].null_count == len(images)
-    else:
-        assert set(table["path"].to_pylist()) == {str(source)}
-        np.testing.assert_array_equal(table["index"], range(len(images)))
+    is_folder = form == "folder"
+    files = sorted(map(str, source.rglob("*.png"))) if is_folder else [str(source)] * len(images)
+    assert table["path"].to_pylist() == files
+    assert table["index"].to_pylist() == ([None] * len(images) if is_folder else [*range(len(images))])
     about = table.schema.metadata
     assert about[b"gradtrail.model_digest"].decode() == model.manifest.digest
     assert about[b"gradtrail.model"] == b"digits version 3"
@@ -105,7 +110,8 @@ def test_several_sources_follow_each_other(model: ExportedModel, tmp_path: Path)
     images = pixels(60)
     one = tmp_path / "z.PNG"
     one.write_bytes(png(images[0]))
-    sources = [one, as_folder(images[1:20], tmp_path / "a"), as_parquet(images[20:], tmp_path / "n")]
+    tables = [as_parquet(images[20:40], tmp_path / "n"), as_pixels(images[40:], tmp_path / "m")]
+    sources = [one, as_folder(images[1:20], tmp_path / "a"), *tables]
     assert not predict_into(tmp_path / "out.parquet", sources, model)
     probabilities = np.stack(pq.read_table(tmp_path / "out.parquet")["probabilities"].to_numpy())
     np.testing.assert_allclose(probabilities, model.predict(images), rtol=1e-5)
@@ -160,7 +166,8 @@ def test_resumed_run_writes_the_same_bytes_and_repeats_no_finished_part(
         allowed = 0
         predict_into(out, [source], model)
         assert out.read_bytes() == expected
-        assert len(calls) == 9 - 2 * ((place - 1) // 2)
+        runs_per_part = 4 if form == "pixels" else 2
+        assert len(calls) == 9 - runs_per_part * ((place - 1) // runs_per_part)
 
 
 @pytest.mark.parametrize("change", ["images", "model"])
@@ -180,32 +187,31 @@ def test_parts_of_other_images_or_models_are_not_continued(
         (folder / "1" / "0015.png").write_bytes(b"another")
     else:
         model = read_export(write_small_export(tmp_path / "other", seed=1))
-    message = rf"\.out\.parquet\.parts: was started with a different input \({change}\); remove it to start again"
+    message = rf"\.out\.parquet\.parts: was started with different inputs \({change}\); remove it to start again"
     with pytest.raises(UserError, match=message):
         predict_into(out, [folder], model)
     assert not out.exists()
 
 
-def write_unusable(path: Path) -> dict[str, Path]:
-    """Write files without images; return them by the message about each."""
-    pq.write_table(pa.table({"imag": [b""]}), path / "a.parquet")
-    pq.write_table(pa.table({"image": pa.array([[1, 2]], pa.list_(pa.uint8()))}), path / "b.parquet")
-    (path / "d.parquet").write_bytes(b"PAR1")
-    pq.write_table(pa.table({"image": pa.array([], pa.binary())}), path / "i.parquet")
-    (path / "empty").mkdir()
-    return {
-        "a.parquet: has no column 'image'; it has imag; did you mean 'imag'?": path / "a.parquet",
-        "b.parquet: column image is list<element: uint8>; must be binary: the bytes of image": path / "b.parquet",
-        "d.parquet: not a readable parquet file: ": path / "d.parquet",
-        "k.parquet: no such file": path / "k.parquet",
-        "i.parquet: no images": path / "i.parquet",
-        "empty: no images (.png, .jpg": path / "empty",
-    }
-
-
 def test_source_without_images_is_one_line_and_writes_nothing(model: ExportedModel, tmp_path: Path) -> None:
-    for message, source in write_unusable(tmp_path).items():
-        with pytest.raises(UserError, match=re.escape(message)):
+    lists, narrow = pa.array([[1]], pa.list_(pa.uint8())), pa.array([bytes(9)], pa.binary(9))
+    expected = "must be binary (image files) or fixed_size_binary[784] (pixels)"
+    columns = {
+        "has no column 'image'; it has imag; did you mean 'imag'?": {"imag": [b""]},
+        f"column image is list<element: uint8>; {expected}": {"image": lists},
+        f"column image is fixed_size_binary[9]; {expected}": {"image": narrow},
+        "no images (.png, .jpg": {"image": pa.array([], pa.binary())},
+    }
+    sources = [tmp_path / f"{number}.parquet" for number in range(len(columns))]
+    for source, table in zip(sources, columns.values(), strict=True):
+        pq.write_table(pa.table(table), source)
+    (tmp_path / "d.parquet").write_bytes(b"PAR1")
+    (tmp_path / "empty").mkdir()
+    unreadable = "not a readable parquet file: "
+    others = {"d.parquet": unreadable, "k.parquet": unreadable, "empty": "no images (.png, .jpg"}
+    messages = dict(zip(sources, columns, strict=True)) | {tmp_path / name: message for name, message in others.items()}
+    for source, message in messages.items():
+        with pytest.raises(UserError, match=re.escape(f"{source}: {message}")):
             predict_into(tmp_path / "new" / "out.parquet", [source], model)
     assert not (tmp_path / "new").exists()
 
@@ -218,9 +224,12 @@ def test_input_and_damaged_input_overwrite_nothing(model: ExportedModel, tmp_pat
     assert source.read_bytes() == data
     data[3000:3400] = bytes(400)
     source.write_bytes(data)
-    with pytest.raises(UserError, match=r"images\.parquet: not a readable parquet file: "):
-        predict_into(tmp_path / "out.parquet", [source], model)
-    assert not (tmp_path / "out.parquet").exists()
+    nulls = tmp_path / "nulls.parquet"
+    pq.write_table(pa.table({"image": pa.array([bytes(784), None], pa.binary(784))}), nulls)
+    for path, message in {source: "", nulls: "column image has pixels that are null"}.items():
+        with pytest.raises(UserError, match=f"{path.name}: not a readable parquet file: {message}"):
+            predict_into(tmp_path / f"{path.name}.out", [path], model)
+        assert not (tmp_path / f"{path.name}.out").exists()
 
 
 @pytest.mark.slow

@@ -50,14 +50,16 @@ def decode_image(
         frame = np.full(shape, background)
         top, left = ((side - size) // 2 for side, size in zip(shape, small.shape, strict=True))
         frame[top : top + small.shape[0], left : left + small.shape[1]] = small
-        return _as_bytes(frame)
+        return np.round(255 * frame.clip(0, 1)).astype(np.uint8)
 
     # Ink is what differs from the background: darker on a bright one, brighter on a dark one.
     is_bright = background > 0.5
     ink = (background - grey) / background if is_bright else (grey - background) / (1 - background)
     if ink.max() < _FAINT / 2:
         raise UserError("the image is blank: nothing contrasts with its background")
-    return _as_bytes(ink if ink.shape == shape else _fitted(ink.clip(0) / ink.max(), shape, framing))
+    if ink.shape != shape:
+        ink = _fitted(ink.clip(0) / ink.max(), shape, framing)
+    return np.round(255 * ink.clip(0, 1)).astype(np.uint8)
 
 
 def _grey(source: Path | BinaryIO) -> UInt8[np.ndarray, "rows columns"]:
@@ -102,7 +104,3 @@ def _fitted(
 def _scaled(grey: Float[np.ndarray, "rows columns"], scale: float) -> Float[np.ndarray, "height width"]:
     height, width = (max(1, round(length * scale)) for length in grey.shape)
     return np.asarray(Image.fromarray(grey.astype(np.float32)).resize((width, height), Image.Resampling.BOX))
-
-
-def _as_bytes(image: Float[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
-    return np.round(255 * image.clip(0, 1)).astype(np.uint8)

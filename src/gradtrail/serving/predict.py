@@ -1,6 +1,6 @@
 """`gradtrail predict`: classify images with an exported model; print a few answers, or write any number to a table.
 
-A table is computed in parts of 16,384 images: files in `.NAME.parts` next to the target, which are joined at the end.
+A table is computed in parts of 64 batches: files in `.NAME.parts` next to the target, which are joined at the end.
 It depends only on the images and the model: a run that was killed and resumed writes the same bytes.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -42,13 +42,12 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 COLUMN = "image"
 BATCH_SIZE = 256  # images per call of the model
 BATCHES_PER_PART = 64  # a kill costs at most one part
+PIXEL_BATCHES = 16  # batches of pixels that are read together
 _MAX_THREADS = 4  # Pillow runs Python for most of the time that it takes for a small image
-_NUM_PRINTED_CLASSES = 3
 
 Images = UInt8[np.ndarray, "images height width"]
-Probabilities = Float[np.ndarray, "images classes"]
-Source: TypeAlias = Path | bytes | None  # an image file, or its bytes; None for a missing image
-Batch: TypeAlias = tuple[dict[str, pa.Array], Sequence[Source]]  # columns `path` and `index`, and the images
+Sources: TypeAlias = Sequence[Path | bytes | None] | Images  # image files, or their bytes (None: missing), or pixels
+Batch: TypeAlias = tuple[dict[str, pa.Array], Sources]  # columns `path` and `index`, and the images
 
 
 def predict(
@@ -86,7 +85,7 @@ def _print(paths: Sequence[Path], model: ExportedModel, figure: Path | None) -> 
         for path, image, row in zip(names, images, probabilities, strict=True):
             if console.is_terminal:
                 _print_image(image, console)
-            first, *others = np.argsort(row)[::-1][:_NUM_PRINTED_CLASSES]
+            first, *others = np.argsort(row)[::-1][:3]
             then = ", ".join(f"{classes[label]} {row[label]:.1%}" for label in others)
             console.print(f"{path}: {classes[first]}  {row[first]:.1%}  (then {then})", soft_wrap=True)
         mean = f"the mean of {len(manifest.seeds)} networks, " if len(manifest.seeds) > 1 else ""
@@ -109,7 +108,7 @@ def _print_image(image: UInt8[np.ndarray, "height width"], console: Console) -> 
         console.print(line)
 
 
-def _draw(paths: Sequence[Path], images: Images, probabilities: Probabilities, manifest: Manifest, to: Path) -> None:
+def _draw(paths: Sequence[Path], images: Images, probabilities: np.ndarray, manifest: Manifest, to: Path) -> None:
     """Draw each image as the network sees it, next to the probabilities of all classes."""
     title = f"{manifest.model}, {manifest.weights} weights on {manifest.dataset}"
     size = (plotting.NARROW_INCHES, 1 + 2 * len(images))
@@ -139,7 +138,7 @@ def predict_into(out: Path, paths: Sequence[Path], model: ExportedModel, version
     if any(path.exists() and out.exists() and path.samefile(out) for path in paths):
         raise UserError(f"{out}: is one of the inputs; name another file")
     files = _list_files(paths)
-    num_images = sum(_count_images(file) for file in files)
+    num_images = sum(_count_images(file, model.manifest.image_shape) for file in files)
     if not num_images:
         raise UserError(f"{', '.join(map(str, paths))[:200]}: no images ({', '.join(SUFFIXES)})")
 
@@ -172,8 +171,8 @@ def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() == ".parquet" and not path.is_dir()
 
 
-def _count_images(path: Path) -> int:
-    """Return the number of images in a file; raise UserError if a parquet file has no column of image files."""
+def _count_images(path: Path, shape: tuple[int, int]) -> int:
+    """Return the number of images in a file; raise UserError if a parquet file has no column of images."""
     if not _is_parquet(path):
         return 1
     with _open_parquet(path) as file:
@@ -181,9 +180,9 @@ def _count_images(path: Path) -> int:
         if COLUMN not in schema.names:
             near = suggestion(COLUMN, schema.names)
             raise UserError(f"{path}: has no column {COLUMN!r}; it has {', '.join(schema.names)[:200]}{near}")
-        dtype = schema.field(COLUMN).type
-        if not (pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype)):
-            raise UserError(f"{path}: column {COLUMN} is {dtype}; must be binary: the bytes of image files")
+        dtype, pixels = schema.field(COLUMN).type, pa.binary(shape[0] * shape[1])
+        if dtype not in (pa.binary(), pa.large_binary(), pixels):
+            raise UserError(f"{path}: column {COLUMN} is {dtype}; must be binary (image files) or {pixels} (pixels)")
         return file.metadata.num_rows
 
 
@@ -192,25 +191,32 @@ def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
             yield file
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a readable parquet file: {one_line(error)[:200]}") from None
 
 
-def _read_batches(files: Sequence[Path]) -> Iterator[Batch]:
+def _read_batches(files: Sequence[Path], shape: tuple[int, int]) -> Iterator[Batch]:
     """Yield the images in batches, the last one of a parquet file or of consecutive image files may be smaller."""
     for is_parquet, group in itertools.groupby(files, _is_parquet):
         while not is_parquet and (images := [*itertools.islice(group, BATCH_SIZE)]):
             yield {"path": pa.array(map(_as_text, images)), "index": pa.nulls(len(images), pa.int64())}, images
         for path in group:
             with _open_parquet(path) as file:
-                start = 0
-                for batch in file.iter_batches(BATCH_SIZE, columns=[COLUMN], use_threads=False):
-                    end = start + len(batch)
-                    keys = {"path": pa.repeat(_as_text(path), len(batch)), "index": pa.array(range(start, end))}
-                    yield keys, batch.column(0).to_pylist()
+                start, is_pixels = 0, pa.types.is_fixed_size_binary(file.schema_arrow.field(COLUMN).type)
+                size = BATCH_SIZE * PIXEL_BATCHES if is_pixels else BATCH_SIZE
+                for batch in file.iter_batches(size, columns=[COLUMN], use_threads=False):
+                    (column,), end = batch.columns, start + len(batch)
+                    keys = {"path": pa.repeat(_as_text(path), len(batch)), "index": pa.array(np.arange(start, end))}
+                    yield keys, _pixels(column, shape) if is_pixels else column.to_pylist()
                     start = end
+
+
+def _pixels(column: pa.FixedSizeBinaryArray, shape: tuple[int, int]) -> Images:
+    """Return the pixels of a column without a copy."""
+    if column.null_count:
+        raise pa.ArrowInvalid(f"column {COLUMN} has pixels that are null")
+    pixels = np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, *shape)
+    return pixels[column.offset : column.offset + len(column)]
 
 
 def _as_text(path: Path) -> str:
@@ -218,8 +224,10 @@ def _as_text(path: Path) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def _decode(sources: Sequence[Source], manifest: Manifest) -> tuple[Images, list[str | None]]:
+def _decode(sources: Sources, manifest: Manifest) -> tuple[Images, list[str | None]]:
     """Return images in the form of the model's, and why each of them cannot be used, or None."""
+    if isinstance(sources, np.ndarray):
+        return sources, [None] * len(sources)
     images, errors = np.zeros((len(sources), *manifest.image_shape), np.uint8), list[str | None]()
     framing = framing_of(manifest.dataset)
     for image, source in zip(images, sources, strict=True):
@@ -238,20 +246,21 @@ def _answer(batch: Batch, model: ExportedModel) -> pa.Table:
     """Return the rows of a batch."""
     keys, sources = batch
     images, errors = _decode(sources, model.manifest)
-    padded = np.pad(images, [(0, BATCH_SIZE - len(images)), (0, 0), (0, 0)])
-    probabilities = np.array(model.run(padded))[: len(images)]
+    padding = -len(images) % BATCH_SIZE
+    padded = np.pad(images, [(0, padding), (0, 0), (0, 0)]) if padding else images
+    answers = [model.run(padded[start : start + BATCH_SIZE]) for start in range(0, len(padded), BATCH_SIZE)]
+    probabilities = np.concatenate(answers)[: len(images)]
     for index in map(int, np.flatnonzero(~are_probabilities(probabilities))):
         errors[index] = errors[index] or "the model's answer is not a probability for each class"
 
     is_error = np.array([error is not None for error in errors])
     labels = pa.array(probabilities.argmax(axis=1).astype(np.int32), mask=is_error)
-    confidence = pa.array(probabilities.max(axis=1), mask=is_error)
-    probabilities[is_error] = np.nan  # Arrow's parquet loses null lists
+    flat = np.where(is_error[:, None], np.float32(np.nan), probabilities).ravel()  # Arrow's parquet loses null lists
     columns = {
         "label": labels,
         "class": pa.array(model.manifest.classes).take(labels),
-        "confidence": confidence,
-        "probabilities": pa.FixedSizeListArray.from_arrays(probabilities.ravel(), probabilities.shape[1]),
+        "confidence": pa.array(probabilities.max(axis=1), mask=is_error),
+        "probabilities": pa.FixedSizeListArray.from_arrays(flat, probabilities.shape[1]),
         "error": pa.array(errors, pa.string()),
     }
     return pa.table(keys | columns)
@@ -276,29 +285,24 @@ def _check_inputs(parts: Path, manifest: Manifest, files: Sequence[Path]) -> Non
         images.update(f"{json.dumps(str(path))} {about and (about.st_size, about.st_mtime_ns)}\n".encode())
     inputs, record = {"model": manifest.digest, "images": images.hexdigest()}, parts / "inputs.json"
     existing = json.loads(record.read_text()) if record.exists() else inputs
-    if differing := [name for name, digest in inputs.items() if existing[name] != digest]:
-        raise UserError(
-            f"{parts}: was started with a different input ({', '.join(differing)}); remove it to start again"
-        )
+    if differing := ", ".join(name for name, digest in inputs.items() if existing[name] != digest):
+        raise UserError(f"{parts}: was started with different inputs ({differing}); remove it to start again")
     write_json(record, inputs)
 
 
 def _write_parts(parts: Path, files: Sequence[Path], num_images: int, model: ExportedModel) -> int:
     """Write the missing parts; return the number of images in them."""
-    num_finished, num_new, batches = len([*parts.glob("*.arrow")]), 0, _read_batches(files)
+    batches, num_parts, num_new = _read_batches(files, model.manifest.image_shape), len([*parts.glob("*.arrow")]), 0
     with progress_bar("predict", num_images, unit="steps") as bar:
-        for _, images in itertools.islice(batches, num_finished * BATCHES_PER_PART):
+        for _, images in itertools.islice(batches, num_parts * BATCHES_PER_PART):
             bar.advance(len(images))
         answers = _answers(batches, model)
-        for number in itertools.count(num_finished):
-            tables = [*itertools.islice(answers, BATCHES_PER_PART)]
-            if not tables:
-                break
-            table = pa.concat_tables(tables)
-            with atomic_file(parts / f"{number:06d}.arrow") as path, pa.ipc.new_file(path, table.schema) as file:
+        while tables := [*itertools.islice(answers, BATCHES_PER_PART)]:
+            table, name = pa.concat_tables(tables), f"{num_parts:06d}"
+            with atomic_file(parts / f"{name}.arrow") as path, pa.ipc.new_file(path, table.schema) as file:
                 file.write_table(table)
-            bar.advance(len(table), message=f"{number:06d}")
-            num_new += len(table)
+            bar.advance(len(table), message=name)
+            num_parts, num_new = num_parts + 1, num_new + len(table)
     return num_new
 
 
@@ -307,8 +311,6 @@ def _join_parts(parts: Path, out: Path, manifest: Manifest, version: str | None)
     metadata = {
         "gradtrail.model": f"{manifest.name}{f' version {version}' if version else ''}",
         "gradtrail.model_digest": manifest.digest,
-        "gradtrail.network": manifest.model,
-        "gradtrail.dataset": manifest.dataset,
         "gradtrail.classes": json.dumps(manifest.classes),
     }
     num_errors, files = 0, sorted(parts.glob("*.arrow"))
