@@ -129,14 +129,11 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_unusable_image_is_one_line(name: str, tmp_path: Path) -> None:
+def test_unusable_or_missing_image_is_one_line(name: str, tmp_path: Path) -> None:
     content, message = UNUSABLE[name]
     (tmp_path / "a.png").write_bytes(content)  # its name makes no difference
     with pytest.raises(UserError, match=f"^{re.escape(message)}") as caught:
         decode_image(tmp_path / "a.png", FRAME, MNIST)
     assert "\n" not in str(caught.value)
-
-
-def test_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
-        decode_image(tmp_path / "a.png", FRAME, MNIST)
+        decode_image(tmp_path / "b.png", FRAME, MNIST)

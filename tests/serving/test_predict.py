@@ -58,35 +58,42 @@ def png(image: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def as_folder(images: np.ndarray, path: Path) -> Path:
+def as_folder(images: np.ndarray, path: Path) -> list[Path]:
     for number, image in enumerate(images):
-        file = path / f"{number // 10}" / f"{number:04d}.png"
+        file = path / f"{number // 10}" / f"{number:04d}.PNG"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(png(image))
     (path / "notes.txt").write_text("no image")
-    return path
+    return [path]
 
 
-def as_parquet(images: np.ndarray, path: Path) -> Path:
+def as_parquet(images: np.ndarray, path: Path) -> list[Path]:
     table = pa.table({"label": np.zeros(len(images)), "image": [png(image) for image in images]})
     pq.write_table(table, path.with_suffix(".parquet"), row_group_size=11)
-    return path.with_suffix(".parquet")
+    return [path.with_suffix(".parquet")]
 
 
-def as_pixels(images: np.ndarray, path: Path) -> Path:
+def as_pixels(images: np.ndarray, path: Path) -> list[Path]:
     column = pa.array([image.tobytes() for image in images], pa.binary(28 * 28))
     pq.write_table(pa.table({"image": column}), path.with_suffix(".parquet"), row_group_size=11)
-    return path.with_suffix(".parquet")
+    return [path.with_suffix(".parquet")]
 
 
-FORMS: dict[str, Callable[[np.ndarray, Path], Path]] = {"folder": as_folder, "parquet": as_parquet, "pixels": as_pixels}
+def as_all(images: np.ndarray, path: Path) -> list[Path]:
+    (folder,) = as_folder(images[:12], path)
+    sources = [*as_parquet(images[12:22], path), *as_pixels(images[22:], path.with_name("pixels"))]
+    return [*sorted(folder.rglob("*.PNG"))[:10], folder / "1", *sources]
+
+
+Form = Callable[[np.ndarray, Path], list[Path]]
+FORMS: dict[str, Form] = {"folder": as_folder, "parquet": as_parquet, "pixels": as_pixels, "all": as_all}
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_answers_are_those_of_the_model_for_every_source(form: str, model: ExportedModel, tmp_path: Path) -> None:
     images = pixels(43)
-    source, out = FORMS[form](images, tmp_path / "images"), tmp_path / "new" / "out.parquet"
-    assert not predict_into(out, [source], model, "3")
+    sources, out = FORMS[form](images, tmp_path / "images"), tmp_path / "new" / "out.parquet"
+    assert not predict_into(out, sources, model, "3")
     table = pq.read_table(out)
     expected = model.predict(images)
     probabilities = np.stack(table["probabilities"].to_numpy())
@@ -95,26 +102,19 @@ def test_answers_are_those_of_the_model_for_every_source(form: str, model: Expor
     np.testing.assert_array_equal(table["confidence"], probabilities.max(axis=1))
     assert table["class"].to_pylist() == [model.manifest.classes[label] for label in expected.argmax(axis=1)]
     assert table["error"].null_count == len(images)
-    is_folder = form == "folder"
-    files = sorted(map(str, source.rglob("*.png"))) if is_folder else [str(source)] * len(images)
-    assert table["path"].to_pylist() == files
-    assert table["index"].to_pylist() == ([None] * len(images) if is_folder else [*range(len(images))])
+    paths, index = sorted(map(str, tmp_path.rglob("*.PNG"))), [*range(len(images))]
+    if form == "all":
+        paths += [str(sources[-2])] * 10 + [str(sources[-1])] * 21
+        index = [*range(10), *range(21)]
+    elif form != "folder":
+        paths = [str(sources[0])] * len(images)
+    assert table["path"].to_pylist() == paths
+    assert table["index"].to_pylist() == ([None] * (43 - len(index)) + index if form != "folder" else [None] * 43)
     about = table.schema.metadata
     assert about[b"gradtrail.model_digest"].decode() == model.manifest.digest
     assert about[b"gradtrail.model"] == b"digits version 3"
     assert json.loads(about[b"gradtrail.classes"]) == [*model.manifest.classes]
     assert [path.name for path in out.parent.iterdir()] == ["out.parquet"]
-
-
-def test_several_sources_follow_each_other(model: ExportedModel, tmp_path: Path) -> None:
-    images = pixels(60)
-    one = tmp_path / "z.PNG"
-    one.write_bytes(png(images[0]))
-    tables = [as_parquet(images[20:40], tmp_path / "n"), as_pixels(images[40:], tmp_path / "m")]
-    sources = [one, as_folder(images[1:20], tmp_path / "a"), *tables]
-    assert not predict_into(tmp_path / "out.parquet", sources, model)
-    probabilities = np.stack(pq.read_table(tmp_path / "out.parquet")["probabilities"].to_numpy())
-    np.testing.assert_allclose(probabilities, model.predict(images), rtol=1e-5)
 
 
 def test_unusable_images_are_rows_with_their_reason(model: ExportedModel, tmp_path: Path) -> None:
@@ -137,11 +137,11 @@ def test_unusable_images_are_rows_with_their_reason(model: ExportedModel, tmp_pa
     np.testing.assert_allclose(probabilities, model.predict(images[rest]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["folder", "parquet", "pixels"])
 def test_resumed_run_writes_the_same_bytes_and_repeats_no_finished_part(
     form: str, model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, run, calls = FORMS[form](pixels(70), tmp_path / "images"), ExportedModel.run, list[int]()
+    sources, run, calls = FORMS[form](pixels(70), tmp_path / "images"), ExportedModel.run, list[int]()
 
     def counted(self: ExportedModel, images: np.ndarray) -> Any:
         calls.append(len(images))
@@ -152,7 +152,7 @@ def test_resumed_run_writes_the_same_bytes_and_repeats_no_finished_part(
     monkeypatch.setattr(ExportedModel, "run", counted)
     monkeypatch.setattr(predicting, "_MAX_THREADS", 1)  # batches are run in their order
     out, allowed = tmp_path / "whole.parquet", 0
-    predict_into(out, [source], model)
+    predict_into(out, sources, model)
     assert len(calls) == 9
     expected = out.read_bytes()
     for place in (1, 2, 4, 8, 9):
@@ -160,11 +160,11 @@ def test_resumed_run_writes_the_same_bytes_and_repeats_no_finished_part(
         out, allowed = tmp_path / f"{place}.parquet", place
         out.write_bytes(b"of before")
         with pytest.raises(KeyboardInterrupt):
-            predict_into(out, [source], model)
+            predict_into(out, sources, model)
         assert out.read_bytes() == b"of before"
         calls.clear()
         allowed = 0
-        predict_into(out, [source], model)
+        predict_into(out, sources, model)
         assert out.read_bytes() == expected
         runs_per_part = 4 if form == "pixels" else 2
         assert len(calls) == 9 - runs_per_part * ((place - 1) // runs_per_part)
@@ -174,7 +174,7 @@ def test_resumed_run_writes_the_same_bytes_and_repeats_no_finished_part(
 def test_parts_of_other_images_or_models_are_not_continued(
     change: str, model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, out = as_folder(pixels(20), tmp_path / "images"), tmp_path / "out.parquet"
+    (folder,), out = as_folder(pixels(20), tmp_path / "images"), tmp_path / "out.parquet"
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -184,7 +184,7 @@ def test_parts_of_other_images_or_models_are_not_continued(
         with pytest.raises(KeyboardInterrupt):
             predict_into(out, [folder], model)
     if change == "images":
-        (folder / "1" / "0015.png").write_bytes(b"another")
+        (folder / "1" / "0015.PNG").write_bytes(b"another")
     else:
         model = read_export(write_small_export(tmp_path / "other", seed=1))
     message = rf"\.out\.parquet\.parts: was started with different inputs \({change}\); remove it to start again"
@@ -217,7 +217,7 @@ def test_source_without_images_is_one_line_and_writes_nothing(model: ExportedMod
 
 
 def test_input_and_damaged_input_overwrite_nothing(model: ExportedModel, tmp_path: Path) -> None:
-    source = as_parquet(pixels(60), tmp_path / "images")
+    (source,) = as_parquet(pixels(60), tmp_path / "images")
     data = bytearray(source.read_bytes())
     with pytest.raises(UserError, match="is one of the inputs; name another file"):
         predict_into(source, [source], model)
