@@ -49,7 +49,7 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, fi
     project = Path(os.path.relpath(find_project(Path.cwd())))
     with contextlib.chdir(project):
         require_jax()
-    from gradtrail.serving.predict.main import predict
+    from gradtrail.serving.predict import predict
 
     model = model or str(project / "models" / "export")
     return with_store(lambda: predict(images, model, project, figure=figure, out=out))

@@ -13,7 +13,7 @@ from asgi import small_export
 from browser import Browser, browser, needs_chromium
 from PIL import Image
 
-from gradtrail.serving.predict.images import decode_image, framing_of
+from gradtrail.serving.images import decode_image, framing_of
 from gradtrail.stages.artifacts.exported import read_export
 
 TOKEN = "a-secret-of-32-characters-or-so"  # noqa: S105

@@ -165,7 +165,7 @@ def _page_route(path: str, name: str, kind: str) -> Route:
 
 def _decode(body: bytes, about: Manifest) -> np.ndarray:
     """Return an image in the form of the model's images, as `gradtrail predict` does."""
-    from gradtrail.serving.predict.images import decode_image, framing_of
+    from gradtrail.serving.images import decode_image, framing_of
 
     try:
         return decode_image(BytesIO(body), about.image_shape, framing_of(about.dataset))
