@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import jax
 
 from gradtrail.core.config import Bounds, ConfigError, config
+from gradtrail.serving import rollout
 from gradtrail.serving.monitoring.compilations import watch_compilations
 from gradtrail.serving.monitoring.metrics import ServerMetrics
-from gradtrail.serving.rollout import start
 from gradtrail.serving.server.app import ROUTES, create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
 from gradtrail.serving.server.guard import LOG, TOKEN, Guard, Limits, require_token
@@ -36,7 +36,7 @@ class ServerConfig:
     limits: Limits
     drain_seconds: Annotated[float, Bounds(above=0, at_most=3600)]  # grace period for running requests after SIGTERM
     has_access_log: bool  # whether each request is logged to stderr
-    rollout: start.RolloutConfig
+    rollout: rollout.RolloutConfig
 
 
 def server_config(place: Path, host: str, port: int, options: Mapping[str, Any]) -> ServerConfig:
@@ -59,7 +59,7 @@ def server_config(place: Path, host: str, port: int, options: Mapping[str, Any])
             ),
             drain_seconds=options["drain_seconds"],
             has_access_log=options["access_log"],
-            rollout=start.rollout_config(options, place),
+            rollout=rollout.rollout_config(options, place),
         )
     except ValueError as error:
         raise ConfigError(f"gradtrail serve: {error}") from None
@@ -81,7 +81,7 @@ def serve(model: str | None, place: Path, config: ServerConfig) -> int:
     require_token(config.host, token)
     uri = _model_uri(model, place)
     if config.rollout.challenger:
-        start.challenger_uri(config.rollout.challenger, uri)  # raises before anything is loaded
+        rollout.challenger_uri(config.rollout.challenger, uri)  # raises before anything is loaded
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     LOG.setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -94,7 +94,7 @@ async def _run(model: str, config: ServerConfig, token: str, listener: socket.so
     """Listen, load, answer, drain."""
     metrics = ServerMetrics(ROUTES)
     watch_compilations(lambda _: metrics.compiled_in_request(), THREAD)
-    router = start.make_router(config.rollout, config.batching, metrics)
+    router = rollout.make_router(config.rollout, config.batching, metrics)
     guard = Guard(limits=config.limits, token=token, has_access_log=config.has_access_log)
     create_app(router, guard)
     server = Server(guard, router, drain_seconds=config.drain_seconds)
@@ -113,7 +113,7 @@ async def _load_models(model: str, config: ServerConfig, router: Router, server:
     """Load the first model, and those that come after it; stop the server if the first one cannot be used."""
     try:
         await _load(model, router, address)
-        await start.roll_out(model, config.rollout, router, _locate)
+        await rollout.roll_out(model, config.rollout, router, _locate)
     except BaseException:
         server.should_exit = True
         raise

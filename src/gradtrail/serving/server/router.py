@@ -1,7 +1,7 @@
 """The current model answers all requests, and is replaced without losing one.
 
 A model is loaded and warmed up alongside the current one; then new requests go to it, and those that began with the old
-model end with it. `serving/rollout/trial` extends the router by a challenger.
+model end with it. `serving/rollout` extends the router by a challenger.
 """
 
 import asyncio
