@@ -161,7 +161,7 @@ class Follower:
             self._backoff = min(MAX_BACKOFF_SECONDS, 2 * max(self.seconds, self._backoff))
             problem, bug = one_line(error), None if isinstance(error, UserError) else error
         if problem:
-            problem = f"{uri or self.uri} cannot be loaded, the {self.role} is still {self.loaded}: {problem}"
+            problem = f"{uri or self.uri} cannot be loaded, the {self.role} is still {self.loaded or 'none'}: {problem}"
         if problem != self._problem:
             LOG.warning("%s", printable(problem or f"{self.uri} can be loaded again"), exc_info=bug)
             self._problem = problem
