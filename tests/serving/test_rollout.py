@@ -302,6 +302,7 @@ async def test_hanging_shadow_is_stopped_but_not_by_requests_of_an_earlier_trial
         made.trial.swap(made.load(sound, "3"))
         await made.settle()
         assert (made.trial.state, made.trial.describe_rollout()["requests"]) == ("shadow", 0)
+        assert made.value("gradtrail_rollout_state", state="stopped") == 0
         for number in range(20):
             await made.ask(number)
             await made.settle()
