@@ -72,10 +72,10 @@ def challenger_uri(challenger: str, model: str) -> str:
     """Return a challenger's full URI: `@ALIAS` is an alias of the registered name of `model`, or a UserError."""
     if not challenger.startswith("@"):
         return challenger
-    named = re.fullmatch(f"({MODELS}[^/@]+)[/@].+", model)
-    if named is None:
+    match = re.fullmatch(f"({MODELS}[^/@]+)[/@].+", model)
+    if match is None:
         raise UserError(f"--challenger {challenger}: {model} is not in the registry; name the challenger in full")
-    return named[1] + challenger
+    return match[1] + challenger
 
 
 def make_router(config: RolloutConfig, batching: BatchingConfig, metrics: ServerMetrics) -> Router:
@@ -169,8 +169,8 @@ class Follower:
 
 def _split_alias(uri: str) -> tuple[str, str] | None:
     """Return name and alias of `models:/NAME@ALIAS`; None for other URIs, which always refer to the same model."""
-    named = re.fullmatch(f"{MODELS}([^/@]+)@(.+)", uri)
-    return (named[1], named[2]) if named else None
+    match = re.fullmatch(f"{MODELS}([^/@]+)@(.+)", uri)
+    return (match[1], match[2]) if match else None
 
 
 class Evidence:
@@ -323,14 +323,14 @@ class Trial(Router):
         self._comparisons.add(task)
         task.add_done_callback(self._comparisons.discard)
 
-    async def _compare(self, evidence: Evidence, images: Images, probabilities: Probabilities, other: Served) -> None:
+    async def _compare(self, evidence: Evidence, images: Images, first: Probabilities, other: Served) -> None:
         try:
-            others = await (other.batcher.predict(images) if self.config.share else self._try(evidence, other, images))
+            second = await (other.batcher.predict(images) if self.config.share else self._try(evidence, other, images))
         except Exception:  # failures of the primary are counted only for clients
             return
-        if others is None:
+        if second is None:
             return
-        num_agreed = int((probabilities.argmax(axis=1) == others.argmax(axis=1)).sum())
+        num_agreed = int((first.argmax(axis=1) == second.argmax(axis=1)).sum())
         self.metrics.compared(num_agreed, len(images) - num_agreed)
         evidence.add_comparison(num_agreed / len(images))
         self._stop_if_proven(evidence)
