@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 from asgi import JSON, FakeModel, ask, inference, manifest
+from starlette.exceptions import HTTPException
 
 from gradtrail.serving import rollout
-from gradtrail.serving.monitoring.metrics import Role, ServerMetrics
+from gradtrail.serving.metrics import Role, ServerMetrics
 from gradtrail.serving.registry import RegistryUnavailable
 from gradtrail.serving.rollout import Evidence, Follower, RolloutConfig, Trial, is_in_canary, roll_out, rollout_config
 from gradtrail.serving.server.app import VERSION_HEADER, create_app
 from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.guard import DEADLINE, Guard, Limits
-from gradtrail.serving.server.refusal import busy
-from gradtrail.serving.server.router import Answer, Served, Source
+from gradtrail.serving.server.middleware import DEADLINE, Limits
+from gradtrail.serving.server.router import Answer, Served
 from gradtrail.serving.slo import read_slo
 from gradtrail.support.errors import UserError
 
@@ -165,7 +165,7 @@ class Bench:
 
     def load(self, run: Answers, version: str, **about: Any) -> Served:
         about = {"image_shape": (2, 2), "classes": CLASSES, **about}
-        return self.trial.serve(FakeModel(run, manifest(epochs=(int(version),), **about)).loaded(version))
+        return FakeModel(run, manifest(epochs=(int(version),), **about)).served_by(self.trial, version)
 
     async def ask(self, number: int) -> Answer:
         images = np.full((1, 2, 2), number % 10, np.uint8)
@@ -186,7 +186,7 @@ def bench(
 ) -> Iterator[Bench]:
     """Make a bench in a running event loop, with the primary version 1, and version 2 on trial if there is a model."""
     config = RolloutConfig(follow_seconds=0, challenger="2", share=share, patience_seconds=patience_seconds)
-    metrics, evidence = ServerMetrics((), CLASSES), Evidence(read_slo(SLO).canary)
+    metrics, evidence = ServerMetrics(), Evidence(read_slo(SLO).canary)
     trial = Trial(batching=BatchingConfig(max_wait_ms=0), metrics=metrics, config=config, evidence=evidence)
     made = Bench(trial)
     trial.swap(made.load(sound, "1"))
@@ -254,11 +254,10 @@ async def test_hanging_challenger_is_stopped_within_the_time_of_a_client(seconds
     config = rollout_config({"max_seconds": 30.0, "drain_seconds": 10.0, **options, **seconds}, Path())
     hanging = Hanging()
     with bench(1.0, hanging, config.patience_seconds) as made:
-        guard = Guard(limits=Limits(max_seconds=0.4))
-        create_app(made.trial, guard)
+        app = create_app(made.trial, Limits(max_seconds=0.4))
         for number in range(4):
             body = json.dumps({"inputs": [[number, 0], [0, 255]]}).encode()
-            reply = await ask(guard, "POST", "/invocations", [body], JSON)
+            reply = await ask(app, "POST", "/invocations", [body], JSON)
             assert (reply.status, reply.headers[VERSION_HEADER.lower()]) == (200, "1")
         hanging.is_released.set()
         assert made.trial.describe_rollout()["stopped"]["because"] == "errors"
@@ -312,7 +311,7 @@ async def test_refusals_and_failures_of_the_primary_and_empty_requests_are_no_ev
         assert challenger is not None
 
         async def refuse(images: np.ndarray) -> np.ndarray:
-            raise busy("too many")
+            raise HTTPException(429, "too many")
 
         await made.trial.answer(np.zeros((0, 2, 2), np.uint8), "empty", primary)
         challenger.batcher.predict = refuse  # type: ignore[method-assign]
@@ -350,17 +349,16 @@ async def test_another_primary_restarts_the_trial_and_a_promoted_challenger_ends
 
 async def test_header_or_id_of_a_request_selects_the_model_and_a_version_in_the_path_overrides_it() -> None:
     with bench(0.5, sound) as made:
-        guard = Guard(limits=Limits())
-        create_app(made.trial, guard)
+        app = create_app(made.trial)
         path = "/v2/models/digits"
         for number in range(8):
             name = f"client {number}"
             expected = "2" if is_in_canary(name, 0.5) else "1"
             for content, headers in (({"id": name}, JSON), ({}, {**JSON, "x-request-id": name})):
                 sent = json.dumps(inference(np.zeros((1, 2, 2), np.uint8), **content)).encode()
-                reply = await ask(guard, "POST", f"{path}/infer", [sent], headers)
+                reply = await ask(app, "POST", f"{path}/infer", [sent], headers)
                 assert reply.json["model_version"] == expected
-            reply = await ask(guard, "POST", f"{path}/versions/1/infer", [sent], headers)
+            reply = await ask(app, "POST", f"{path}/versions/1/infer", [sent], headers)
             assert reply.json["model_version"] == "1"
         await made.settle()
 
@@ -382,12 +380,12 @@ async def test_models_that_cannot_replace_the_primary_or_be_compared_with_it_are
         versions = {"models:/digits/2": made.load(sound, "2", **other), "models:/digits/3": made.load(sound, "3")}
         versions["folder"] = made.load(sound, "4", **other)
 
-        async def load(source: Source) -> Served:
-            return versions[source.version]
+        async def load(_: Path, uri: str) -> Served:
+            return versions[uri]
 
         monkeypatch.setattr(made.trial, "load", load)
         config = RolloutConfig(follow_seconds=5, challenger="folder")
-        locate = lambda uri: Source(folder=Path(), version=uri)  # noqa: E731
+        locate = lambda uri: (Path(), uri)  # noqa: E731
         await roll_out("models:/digits@champion", config, made.trial, locate)
         assert (made.trial.current.version, made.trial.state) == ("3", "off")
         assert remembered == [("models:/digits@champion", "models:/digits/3")]

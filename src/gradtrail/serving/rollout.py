@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import functools
 import hashlib
-import logging
 import random
 import re
 import secrets
@@ -24,18 +23,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+from starlette.exceptions import HTTPException
+
 from gradtrail.core.config import Bounds, config
-from gradtrail.serving.monitoring.metrics import Role, Rollout, ServerMetrics
+from gradtrail.serving.metrics import Role, Rollout, ServerMetrics
 from gradtrail.serving.registry import MODELS, RegistryUnavailable, remember, version_of
 from gradtrail.serving.sequential import MeanTest
-from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.guard import DEADLINE
-from gradtrail.serving.server.refusal import Refusal
-from gradtrail.serving.server.router import Answer, Images, Probabilities, Router, Served, Source
+from gradtrail.serving.server.batching import BatchingConfig, Images, Probabilities
+from gradtrail.serving.server.middleware import DEADLINE, LOG
+from gradtrail.serving.server.router import Answer, Router, Served
 from gradtrail.serving.slo import CanaryThresholds, read_slo
 from gradtrail.support.errors import UserError, one_line, printable
 
-LOG = logging.getLogger("gradtrail.serve")
 MAX_COMPARISONS = 16  # in progress
 PATIENCE_SECONDS = 2.0  # longest wait for the challenger's answer; then the primary answers
 MAX_BACKOFF_SECONDS = 60.0  # between attempts to load a version that could not be loaded
@@ -85,11 +84,13 @@ def make_router(config: RolloutConfig, batching: BatchingConfig, metrics: Server
     return Trial(batching=batching, metrics=metrics, config=config, evidence=Evidence(read_slo().canary))
 
 
-async def roll_out(model: str, config: RolloutConfig, router: Router, locate: Callable[[str], Source]) -> None:
+async def roll_out(
+    model: str, config: RolloutConfig, router: Router, locate: Callable[[str], tuple[Path, str]]
+) -> None:
     """Try the challenger and follow the aliases until cancelled; the router has its first model."""
 
     async def load(uri: str) -> Served:
-        return await router.load(await asyncio.to_thread(locate, uri))
+        return await router.load(*await asyncio.to_thread(locate, uri))
 
     def replace(served: Served | None) -> None:
         if served is None:
@@ -145,7 +146,7 @@ class Follower:
         try:
             if name := _split_alias(self.uri):
                 version = await asyncio.to_thread(version_of, *name)
-                self.metrics.registry_up(True)
+                self.metrics.registry_up.set(1)
                 uri = f"{MODELS}{name[0]}/{version}" if version else ""
             if (uri or None) != self.loaded:
                 self.use(await self.load(uri) if uri else None)
@@ -154,10 +155,10 @@ class Follower:
                     await asyncio.to_thread(remember, self.uri, uri)
             self._backoff = 0.0
         except RegistryUnavailable as error:
-            self.metrics.registry_up(False)
+            self.metrics.registry_up.set(0)
             problem = one_line(error)
         except Exception as error:
-            self.metrics.follow_failed(self.role)
+            self.metrics.follow_failures.labels(self.role).inc()
             self._backoff = min(MAX_BACKOFF_SECONDS, 2 * max(self.seconds, self._backoff))
             problem, bug = one_line(error), None if isinstance(error, UserError) else error
         if problem:
@@ -286,7 +287,7 @@ class Trial(Router):
             return await self.answer_with(current, images)
         probabilities = await self._try(evidence, challenger, images)
         if probabilities is None:
-            self.metrics.fell_back()
+            self.metrics.canary_fallbacks.inc()
             return await self.answer_with(current, images)
         self._compare_later(evidence, images, probabilities, current)
         challenger.num_answered += 1
@@ -298,8 +299,8 @@ class Trial(Router):
         try:
             async with asyncio.timeout(self.config.patience_seconds):
                 probabilities = await challenger.batcher.predict(images)
-        except Refusal:  # no evidence against the model
-            self.metrics.comparison_dropped()
+        except HTTPException:  # no evidence against the model
+            self.metrics.comparisons_dropped.inc()
             return None
         except Exception as error:
             if not isinstance(error, TimeoutError) and not evidence.has_logged_exception:
@@ -317,7 +318,7 @@ class Trial(Router):
     def _compare_later(self, evidence: Evidence, images: Images, probabilities: Probabilities, other: Served) -> None:
         """Compare an answer with the other model's in the background, unless too many comparisons are in progress."""
         if len(self._comparisons) >= MAX_COMPARISONS:
-            self.metrics.comparison_dropped()
+            self.metrics.comparisons_dropped.inc()
             return
         task = asyncio.create_task(self._compare(evidence, images, probabilities, other))
         self._comparisons.add(task)
@@ -331,7 +332,8 @@ class Trial(Router):
         if second is None:
             return
         num_agreed = int((first.argmax(axis=1) == second.argmax(axis=1)).sum())
-        self.metrics.compared(num_agreed, len(images) - num_agreed)
+        self.metrics.compared_images.labels("agreed").inc(num_agreed)
+        self.metrics.compared_images.labels("disagreed").inc(len(images) - num_agreed)
         evidence.add_comparison(num_agreed / len(images))
         self._stop_if_proven(evidence)
 
@@ -341,6 +343,7 @@ class Trial(Router):
             evidence.challenger.batcher.close()
             evidence.challenger = None
             self.metrics.unloaded("challenger")
-            self.metrics.stopped(evidence.stopped["because"])
+            self.metrics.canary_stops.labels(evidence.stopped["because"]).inc()
+            self.metrics.rollout(self.state)
             message = evidence.stopped["message"]
             LOG.warning("the challenger, version %s, is stopped: %s", evidence.version, message)
