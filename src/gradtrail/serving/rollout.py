@@ -84,9 +84,7 @@ def make_router(config: RolloutConfig, batching: BatchingConfig, metrics: Server
     return Trial(batching=batching, metrics=metrics, config=config, evidence=Evidence(read_slo().canary))
 
 
-async def roll_out(
-    model: str, config: RolloutConfig, router: Router, locate: Callable[[str], tuple[Path, str]]
-) -> None:
+async def roll_out(uri: str, config: RolloutConfig, router: Router, locate: Callable[[str], tuple[Path, str]]) -> None:
     """Try the challenger and follow the aliases until cancelled; the router has its first model."""
 
     async def load(uri: str) -> Served:
@@ -100,12 +98,12 @@ async def roll_out(
 
     follow = functools.partial(Follower, load=load, metrics=router.metrics, seconds=config.follow_seconds)
     followers = []
-    if config.follow_seconds and (name := _split_alias(model)):
+    if config.follow_seconds and (name := _split_alias(uri)):
         first = f"{MODELS}{name[0]}/{router.current.version}"
-        followers.append(follow(uri=model, role="primary", use=replace, loaded=first).run())
+        followers.append(follow(uri=uri, role="primary", use=replace, loaded=first).run())
     if config.challenger and isinstance(router, Trial):
-        uri = challenger_uri(config.challenger, model)
-        followers.append(follow(uri=uri, role="challenger", use=router.challenge).run())
+        challenger = challenger_uri(config.challenger, uri)
+        followers.append(follow(uri=challenger, role="challenger", use=router.challenge).run())
     await asyncio.gather(*followers)
 
 
