@@ -342,5 +342,4 @@ class Trial(Router):
             evidence.challenger = None
             self.metrics.unloaded("challenger")
             self.metrics.stopped(evidence.stopped["because"])
-            message = evidence.stopped["message"]
-            LOG.warning("the challenger, version %s, is stopped: %s", evidence.version, message)
+            LOG.warning("the challenger, version %s, is stopped: %s", evidence.version, evidence.stopped["message"])
