@@ -19,7 +19,16 @@ from starlette.exceptions import HTTPException
 from gradtrail.serving import rollout
 from gradtrail.serving.metrics import Role, ServerMetrics
 from gradtrail.serving.registry import RegistryUnavailable
-from gradtrail.serving.rollout import Evidence, Follower, RolloutConfig, Trial, is_in_canary, roll_out, rollout_config
+from gradtrail.serving.rollout import (
+    Evidence,
+    Follower,
+    RolloutConfig,
+    Trial,
+    challenger_uri,
+    is_in_canary,
+    roll_out,
+    rollout_config,
+)
 from gradtrail.serving.server.app import VERSION_HEADER, create_app
 from gradtrail.serving.server.batching import BatchingConfig
 from gradtrail.serving.server.middleware import DEADLINE, Limits
@@ -40,6 +49,30 @@ def test_ids_are_split_by_share_alike_in_every_process_and_a_larger_share_has_th
     assert ids[0.0] < ids[0.01] < ids[0.1] < ids[0.5] < ids[1.0]
     assert [name for name in IDS[:40] if name in ids[0.1]] == [f"client-{number}" for number in (0, 8, 17, 33)]
     assert is_in_canary("ä\udcff", 1.0)
+
+
+def test_alias_of_a_challenger_is_one_of_the_served_name() -> None:
+    for model in ("models:/digits@champion", "models:/digits/3"):
+        assert challenger_uri("@next", model) == "models:/digits@next"
+    assert challenger_uri("models:/letters/1", "models/export") == "models:/letters/1"
+    for model in ("models/export", f"models:/m-{'0' * 32}"):
+        with pytest.raises(UserError, match=f"{model} is not in the registry; name the challenger in full"):
+            challenger_uri("@next", model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"challenger": "@next", "canary": 0.1, "shadow": True}, "--canary and --shadow exclude each other"),
+        ({"challenger": "@next"}, "a challenger needs --canary SHARE or --shadow"),
+        ({"shadow": True}, "these need --challenger"),
+        ({"follow_seconds": -1}, "follow_seconds must be at least 0"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], message: str) -> None:
+    others = {"challenger": None, "canary": None, "shadow": False, "follow_seconds": 5}
+    with pytest.raises(ValueError, match=message):
+        rollout_config({**others, "max_seconds": 30, "drain_seconds": 10, **options}, Path())
 
 
 @dataclass

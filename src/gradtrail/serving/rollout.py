@@ -343,5 +343,4 @@ class Trial(Router):
             self.metrics.unloaded("challenger")
             self.metrics.canary_stops.labels(evidence.stopped["because"]).inc()
             self.metrics.rollout(self.state)
-            message = evidence.stopped["message"]
-            LOG.warning("the challenger, version %s, is stopped: %s", evidence.version, message)
+            LOG.warning("the challenger, version %s, is stopped: %s", evidence.version, evidence.stopped["message"])
