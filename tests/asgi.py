@@ -103,7 +103,6 @@ def application(
     *,
     limits: Limits | None = None,
     token: str = "",
-    has_access_log: bool = False,
     max_wait_ms: float = 2.0,
     max_queue_images: int = 4096,
 ) -> Application:
@@ -113,7 +112,7 @@ def application(
     router = Router(batching=batching, metrics=metrics)
     if model:
         router.swap(model.served_by(router))
-    app = create_app(router, limits, token=token, has_access_log=has_access_log)
+    app = create_app(router, limits, token=token)
     return Application(app, router, metrics)
 
 

@@ -127,7 +127,7 @@ def test_invalid_http_and_large_bodies_are_refused_in_json(folder: Path) -> None
                 received += part
         return received
 
-    with server(folder, "--max-body-mib", "0.01") as running:
+    with server(folder, "--max-body-mib", "0.01", "--access-log") as running:
         twice = _POST + b"Content-Length: 2\r\n" * 2 + b"\r\n{}"
         for sent in (b"nonsense\r\n\r\n", twice, twice.replace(b"2", b"-2", 1)):
             answer = raw(sent)
@@ -138,7 +138,10 @@ def test_invalid_http_and_large_bodies_are_refused_in_json(folder: Path) -> None
         answer = raw(head + chunks * 12 + b"0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 413")
         assert b'{"error":"the body has more than 10,485 bytes"}' in answer
-        assert running.ask("GET", "/v2")[0] == 200
+        assert running.ask("GET", "/v2%0A%1B[2J")[0] == 404
+        log = running.errors.read_text()
+        assert '"GET /v2%0A%1B%5B2J HTTP/1.1" 404' in log
+        assert f'"POST {INFER} HTTP/1.1" 413' in log
 
 
 @pytest.mark.parametrize(

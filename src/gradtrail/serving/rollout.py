@@ -30,8 +30,8 @@ from gradtrail.serving.metrics import Role, Rollout, ServerMetrics
 from gradtrail.serving.registry import MODELS, RegistryUnavailable, remember, version_of
 from gradtrail.serving.sequential import MeanTest
 from gradtrail.serving.server.batching import BatchingConfig, Images, Probabilities
-from gradtrail.serving.server.middleware import DEADLINE, LOG
-from gradtrail.serving.server.router import Answer, Router, Served
+from gradtrail.serving.server.middleware import DEADLINE
+from gradtrail.serving.server.router import LOG, Answer, Router, Served
 from gradtrail.serving.slo import CanaryThresholds, read_slo
 from gradtrail.support.errors import UserError, one_line, printable
 

@@ -19,8 +19,8 @@ from gradtrail.serving.metrics import ServerMetrics, count_compilations
 from gradtrail.serving.rollout import RolloutConfig, challenger_uri, make_router, roll_out, rollout_config
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
-from gradtrail.serving.server.middleware import LOG, TOKEN, Limits, error_response, require_token
-from gradtrail.serving.server.router import Router
+from gradtrail.serving.server.middleware import TOKEN, Limits, error_response, require_token
+from gradtrail.serving.server.router import LOG, Router
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import stop_request
@@ -51,7 +51,8 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
         challenger_uri(rollout.challenger, uri)  # raises before anything is loaded
 
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
-    LOG.setLevel(logging.INFO)
+    for logger in (LOG, logging.getLogger("uvicorn.access")):
+        logger.setLevel(logging.INFO)
     sys.setswitchinterval(0.0005)  # of threads; Python's 5 ms are longer than a batch
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs 0.1 ms per batch
 
@@ -65,13 +66,12 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
         max_requests=options["max_requests"],
         max_seconds=options["max_seconds"],
     )
-    app = create_app(router, limits, token=token, has_access_log=options["access_log"])
     config = uvicorn.Config(
-        app,
+        create_app(router, limits, token=token),
         http=Protocol,
         ws="none",
         lifespan="off",
-        access_log=False,
+        access_log=options["access_log"],
         log_config=None,
         proxy_headers=False,
         server_header=False,
@@ -82,7 +82,9 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
         _listening(options["host"], options["port"]) as listener,
         asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
     ):
-        runner.run(_run(uri, rollout, router, Server(config, router), listener))
+        server = Server(config)
+        server.router = router
+        runner.run(_run(uri, rollout, server, listener))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # a thread that waits for a registry would keep the process for minutes
@@ -91,9 +93,7 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
 class Server(uvicorn.Server):
     """Shuts down orderly at the first signal, immediately at the second."""
 
-    def __init__(self, config: uvicorn.Config, router: Router):
-        super().__init__(config)
-        self._router = router
+    router: Router
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -101,7 +101,7 @@ class Server(uvicorn.Server):
             yield
 
     def _drain(self) -> None:
-        self._router.is_draining = self.should_exit = True
+        self.router.is_draining = self.should_exit = True
 
 
 class Protocol(HttpToolsProtocol):
@@ -130,14 +130,14 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-async def _run(uri: str, rollout: RolloutConfig, router: Router, server: Server, listener: socket.socket) -> None:
+async def _run(uri: str, rollout: RolloutConfig, server: Server, listener: socket.socket) -> None:
     """Listen, load, answer, drain; raise the error of the first model if it cannot be used."""
 
     def end_on_failure(loading: asyncio.Task[None]) -> None:
         if loading.cancelled() or loading.exception():
             server.should_exit = True
 
-    loading = asyncio.create_task(_load_models(uri, rollout, router, listener))
+    loading = asyncio.create_task(_load_models(uri, rollout, server.router, listener))
     loading.add_done_callback(end_on_failure)
     await server.serve(sockets=[listener])
     if loading.done():

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import logging
 import re
 import threading
 import warnings
@@ -316,16 +315,3 @@ async def test_failure_of_the_model_is_one_line_and_is_counted(function: Any, pa
         ("gradtrail_request_seconds_count", counted),
     ):
         assert app.metrics.registry.get_sample_value(metric, labels) == 1
-
-
-async def test_access_log_has_one_printable_line_per_request_and_is_off_by_default(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.INFO):
-        await application(FakeModel()).get("/v2")
-        assert not caplog.records
-        await application(FakeModel(), has_access_log=True).get("/v2\n\x1b[2J")
-    (record,) = caplog.records
-    message = record.getMessage()
-    assert message.startswith("GET /v2\\n\\x1b[2J 404 ")
-    assert message.isprintable()

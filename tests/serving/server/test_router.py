@@ -310,7 +310,7 @@ async def test_cancelled_request_is_not_run() -> None:
     gone, stays = (asyncio.create_task(queue.predict(images(count))) for count in (3, 1))
     await asyncio.sleep(0)
     gone.cancel()
-    await asyncio.sleep(0)
+    await asyncio.wait([gone])
     assert queue.num_images == 1
     gate.opened.set()
     await asyncio.gather(first, stays)

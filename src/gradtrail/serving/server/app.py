@@ -38,9 +38,7 @@ _PAGE_HEADERS = {
 _PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # first bytes of PNG and JPEG
 
 
-def create_app(
-    router: Router, limits: Limits | None = None, *, token: str = "", has_access_log: bool = False
-) -> Starlette:
+def create_app(router: Router, limits: Limits | None = None, *, token: str = "") -> Starlette:
     """Return the ASGI application to serve; clients send the token, if any, as `Authorization: Bearer …`."""
     page = [
         _page_route("/", "page.html", "text/html"),
@@ -49,10 +47,7 @@ def create_app(
     ]
     return Starlette(
         routes=[*_classifying(router, limits or Limits()), *_describing(router), *page],
-        middleware=[
-            Middleware(CountRequests, metrics=router.metrics, has_access_log=has_access_log),
-            Middleware(CheckClient, token=token),
-        ],
+        middleware=[Middleware(CountRequests, metrics=router.metrics), Middleware(CheckClient, token=token)],
         exception_handlers=dict.fromkeys((HTTPException, ClientDisconnect, Exception), _answer_error),
     )
 

@@ -36,7 +36,9 @@ class BatchingConfig:
 
 @dataclass(eq=False)
 class _Request:
-    images: Images  # at most the largest batch size
+    """A request, or a part of one that is larger than the largest batch."""
+
+    images: Images
     answer: asyncio.Future[Probabilities]
     arrived: float
 
@@ -69,29 +71,23 @@ class Batcher:
             return np.zeros((0, len(self._model.manifest.classes)), np.float32)
         if self.num_images and self.num_images + len(images) > self._config.max_queue_images:
             raise HTTPException(429, f"{self.num_images:,} images wait already; try again")
-        if len(images) <= (largest := self.sizes[-1]):
-            return await self._predict(images)
+        largest, now = self.sizes[-1], time.perf_counter()
         parts = [images[start : start + largest] for start in range(0, len(images), largest)]
-        tasks = [self._loop.create_task(self._predict(part)) for part in parts]
-        try:
-            return np.concatenate(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:  # the others if one failed
-                task.cancel()
-
-    async def _predict(self, images: Images) -> Probabilities:
-        request = _Request(images, self._loop.create_future(), time.perf_counter())
-        self.queue.append(request)
+        requests = [_Request(part, self._loop.create_future(), now) for part in parts]
+        self.queue.extend(requests)
         self.num_images += len(images)
         self._start_or_wait()
         try:
-            return await request.answer
-        except asyncio.CancelledError:
-            if request in self.queue:
-                self.queue.remove(request)
-                self.num_images -= len(images)
+            answers = await asyncio.gather(*(request.answer for request in requests))
+        except BaseException:  # cancelled, or a part failed: the other parts are not run
+            for request in requests:
+                request.answer.cancel()
+                if request in self.queue:
+                    self.queue.remove(request)
+                    self.num_images -= len(request.images)
             self._end_if_idle()
             raise
+        return answers[0] if len(answers) == 1 else np.concatenate(answers)
 
     def close(self) -> None:
         """End the thread once all waiting requests are answered."""

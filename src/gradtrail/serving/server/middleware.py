@@ -5,7 +5,6 @@ Errors are `{"error": "one line"}`, without a path or a traceback.
 
 import asyncio
 import hmac
-import logging
 import math
 import re
 import time
@@ -23,7 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.support.errors import UserError, one_line, printable
 
-LOG = logging.getLogger("gradtrail.serve")
 JSON = "application/json"
 TOKEN = "GRADTRAIL_TOKEN"  # noqa: S105 - the name of a variable
 DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)  # of the current request, by the loop's clock
@@ -64,10 +62,10 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 
 class CountRequests:
-    """Counts each request by its route and status, and logs it if asked to."""
+    """Counts each request by its route and status."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, has_access_log: bool) -> None:
-        self.app, self.metrics, self.has_access_log = app, metrics, has_access_log
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+        self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -88,9 +86,6 @@ class CountRequests:
             self.metrics.request_seconds.labels(route, str(status), temperature).observe(seconds)
             if status >= 400:
                 self.metrics.errors.labels(_KINDS.get(status, "failed")).inc()
-            if self.has_access_log:
-                path = printable(scope["path"][:_MAX_ERROR]).replace("\n", "\\n")
-                LOG.info("%s %s %d %.1f ms", scope["method"], path, status, 1000 * seconds)
 
 
 class CheckClient:
