@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gradtrail.core.config import ConfigError
 from gradtrail.serving.metrics import ServerMetrics, count_compilations
-from gradtrail.serving.rollout import start
+from gradtrail.serving.rollout import RolloutConfig, challenger_uri, make_router, roll_out, rollout_config
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
 from gradtrail.serving.server.middleware import TOKEN, Limits, error_response, require_token
@@ -44,11 +44,11 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
     require_token(options["host"], token)
     uri = _model_uri(model, place)
     try:
-        rollout = start.rollout_config(options, place)
+        rollout = rollout_config(options, place)
     except ValueError as error:
         raise ConfigError(f"gradtrail serve: {error}") from None
     if rollout.challenger:
-        start.challenger_uri(rollout.challenger, uri)  # raises before anything is loaded
+        challenger_uri(rollout.challenger, uri)  # raises before anything is loaded
 
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     for logger in (LOG, logging.getLogger("uvicorn.access")):
@@ -58,7 +58,7 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
 
     metrics = ServerMetrics()
     count_compilations(metrics, THREAD)
-    router = start.make_router(rollout, BatchingConfig(max_wait_ms=options["max_wait_ms"]), metrics)
+    router = make_router(rollout, BatchingConfig(max_wait_ms=options["max_wait_ms"]), metrics)
     metrics.ready.set_function(lambda: router.is_ready)
     limits = Limits(
         max_body_bytes=int(options["max_body_mib"] * 2**20),
@@ -130,7 +130,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-async def _run(uri: str, rollout: start.RolloutConfig, server: Server, listener: socket.socket) -> None:
+async def _run(uri: str, rollout: RolloutConfig, server: Server, listener: socket.socket) -> None:
     """Listen, load, answer, drain; raise the error of the first model if it cannot be used."""
 
     def end_on_failure(loading: asyncio.Task[None]) -> None:
@@ -144,7 +144,7 @@ async def _run(uri: str, rollout: start.RolloutConfig, server: Server, listener:
         loading.result()
 
 
-async def _load_models(uri: str, rollout: start.RolloutConfig, router: Router, listener: socket.socket) -> None:
+async def _load_models(uri: str, rollout: RolloutConfig, router: Router, listener: socket.socket) -> None:
     """Load the first model, its other batch sizes, and the models that come after it."""
     host, port, *_ = listener.getsockname()
     served = await router.load(*await asyncio.to_thread(_locate, uri), all_sizes=False)
@@ -158,7 +158,7 @@ async def _load_models(uri: str, rollout: start.RolloutConfig, router: Router, l
     sizes = f"{smallest} (compiling {', '.join(later)})" if later else smallest
     answering = f"{address} answers with {served.about.name} version {served.version} {about}"
     print(f"{answering}, in batches of {sizes}; ready after {seconds:.1f} s", flush=True)
-    await asyncio.gather(router.add_remaining_sizes(served), start.roll_out(uri, rollout, router, _locate))
+    await asyncio.gather(router.add_remaining_sizes(served), roll_out(uri, rollout, router, _locate))
 
 
 def _listening(host: str, port: int) -> socket.socket:
