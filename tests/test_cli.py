@@ -13,12 +13,13 @@ from gradtrail import cli
 from gradtrail.experiments import repro as reproduction
 from gradtrail.experiments import show as showing
 from gradtrail.experiments.compare import main as comparing
-from gradtrail.serving.predict import main as predicting
+from gradtrail.serving import predict as predicting
 
 VERBS = sorted(cli.gradtrail.commands)
 REQUIRED = {
     "show": ["what"],
     "predict": ["image.png"],
+    "export": ["--onnx", "digits.onnx"],
     "diff": ["A", "B"],
     "verdict": ["run"],
     "promote": ["run"],

@@ -34,7 +34,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def refused(project: Project, *arguments: str) -> str:
     """Return the one line with which a comparison is refused."""
     line = project.gradtrail("diff", *arguments, status=2).strip()
-    assert line.startswith("gradtrail: ")
+    assert line.startswith("gradtrail")
     assert "\n" not in line
     return line
 

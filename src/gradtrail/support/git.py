@@ -7,6 +7,7 @@ program is a `CommandError`; `run` and `strict_git` are for programs that must s
 import contextlib
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,6 +108,18 @@ def reason(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     reasons = [line for line in lines if not any(part in line for part in _CONSEQUENCES)] or lines or ["no output"]
     return one_line(reasons[-1]).removeprefix("ERROR: ").removeprefix("fatal: ")[:_LONGEST_LINE]
+
+
+def uv(*arguments: str) -> None:
+    """Run uv with the index of pip; raise UserError, without index addresses, if it fails."""
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    address = subprocess.run(command, capture_output=True, check=False, text=True).stdout.strip()
+    index = {"UV_DEFAULT_INDEX": address} if address else {}
+    try:
+        run([str(Path(sys.executable).with_name("uv")), *arguments], env=index | dict(os.environ), seconds=None)
+    except CommandError as error:
+        plain = re.sub(r"[a-z+]+://\S+", "(an index)", error.output or str(error))
+        raise UserError(f"uv: {one_line(re.sub(r'[×╰─▶├│]', '', plain))[:400]}") from None
 
 
 def with_interpreter(python: Path = Path(sys.executable)) -> dict[str, str]:
