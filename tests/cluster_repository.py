@@ -6,8 +6,7 @@ from pathlib import Path
 
 from projects import ROOT
 
-from gradtrail.cluster.places import Places
-from gradtrail.cluster.request import Request, own_versions
+from gradtrail.cluster.request import Places, Request, own_versions
 
 # An experiment is a commit with a ref. The journal gets a line for each execution: processes and arguments. A stage is
 # a process of its own. MLflow, which takes seconds to import, is left out.

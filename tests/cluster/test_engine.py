@@ -12,8 +12,7 @@ from servers import free_port
 
 from gradtrail.cluster import engine
 from gradtrail.cluster.engine import connect, fetch_results, follow, start
-from gradtrail.cluster.places import Places
-from gradtrail.cluster.request import SOME_FAILED, Request
+from gradtrail.cluster.request import SOME_FAILED, Places, Request
 from gradtrail.support.errors import UserError
 
 PLACES = Places(commit="0" * 40, git_url="/srv/x.git", tracking_uri="http://127.0.0.1:5000", cache=None)

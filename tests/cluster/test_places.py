@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cluster_repository import SharedRepository, run_git
 
-from gradtrail.cluster.places import local_places, read_refs, shared_places
+from gradtrail.cluster.request import local_places, read_refs, shared_places
 from gradtrail.support.errors import UserError
 
 

@@ -31,13 +31,12 @@ def plan(changes: dict[str, Any], commit: str = COMMIT, stage: str = "evaluate")
 
 def test_name_depends_on_commit_stage_and_the_params_that_are_read() -> None:
     one = plan({"train.seed": 1})
-    assert one.ref == f"refs/exps/aa/{'a' * 38}/{one.name}"
-    assert one.name.startswith("gradtrail-")
-    assert plan({"train.seed": 1}).name == one.name
-    assert plan({"train.seed": 2}).name != one.name
-    assert plan({"train.seed": 1}, commit="b" * 40).name != one.name
-    assert plan({"train.seed": 1}, stage="gradients").name != one.name
-    assert plan({"train.seed": 1, "gradients.num_largest": 7}).name == one.name
+    assert one.ref.startswith(f"refs/exps/aa/{'a' * 38}/gradtrail-")
+    assert plan({"train.seed": 1}).ref == one.ref
+    assert plan({"train.seed": 2}).ref != one.ref
+    assert plan({"train.seed": 1}, commit="b" * 40).ref != one.ref
+    assert plan({"train.seed": 1}, stage="gradients").ref != one.ref
+    assert plan({"train.seed": 1, "gradients.num_largest": 7}).ref == one.ref
     changes = {label: {"train.seed": 1} for label in ("one", "again")}
     (experiment,) = plan_experiments(changes, "evaluate", COMMIT)
     assert experiment.label == "one"
@@ -46,7 +45,7 @@ def test_name_depends_on_commit_stage_and_the_params_that_are_read() -> None:
 def test_experiments_share_the_states_that_the_commit_does_not_have() -> None:
     assert plan({"evaluate.calibration_bins": 5}).shared == ()
     one, other = (plan({"train.seed": 1, "evaluate.calibration_bins": bins}) for bins in (5, 7))
-    assert one.name != other.name
+    assert one.ref != other.ref
     assert len(one.shared) == 1, "the training"
     assert one.shared == other.shared
     data = plan({"fetch.dataset": "digits"})

@@ -20,8 +20,18 @@ from urllib.parse import urlparse
 import requests
 
 import gradtrail
-from gradtrail.cluster.places import Places, local_places, read_refs, shared_places
-from gradtrail.cluster.request import FAILED, REQUEST, SOME_FAILED, Request, own_versions, plan_experiments
+from gradtrail.cluster.request import (
+    FAILED,
+    REQUEST,
+    SOME_FAILED,
+    Places,
+    Request,
+    local_places,
+    own_versions,
+    plan_experiments,
+    read_refs,
+    shared_places,
+)
 from gradtrail.cluster.task import FOLDER, copy_objects
 from gradtrail.stages.common.dvc_cache import listing
 from gradtrail.stages.common.pipeline_file import output_digests
@@ -34,7 +44,6 @@ from gradtrail.support.shell import reason
 from gradtrail.tracking.recorded import snapshot_of
 
 LOCAL = "local"
-VARIABLE = "RAY_API_SERVER_ADDRESS"  # in place of `--on`, as for Ray's own commands
 _CONNECT_SECONDS = 5.0
 _POLL_SECONDS = 1.0
 
@@ -67,11 +76,10 @@ class RayEngine:
         with _local_cluster() if self.on == LOCAL else contextlib.nullcontext(self.on) as address:
             client = connect(address)
             job, is_new = start(client, request, refs)
-            about = "submitted" if is_new else "is running already; following it"
+            about = "submitted" if is_new else "is running already"
             print(f"{title}: job {job} {about}; {redacted(address)} shows what runs where", file=sys.stderr)
             if self.on != LOCAL:
-                stop = f"`ray job stop {job} --address {redacted(address)}` stops it"
-                print(f"{title}: Ctrl-C leaves it running, the same command follows it again; {stop}", file=sys.stderr)
+                print(f"{title}: Ctrl-C leaves it running, `ray job stop {job}` stops it", file=sys.stderr)
             try:
                 lines = follow(client, job, title)
             finally:
@@ -84,16 +92,12 @@ class RayEngine:
 
 def engine(on: str | None, cpus: float, gpus: float) -> RayEngine | None:
     """Return the engine that `--on` or `RAY_API_SERVER_ADDRESS` names; None for DVC's queue."""
-    address = on or os.environ.get(VARIABLE)
+    address = on or os.environ.get("RAY_API_SERVER_ADDRESS")  # as for Ray's own commands
     return RayEngine(on=address, cpus=cpus, gpus=gpus) if address else None
 
 
 def connect(address: str) -> Any:
-    """Return Ray's job client.
-
-    Raises:
-        UserError: No Ray job server answers at the address, or Ray is not installed here.
-    """
+    """Return Ray's job client; raise UserError if no Ray job server answers, or Ray is not installed here."""
     if urlparse(address).scheme not in ("http", "https") or not urlparse(address).hostname:
         raise UserError(
             f"--on: must be the address of Ray's job server, such as http://10.0.0.5:8265, or local; got {address!r}"
@@ -138,8 +142,7 @@ def start(client: Any, request: Request, refs: Sequence[str]) -> tuple[str, bool
 def follow(client: Any, job: str, title: str) -> list[str]:
     """Print the lines of a job's log, from its beginning, until it has ended; return them.
 
-    Raises:
-        UserError: The job was refused or stopped, or failed as a whole, or its server does not answer.
+    Raises UserError if the job was refused or stopped, or failed as a whole, or its server does not answer.
     """
     num_printed = 0
     while True:

@@ -36,16 +36,10 @@ _RESTART_HINT = "`dvc repro` resumes from the last checkpoint, if there is one"
 
 
 def launch(count: int | None, command: Sequence[str]) -> int:
-    """Run a command in several processes on this machine; return the exit status.
+    """Run a command, or a stage such as `pipeline.train`, in several processes on this machine; return the exit status.
 
-    The status is 0, that of a process that failed or was told to stop, or 2 if one was killed or stopped responding.
-
-    Args:
-        count: Number of processes; None for one of those that a scheduler starts on several machines.
-        command: Words of a command, or the module of a stage, such as `pipeline.train`.
-
-    Raises:
-        UserError: The count is out of bounds, or the command cannot be started.
+    The status is 0, that of a process that failed or was told to stop, or 2 if one was killed or stopped responding. A
+    count of None starts one process, as one of those that a scheduler starts on several machines.
     """
     if count is not None and not 1 <= count <= _MOST:
         raise UserError(f"-n must be at least 1 and at most {_MOST:,}, got {count}")
@@ -124,10 +118,11 @@ def _describe(failed: str, processes: Mapping[str, subprocess.Popen[bytes]], pre
     status, log = processes[failed].returncode, _log(failed).strip()
     if status == -signal.SIGABRT and _JAX_ABORTED in log:
         if _NOT_JOINED in log:
-            missing = [index for index, process in processes.items() if process.returncode is None]
-            return f"{_process_names(missing) or 'another process'} did not connect within `runtime.join_seconds`"
+            missing = ", ".join(index for index, process in processes.items() if process.returncode is None)
+            names = f"process {missing}" if missing else "another process"
+            return f"{names} did not connect within `runtime.join_seconds`"
         match = _UNRESPONSIVE.search(log)
-        return f"{_process_names(match[1].split() if match else ['0'])} stopped responding; {_RESTART_HINT}"
+        return f"process {', '.join(match[1].split()) if match else '0'} stopped responding; {_RESTART_HINT}"
     if status < 0:
         return f"process {failed} was killed by {signal.Signals(-status).name}; {_RESTART_HINT}"
     if not log:
@@ -138,10 +133,6 @@ def _describe(failed: str, processes: Mapping[str, subprocess.Popen[bytes]], pre
 def _log(index: str) -> str:
     path = log_path(index)
     return path.read_text(errors="replace") if path.exists() else ""
-
-
-def _process_names(indices: Sequence[str]) -> str:
-    return f"process{'es' * (len(indices) > 1)} {', '.join(indices)}" if indices else ""
 
 
 @contextlib.contextmanager

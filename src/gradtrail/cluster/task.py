@@ -7,6 +7,7 @@ the same time, both compute the same bytes, and the first push decides whose ref
 The experiment runs in a checkout of its own, by a child process: `python -m gradtrail.cluster.task REQUEST`.
 """
 
+import collections
 import contextlib
 import hashlib
 import itertools
@@ -26,8 +27,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gradtrail.cluster.places import Places, read_refs
-from gradtrail.cluster.request import Experiment, Request
+from gradtrail.cluster.request import Experiment, Places, Request, read_refs
 from gradtrail.stages.common.params import as_options
 from gradtrail.stages.common.pipeline_file import output_digests, stages_before
 from gradtrail.support.errors import UserError, is_store_fault, one_line
@@ -43,16 +43,14 @@ FOLDER = "GRADTRAIL_CLUSTER_DIR"  # variable with the folder of a node
 _STORE_SECONDS = 900.0  # longest wait for an MLflow server that is down
 _PAUSE_SECONDS = 3.0
 _LAST_LINES = 40  # lines of output that are searched for the reason of a failure
-_ENV_PREFIXES_TO_DROP = (  # variables of Ray, and of a DVC that runs this process
-    *("RAY_", "DVC_ROOT", "DVC_STAGE", "DVC_EXP_", "OMP_NUM_THREADS", "MLFLOW_RUN_ID"),
-)
+# Variables of Ray, and of a DVC that runs this process
+_ENV_PREFIXES_TO_DROP = ("RAY_", "DVC_ROOT", "DVC_STAGE", "DVC_EXP_", "OMP_NUM_THREADS", "MLFLOW_RUN_ID")
 
 
 def make_experiment(request: Request, experiment: Experiment) -> str:
     """Run an experiment and publish it, unless its ref exists; return the outcome in words.
 
-    Raises:
-        UserError: A step failed; nothing is published, and the same call can be repeated.
+    After a UserError nothing is published, and the same call can be repeated.
     """
     places = request.places
     if read_refs(places.git_url, [experiment.ref]):
@@ -78,16 +76,14 @@ def _publish(url: str, ref: str, commit: str, folder: Path) -> bool:
     return True
 
 
-def _node_folder(git_url: str) -> Path:
-    """Return the folder of a repository on this node, which has its checkouts and a DVC cache that they share."""
-    base = Path(os.environ.get(FOLDER) or Path.home() / ".cache" / "gradtrail" / "cluster")
-    return base / hashlib.sha256(git_url.encode()).hexdigest()[:16]
-
-
 @contextlib.contextmanager
 def _checkout(places: Places) -> Iterator[Path]:
-    """Yield a clean checkout of the commit that no other process uses while the block runs."""
-    node = _node_folder(places.git_url)
+    """Yield a clean checkout of the commit that no other process uses while the block runs.
+
+    The checkouts of a repository lie in one folder of the node, which also has the DVC cache that they share.
+    """
+    base = Path(os.environ.get(FOLDER) or Path.home() / ".cache" / "gradtrail" / "cluster")
+    node = base / hashlib.sha256(places.git_url.encode()).hexdigest()[:16]
     with _first_free(node / "checkouts") as folder:
 
         def run_git(*arguments: str) -> str:
@@ -135,7 +131,7 @@ def _environment(folder: Path, places: Places) -> dict[str, str]:
 def _run_child(request: Request, folder: Path, env: Mapping[str, str]) -> None:
     """Run the experiment of a request in a child process, which ends if this process ends."""
     command = [sys.executable, "-m", "gradtrail.cluster.task", request.as_json()]
-    last: list[str] = []
+    last = collections.deque[str](maxlen=_LAST_LINES)
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -146,14 +142,9 @@ def _run_child(request: Request, folder: Path, env: Mapping[str, str]) -> None:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as child:
-        try:
-            for line in child.stdout or ():
-                print(redacted(line), end="", flush=True)
-                last = [*last[-_LAST_LINES:], line]
-            child.wait()
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
+        for line in child.stdout or ():
+            print(redacted(line), end="", flush=True)
+            last.append(line)
     if child.returncode:
         raise UserError(reason("".join(last)))
 
@@ -174,12 +165,13 @@ def main(request: Request) -> int:
     from dvc.cli import main as dvc  # late: it takes half a second, which only the child needs
 
     (experiment,) = request.experiments
+    name = experiment.ref.rpartition("/")[2]
     is_remote = request.places.cache is None
     pull = ["--pull"] if is_remote else []  # inputs, and states that other experiments have made
-    options = [*pull, "--name", experiment.name, *as_options(experiment.changes)]
+    options = [*pull, "--name", name, *as_options(experiment.changes)]
     if status := dvc(["exp", "run", "--temp", *options, experiment.stage]):
         return int(status)
-    recorded = next((one for one in find_experiments() if one.name == experiment.name), None)
+    recorded = next((one for one in find_experiments() if one.name == name), None)
     snapshot = snapshot_of(recorded.commit) if recorded else None
     if recorded is None or snapshot is None:  # DVC had nothing to do
         return 0

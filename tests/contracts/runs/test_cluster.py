@@ -15,8 +15,7 @@ from projects import Project, environment
 from small_project import finished_small_project
 
 from gradtrail.cluster.engine import fetch_results
-from gradtrail.cluster.places import Places
-from gradtrail.cluster.request import Request, own_versions, plan_experiments
+from gradtrail.cluster.request import Places, Request, own_versions, plan_experiments
 from gradtrail.cluster.task import make_experiment
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.runs import StoredRuns
@@ -59,15 +58,16 @@ def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
     assert make_experiment(request, experiment) == "done before"
     assert run_git(tmp_path / "shared.git", "for-each-ref", "--format=%(refname)", "refs/exps") == experiment.ref
 
+    name = experiment.ref.rpartition("/")[2]
     fetch_results(request.places, [experiment.ref])
-    assert experiment.name in project.dvc("exp", "list", "--name-only")
-    project.dvc("exp", "pull", "origin", experiment.name)
-    project.dvc("exp", "apply", experiment.name)
+    assert name in project.dvc("exp", "list", "--name-only")
+    project.dvc("exp", "pull", "origin", name)
+    project.dvc("exp", "apply", name)
     assert "0.25" in (project.folder / "models/final.safetensors").read_text()
 
     def finished(stage: str) -> dict[str, str]:
         """Return the tags of the one finished run of the experiment's stage."""
-        runs = StoredRuns(StoreClient(store))({"stage": stage, "dvc.exp_name": experiment.name}, finished=True)
+        runs = StoredRuns(StoreClient(store))({"stage": stage, "dvc.exp_name": name}, finished=True)
         (run,) = runs
         return {**run.data.tags, "id": run.info.run_id}
 
