@@ -130,7 +130,6 @@ def start(client: Any, request: Request, refs: Sequence[str]) -> tuple[str, bool
                 entrypoint="python -m gradtrail.cluster.job",
                 submission_id=name,
                 runtime_env={"working_dir": folder, "py_modules": [*gradtrail.__path__]},
-                metadata={"commit": request.places.commit},
             )
         except RuntimeError as error:
             if "already" in str(error):  # another command has just submitted it

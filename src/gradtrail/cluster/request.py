@@ -17,7 +17,7 @@ from gradtrail.stages.common.dvc_cache import cache_folder, require_copies
 from gradtrail.stages.common.params import VERSIONS, changed, read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, sha256_of, stages_before
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import blobs, git, head_commit, strict_git
+from gradtrail.support.git import git, head_commit, strict_git
 from gradtrail.support.paths import SQLITE, root, store_uri
 from gradtrail.support.secrets import has_password
 from gradtrail.support.shell import CommandError
@@ -27,8 +27,6 @@ REQUEST = "request.json"  # file of the job with its request
 SOME_FAILED = 3  # exit status of a job in which experiments failed; 1 is that of any Python program that crashes
 FAILED = "failed: "  # stands between the label of an experiment and the reason in a job's log
 
-_MORE_PACKAGES = ("dvc", "mlflow")  # packages besides those of pipeline/versions.yaml that must be the same everywhere
-_DIGITS = 16  # hex digits of a digest
 _ALWAYS_READ = ("dvc.yaml", "dvc.lock", ".dvc/config", "src", "pipeline")
 
 
@@ -86,7 +84,7 @@ class Request:
 
 def own_versions() -> dict[str, str]:
     """Return the versions of the packages that must be the same everywhere."""
-    return {name: _version(name) for name in (*read_yaml(VERSIONS), *_MORE_PACKAGES)}
+    return {name: _version(name) for name in (*read_yaml(VERSIONS), "dvc", "mlflow")}
 
 
 def plan_experiments(changes: Mapping[str, Mapping[str, Any]], stage: str, commit: str) -> list[Experiment]:
@@ -99,7 +97,7 @@ def plan_experiments(changes: Mapping[str, Mapping[str, Any]], stage: str, commi
         read, keys = dict[str, Any](), list[str]()
         for name in chain:
             read[name] = stages.values(name, params)
-            keys.append(sha256_of({"commit": commit, "read": read})[:_DIGITS])
+            keys.append(sha256_of({"commit": commit, "read": read})[:16])
         return keys
 
     committed = keys(stages.params)
@@ -137,7 +135,11 @@ def local_places() -> Places:
 
 def shared_places() -> Places:
     """Return the places that other machines can reach; raise UserError, with the remedy, if something is missing."""
-    commit, remote = _clean_commit(), _remote()
+    commit = _clean_commit()
+    branch = git("rev-parse", "--abbrev-ref", "HEAD")
+    remote = git("config", f"branch.{branch}.remote") or "origin"
+    if remote not in git("remote").splitlines():
+        raise UserError(f"a cluster needs a git remote, and there is no {remote}: `git remote add {remote} URL`")
     url = git("remote", "get-url", remote)
     if has_password(url):
         raise UserError(
@@ -147,7 +149,12 @@ def shared_places() -> Places:
         raise UserError(
             "MLFLOW_TRACKING_URI: must name a tracking server that the cluster reaches, such as http://HOST:5000"
         )
-    _require_dvc_remote(commit)
+    config = configparser.ConfigParser(interpolation=None, strict=False)
+    config.read(".dvc/config")
+    if not config.get("core", "remote", fallback=""):
+        raise UserError(
+            ".dvc/config: no default remote; `dvc remote add --default storage s3://BUCKET/PATH`, and commit it"
+        )
     try:
         strict_git("fetch", "--quiet", remote, folder=root())
     except CommandError as error:
@@ -180,25 +187,3 @@ def _clean_commit() -> str:
             f"uncommitted changes in {changed[0]}{more}: a cluster runs commits; commit them, or `git stash` them"
         )
     return commit
-
-
-def _remote() -> str:
-    """Return the git remote that the branch tracks, or else `origin`."""
-    branch = git("rev-parse", "--abbrev-ref", "HEAD")
-    remote = git("config", f"branch.{branch}.remote") or "origin"
-    if remote not in git("remote").splitlines():
-        raise UserError(
-            f"a cluster needs a git remote that it can reach, and there is no {remote}; `git remote add` it"
-        )
-    return remote
-
-
-def _require_dvc_remote(commit: str) -> None:
-    content = blobs(commit, [".dvc/config"]).get(".dvc/config", b"")
-    config = configparser.ConfigParser(interpolation=None, strict=False)
-    config.read_string(content.decode(errors="replace"))
-    if not config.get("core", "remote", fallback=""):
-        raise UserError(
-            ".dvc/config: no default remote in the commit; "
-            "`dvc remote add --default storage s3://BUCKET/PATH`, and commit it"
-        )

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,7 @@ def make_experiment(request: Request, experiment: Experiment) -> str:
     if read_refs(places.git_url, [experiment.ref]):
         return "done before"
     with _checkout(places) as folder:
-        env = _environment(folder, places)
-        _run_child(replace(request, experiments=(experiment,)), folder, env)
+        _run_child(replace(request, experiments=(experiment,)), folder)
         commit = strict_git("for-each-ref", "--format=%(objectname)", experiment.ref, folder=folder)
         if not commit:
             return "the commit itself"
@@ -121,15 +120,14 @@ def _first_free(folder: Path) -> Iterator[Path]:
             return
 
 
-def _environment(folder: Path, places: Places) -> dict[str, str]:
-    """Return the environment of DVC and the stages: this process's, with the checkout's code and MLflow's store."""
+def _run_child(request: Request, folder: Path) -> None:
+    """Run the experiment of a request in a child process, which ends if this process ends.
+
+    It has the code of the checkout, not that of this process.
+    """
     env = {name: value for name, value in with_this_interpreter().items() if not name.startswith(_ENV_PREFIXES_TO_DROP)}
-    switches = {"DVC_NO_ANALYTICS": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return env | switches | {"PYTHONPATH": str(folder / "src"), "MLFLOW_TRACKING_URI": places.tracking_uri}
-
-
-def _run_child(request: Request, folder: Path, env: Mapping[str, str]) -> None:
-    """Run the experiment of a request in a child process, which ends if this process ends."""
+    env |= {"PYTHONPATH": str(folder / "src"), "MLFLOW_TRACKING_URI": request.places.tracking_uri}
+    env |= {"DVC_NO_ANALYTICS": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "gradtrail.cluster.task", request.as_json()]
     last = collections.deque[str](maxlen=_LAST_LINES)
     with subprocess.Popen(
