@@ -1,4 +1,4 @@
-"""Experiments have the same name if and only if they are the same; requests are plain JSON of the same versions."""
+"""Experiments have the same name if and only if they are the same; what a cluster needs is checked, in one line each."""
 
 import dataclasses
 import shutil
@@ -6,17 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_repository import SharedRepository
+from cluster_repository import SharedRepository, run_git
 from projects import ROOT
 
-from gradtrail.cluster.request import Experiment, Request, own_versions, plan_experiments
+from gradtrail.cluster.request import (
+    Experiment,
+    Request,
+    local_places,
+    own_versions,
+    plan_experiments,
+    read_refs,
+    shared_places,
+)
 from gradtrail.support.errors import UserError
 
 COMMIT = "a" * 40
 
 
-@pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project's files as far as a plan reads them."""
     (tmp_path / "pipeline").mkdir()
     for name in ("dvc.yaml", "params.yaml", "pipeline/versions.yaml"):
@@ -29,6 +37,7 @@ def plan(changes: dict[str, Any], commit: str = COMMIT, stage: str = "evaluate")
     return experiment
 
 
+@pytest.mark.usefixtures("planned")
 def test_name_depends_on_commit_stage_and_the_params_that_are_read() -> None:
     one = plan({"train.seed": 1})
     assert one.ref.startswith(f"refs/exps/aa/{'a' * 38}/gradtrail-")
@@ -42,6 +51,7 @@ def test_name_depends_on_commit_stage_and_the_params_that_are_read() -> None:
     assert experiment.label == "one"
 
 
+@pytest.mark.usefixtures("planned")
 def test_experiments_share_the_states_that_the_commit_does_not_have() -> None:
     assert plan({"evaluate.calibration_bins": 5}).shared == ()
     one, other = (plan({"train.seed": 1, "evaluate.calibration_bins": bins}) for bins in (5, 7))
@@ -53,6 +63,7 @@ def test_experiments_share_the_states_that_the_commit_does_not_have() -> None:
     assert plan({"fetch.dataset": "digits", "train.seed": 1}).shared[:2] == data.shared[:2]
 
 
+@pytest.mark.usefixtures("planned")
 def test_request_is_read_as_it_was_written(shared: SharedRepository, tmp_path: Path) -> None:
     request = dataclasses.replace(
         shared.request(tmp_path), experiments=(plan({"train.seed": 0, "train.model": "cnn"}),)
@@ -69,3 +80,87 @@ def test_message_about_a_version_names_node_package_and_both_versions(shared: Sh
     ):
         with pytest.raises(UserError, match=f"^a node: {message}: use one lock, or one image, for both$"):
             dataclasses.replace(request, versions={package: version}).require_same_versions("a node")
+
+
+@pytest.fixture
+def project(shared: SharedRepository, monkeypatch: pytest.MonkeyPatch) -> SharedRepository:
+    """A clone whose commit is pushed, with a DVC remote and a tracking server; it is the working folder."""
+    monkeypatch.chdir(shared.clone)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://10.0.0.5:5000")
+    return shared
+
+
+def refused(message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        shared_places()
+
+
+def test_addresses_are_those_of_remotes_and_server(project: SharedRepository) -> None:
+    places = shared_places()
+    assert (places.commit, places.git_url) == (project.commit, project.url)
+    assert (places.tracking_uri, places.cache) == ("http://10.0.0.5:5000", None)
+    assert read_refs(project.url, ["refs/heads/main", "refs/heads/main-2"]) == {"refs/heads/main": project.commit}
+
+
+def test_uncommitted_changes_of_inputs_alone_are_refused(project: SharedRepository) -> None:
+    for name in ("results/table.md", "experiments.yaml", "models/weights"):
+        (project.clone / name).parent.mkdir(exist_ok=True)
+        (project.clone / name).touch()
+    assert shared_places().commit == project.commit
+    (project.clone / "src" / "code" / "new.py").touch()
+    refused(r"^uncommitted changes in src/code/new\.py: a cluster runs commits; commit them, or `git stash` them$")
+    (project.clone / "params.yaml").write_text("train: 2\n")
+    refused(r"^uncommitted changes in params\.yaml and 1 more: ")
+
+
+def test_unpushed_commit_and_unreachable_remote_are_refused(project: SharedRepository, tmp_path: Path) -> None:
+    run_git(project.clone, "commit", "-q", "--allow-empty", "-m", "another")
+    refused(rf"^git remote origin has no commit {project.commit[:12]}: `git push origin` first$")
+    run_git(project.clone, "push", "-q", "origin", "HEAD:refs/heads/a-branch")
+    assert shared_places().commit == project.commit
+    project.bare.rename(tmp_path / "away")
+    refused(r"^git remote origin: `git fetch` failed: .*shared\.git' does not appear to be a git repository$")
+
+
+def test_remote_of_the_branch_is_used_and_a_missing_one_is_refused(project: SharedRepository) -> None:
+    run_git(project.clone, "remote", "rename", "origin", "one")
+    refused("^a cluster needs a git remote, and there is no origin: ")
+    run_git(project.clone, "push", "-q", "-u", "one", "HEAD:main")
+    assert shared_places().git_url == project.url
+
+
+@pytest.mark.parametrize("uri", ["", "sqlite:////srv/mlflow.db"])
+def test_local_store_is_refused(project: SharedRepository, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    refused(r"^MLFLOW_TRACKING_URI: must name a tracking server that the cluster reaches, such as ")
+
+
+def test_password_in_the_address_of_the_git_remote_is_refused_and_not_printed(project: SharedRepository) -> None:
+    run_git(project.clone, "remote", "set-url", "origin", "https://ann:hunter22@host/x.git")
+    with pytest.raises(UserError, match=r"^git remote origin: its address holds a password; ") as caught:
+        shared_places()
+    assert "hunter22" not in str(caught.value)
+
+
+def test_missing_dvc_remote_is_one_line_with_the_command_to_add_one(project: SharedRepository) -> None:
+    (project.clone / ".dvc" / "config").write_text("[core]\n    analytics = false\n")
+    run_git(project.clone, "commit", "-qam", "no remote")
+    run_git(project.clone, "push", "-q", "origin", "HEAD:main")
+    refused(r"^\.dvc/config: no default remote; `dvc remote add --default storage s3://")
+
+
+def test_local_places_need_no_remote(project: SharedRepository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    run_git(project.clone, "remote", "remove", "origin")
+    places = local_places()
+    assert places.git_url == str(project.clone / ".git")
+    assert places.tracking_uri == f"sqlite:///{project.clone / 'mlflow.db'}"
+    assert places.cache == str(project.clone / ".dvc" / "cache")
+
+
+def test_missing_commit_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_git(tmp_path, "init", "-q")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^a cluster runs commits: this is no git repository with a commit$"):
+        local_places()

@@ -226,7 +226,7 @@ def _require_ray() -> Any:
         raise UserError(
             "Ray is not installed here: `make env CLUSTER=1`, or pip install 'gradtrail[cluster]'"
         ) from None
-    logging.getLogger(JobSubmissionClient.__base__.__module__).setLevel(logging.WARNING)  # no messages about uploads
+    logging.getLogger("ray").setLevel(logging.WARNING)  # no messages about uploads
     return JobSubmissionClient
 
 
