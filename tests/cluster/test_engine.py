@@ -67,12 +67,15 @@ def test_same_experiments_attach_to_the_running_job(client: FakeClient, monkeypa
     assert is_new
     assert again not in (job, other)
 
+    answers = iter(["No available agent to submit job, please try again later", "Job … already exists"])
+
     def refuse(**_: Any) -> None:
-        raise RuntimeError("Job with submission_id already exists")
+        raise RuntimeError(next(answers))
 
     monkeypatch.setattr(client, "submit_job", refuse)
     _, is_new = start(client, REQUEST, ["submitted", "by another command"])
     assert not is_new
+    assert not [*answers]
 
 
 def test_job_contains_the_code_and_no_environment(client: FakeClient) -> None:
@@ -85,7 +88,7 @@ def test_job_contains_the_code_and_no_environment(client: FakeClient) -> None:
 
 def test_complete_lines_of_a_log_are_printed_once(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = "1 of 2: low: done", "2 of 2: high: failed: \x1b[31mno"
-    client.looks = [("RUNNING", f"{first}\n2 of"), ("RUNNING", f"{first}\n"), ("FAILED", f"{first}\n{second}\n")]
+    client.looks = [("RUNNING", f"INFO of Ray\n{first}\n2 of"), ("FAILED", f"INFO of Ray\n{first}\n{second}\n")]
     assert follow(client, "job", "rates") == [first, second]
     assert capsys.readouterr().err.splitlines() == [
         f"rates: {first}",

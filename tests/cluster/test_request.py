@@ -1,4 +1,4 @@
-"""Experiments have the same name if and only if they are the same; what a cluster needs is checked, in one line each."""
+"""Equal experiments have equal names; what a cluster needs is checked before anything is sent, in one line each."""
 
 import dataclasses
 import shutil

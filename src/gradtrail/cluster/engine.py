@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import sys
 import tempfile
 import time
@@ -45,7 +46,9 @@ from gradtrail.tracking.recorded import snapshot_of
 
 LOCAL = "local"
 _CONNECT_SECONDS = 5.0
+_START_SECONDS = 60.0  # longest wait for a Ray that is starting
 _POLL_SECONDS = 1.0
+_LINE = re.compile(r"\d+ of \d+: ")  # begin of a line of our own in a job's log, which also has Ray's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,19 +126,24 @@ def start(client: Any, request: Request, refs: Sequence[str]) -> tuple[str, bool
         if not job.status.is_terminal():
             return job.submission_id, False
     name = f"gradtrail-{digest}-{len(jobs) + 1}"
+    deadline = time.monotonic() + _START_SECONDS
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, REQUEST).write_text(request.as_json(), encoding="utf-8")
-        try:
-            client.submit_job(
-                entrypoint="python -m gradtrail.cluster.job",
-                submission_id=name,
-                runtime_env={"working_dir": folder, "py_modules": [*gradtrail.__path__]},
-            )
-        except RuntimeError as error:
-            if "already" in str(error):  # another command has just submitted it
-                return name, False
-            raise UserError(f"Ray refused the job: {_refusal(error)}") from None
-    return name, True
+        while True:
+            try:
+                client.submit_job(
+                    entrypoint="python -m gradtrail.cluster.job",
+                    submission_id=name,
+                    runtime_env={"working_dir": folder, "py_modules": [*gradtrail.__path__]},
+                )
+            except RuntimeError as error:
+                if "already" in str(error):  # another command has just submitted it
+                    return name, False
+                if "try again" not in str(error) or time.monotonic() > deadline:
+                    raise UserError(f"Ray refused the job: {_refusal(error)}") from None
+                time.sleep(_POLL_SECONDS)
+            else:
+                return name, True
 
 
 def follow(client: Any, job: str, title: str) -> list[str]:
@@ -149,7 +157,7 @@ def follow(client: Any, job: str, title: str) -> list[str]:
             info, log = client.get_job_info(job), client.get_job_logs(job)
         except (RuntimeError, OSError) as error:
             raise UserError(f"job {job}: Ray's job server does not answer ({one_line(error)[:200]})") from None
-        lines = log[: log.rfind("\n") + 1].splitlines()
+        lines = [line for line in log[: log.rfind("\n") + 1].splitlines() if _LINE.match(line)]
         for line in lines[num_printed:]:
             print(printable(f"{title}: {line}"), file=sys.stderr, flush=True)
         num_printed = len(lines)
@@ -160,7 +168,7 @@ def follow(client: Any, job: str, title: str) -> list[str]:
         raise UserError(f"job {job} was stopped; the same command starts what is missing")
     if info.status == "FAILED" and info.driver_exit_code != SOME_FAILED:
         has_ended = info.driver_exit_code is not None  # otherwise its node died, which only Ray reports
-        why = reason(log) if has_ended and lines else one_line(info.message or "no reason given")
+        why = reason(log) if has_ended and log else one_line(info.message or "no reason given")
         raise UserError(f"job {job} failed: {why[:400]}; `ray job logs {job}` shows more")
     return lines
 
@@ -171,11 +179,9 @@ def fetch_results(places: Places, refs: Sequence[str]) -> None:
     It fetches no files, which may be many: `dvc exp pull` does. A listing maps the files of a folder to their digests;
     without it a run cannot be matched by the files that it read.
     """
-    if places.cache is not None:  # this repository and its cache
-        return
     try:
         published = read_refs(places.git_url, refs)
-        if not published:
+        if not published or places.cache is not None:  # then all is here: it is this repository and its cache
             return
         strict_git("fetch", "--quiet", "--no-tags", places.git_url, *(f"+{ref}:{ref}" for ref in published))
         snapshots = [snapshot for commit in published.values() if (snapshot := snapshot_of(commit))]
@@ -226,7 +232,7 @@ def _require_ray() -> Any:
         raise UserError(
             "Ray is not installed here: `make env CLUSTER=1`, or pip install 'gradtrail[cluster]'"
         ) from None
-    logging.getLogger("ray").setLevel(logging.WARNING)  # no messages about uploads
+    logging.disable(logging.INFO)  # Ray's messages about uploads
     return JobSubmissionClient
 
 

@@ -18,8 +18,6 @@ from gradtrail.cluster.task import make_experiment
 from gradtrail.support.errors import one_line
 from gradtrail.support.secrets import redacted
 
-_MOST_RETRIES = 20  # retries of a task whose worker or node died
-
 
 def main() -> int:
     """Run all experiments; return the exit status."""
@@ -28,8 +26,7 @@ def main() -> int:
     make = ray.remote(
         num_cpus=request.cpus,
         num_gpus=request.gpus,
-        max_retries=_MOST_RETRIES,
-        retry_exceptions=False,
+        max_retries=20,  # each after the death of its worker or node
         scheduling_strategy="SPREAD",
     )(_make)
     waiting, tasks = [*request.experiments], dict[Any, Experiment]()

@@ -121,10 +121,7 @@ def _first_free(folder: Path) -> Iterator[Path]:
 
 
 def _run_child(request: Request, folder: Path) -> None:
-    """Run the experiment of a request in a child process, which ends if this process ends.
-
-    It has the code of the checkout, not that of this process.
-    """
+    """Run the experiment of a request, with the code of its checkout, in a child that ends if this process ends."""
     env = {name: value for name, value in with_this_interpreter().items() if not name.startswith(_ENV_PREFIXES_TO_DROP)}
     env |= {"PYTHONPATH": str(folder / "src"), "MLFLOW_TRACKING_URI": request.places.tracking_uri}
     env |= {"DVC_NO_ANALYTICS": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
