@@ -46,7 +46,6 @@ from gradtrail.tracking.recorded import snapshot_of
 
 LOCAL = "local"
 _CONNECT_SECONDS = 5.0
-_START_SECONDS = 60.0  # longest wait for a Ray that is starting
 _POLL_SECONDS = 1.0
 _LINE = re.compile(r"\d+ of \d+: ")  # begin of a line of our own in a job's log, which also has Ray's
 
@@ -126,24 +125,19 @@ def start(client: Any, request: Request, refs: Sequence[str]) -> tuple[str, bool
         if not job.status.is_terminal():
             return job.submission_id, False
     name = f"gradtrail-{digest}-{len(jobs) + 1}"
-    deadline = time.monotonic() + _START_SECONDS
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, REQUEST).write_text(request.as_json(), encoding="utf-8")
-        while True:
-            try:
-                client.submit_job(
-                    entrypoint="python -m gradtrail.cluster.job",
-                    submission_id=name,
-                    runtime_env={"working_dir": folder, "py_modules": [*gradtrail.__path__]},
-                )
-            except RuntimeError as error:
-                if "already" in str(error):  # another command has just submitted it
-                    return name, False
-                if "try again" not in str(error) or time.monotonic() > deadline:
-                    raise UserError(f"Ray refused the job: {_refusal(error)}") from None
-                time.sleep(_POLL_SECONDS)
-            else:
-                return name, True
+        try:
+            client.submit_job(
+                entrypoint="python -m gradtrail.cluster.job",
+                submission_id=name,
+                runtime_env={"working_dir": folder, "py_modules": [*gradtrail.__path__]},
+            )
+        except RuntimeError as error:
+            if "already" in str(error):  # another command has just submitted it
+                return name, False
+            raise UserError(f"Ray refused the job: {_refusal(error)}") from None
+    return name, True
 
 
 def follow(client: Any, job: str, title: str) -> list[str]:
