@@ -21,7 +21,7 @@ from gradtrail.cluster import task
 from gradtrail.cluster.request import Experiment, Request
 from gradtrail.cluster.task import make_experiment
 from gradtrail.support.errors import UserError
-from gradtrail.support.shell import CommandError
+from gradtrail.support.git import CommandError
 from gradtrail.tracking.state import Snapshot
 
 

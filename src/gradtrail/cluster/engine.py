@@ -36,12 +36,9 @@ from gradtrail.cluster.request import (
 from gradtrail.cluster.task import FOLDER, copy_objects
 from gradtrail.stages.common.dvc_cache import listing
 from gradtrail.stages.common.pipeline_file import output_digests
-from gradtrail.support.errors import UserError, is_store_fault, one_line, printable
-from gradtrail.support.git import strict_git
-from gradtrail.support.interpreter import with_this_interpreter
+from gradtrail.support.errors import UserError, is_store_fault, one_line, printable, redacted
+from gradtrail.support.git import reason, strict_git, with_interpreter
 from gradtrail.support.paths import private_folder
-from gradtrail.support.secrets import redacted
-from gradtrail.support.shell import reason
 from gradtrail.tracking.recorded import snapshot_of
 
 LOCAL = "local"
@@ -201,7 +198,7 @@ def _local_cluster() -> Iterator[str]:
     _require_ray()
     import ray  # late: an optional package
 
-    os.environ["PATH"] = with_this_interpreter()["PATH"]  # jobs start `python`
+    os.environ["PATH"] = with_interpreter()["PATH"]  # jobs start `python`
     os.environ.setdefault(FOLDER, str(private_folder() / "cluster"))
     context = ray.init(
         address="local",

@@ -15,8 +15,7 @@ from ray.exceptions import RayError
 
 from gradtrail.cluster.request import FAILED, REQUEST, SOME_FAILED, Experiment, Request
 from gradtrail.cluster.task import make_experiment
-from gradtrail.support.errors import one_line
-from gradtrail.support.secrets import redacted
+from gradtrail.support.errors import one_line, redacted
 
 
 def main() -> int:

@@ -16,11 +16,9 @@ from typing import Any
 from gradtrail.stages.common.dvc_cache import cache_folder, require_copies
 from gradtrail.stages.common.params import VERSIONS, changed, read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, sha256_of, stages_before
-from gradtrail.support.errors import UserError
-from gradtrail.support.git import git, head_commit, strict_git
+from gradtrail.support.errors import UserError, has_password
+from gradtrail.support.git import CommandError, git, head_commit, strict_git
 from gradtrail.support.paths import SQLITE, root, store_uri
-from gradtrail.support.secrets import has_password
-from gradtrail.support.shell import CommandError
 from gradtrail.tracking.state import PlannedStages
 
 REQUEST = "request.json"  # file of the job with its request

@@ -30,11 +30,8 @@ from filelock import FileLock, Timeout
 from gradtrail.cluster.request import Experiment, Places, Request, read_refs
 from gradtrail.stages.common.params import as_options
 from gradtrail.stages.common.pipeline_file import output_digests, stages_before
-from gradtrail.support.errors import UserError, is_store_fault, one_line
-from gradtrail.support.git import strict_git
-from gradtrail.support.interpreter import with_this_interpreter
-from gradtrail.support.secrets import redacted
-from gradtrail.support.shell import CommandError, reason
+from gradtrail.support.errors import UserError, is_store_fault, one_line, redacted
+from gradtrail.support.git import CommandError, reason, strict_git, with_interpreter
 from gradtrail.tracking import state
 from gradtrail.tracking.recorded import consistent_stages, find_experiments, snapshot_of
 from gradtrail.tracking.state import Snapshot
@@ -122,7 +119,7 @@ def _first_free(folder: Path) -> Iterator[Path]:
 
 def _run_child(request: Request, folder: Path) -> None:
     """Run the experiment of a request, with the code of its checkout, in a child that ends if this process ends."""
-    env = {name: value for name, value in with_this_interpreter().items() if not name.startswith(_ENV_PREFIXES_TO_DROP)}
+    env = {name: value for name, value in with_interpreter().items() if not name.startswith(_ENV_PREFIXES_TO_DROP)}
     env |= {"PYTHONPATH": str(folder / "src"), "MLFLOW_TRACKING_URI": request.places.tracking_uri}
     env |= {"DVC_NO_ANALYTICS": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "gradtrail.cluster.task", request.as_json()]

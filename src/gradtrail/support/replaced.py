@@ -8,11 +8,9 @@ from typing import Any
 @contextlib.contextmanager
 def replaced(module: Any, **functions: Callable[..., Any]) -> Iterator[None]:
     """Replace functions of a module, by name, while the block runs."""
-    before = {name: getattr(module, name) for name in functions}
-    for name, function in functions.items():
-        setattr(module, name, function)
+    previous = {name: getattr(module, name) for name in functions}
+    vars(module).update(functions)
     try:
         yield
     finally:
-        for name, function in before.items():
-            setattr(module, name, function)
+        vars(module).update(previous)
