@@ -7,23 +7,36 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from projects import ROOT
 
-from gradtrail.cluster import launch as launching
 from gradtrail.cluster.launch import launch
 from gradtrail.support.errors import UserError
 from gradtrail.support.ranks import INDEX, is_follower
 
+_LAUNCH = """
+import sys
+from gradtrail.cluster import launch
+launch._GRACE_SECONDS = 0.5
+sys.exit(launch.launch(int(sys.argv[1]) or None, sys.argv[2:]))
+"""
+
+
+def launched(folder: Path, count: int, command: Sequence[str], script: str = _LAUNCH) -> tuple[int, str]:
+    """Launch a command in a process without threads, as the launcher is; return its status and what it printed."""
+    words = [sys.executable, "-c", script, str(count), *command]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(words, cwd=folder, env=env, check=False, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
 TOLD = 'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES" >> told; echo "$JAX_COORDINATOR_ADDRESS" > "at$JAX_PROCESS_ID"'
 
 
-def test_processes_get_their_index_and_a_common_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert launch(3, ["sh", "-c", TOLD]) == 0
+def test_processes_get_their_index_and_a_common_address(tmp_path: Path) -> None:
+    assert launched(tmp_path, 3, ["sh", "-c", TOLD]) == (0, "")
     assert sorted((tmp_path / "told").read_text().splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
     addresses = {(tmp_path / f"at{index}").read_text() for index in range(3)}
     assert len(addresses) == 1
@@ -42,43 +55,33 @@ REGISTER = JAX_ABORTS.format("RPC: /xla.coordination.CoordinationService/Registe
     ("scripts", "status", "line"),
     [
         (["exit 0", "exit 0"], 0, ""),
-        (["exit 3", "sleep 60"], 3, ""),  # process 0 has described its fault
-        (["sleep 60", "exit 5"], 5, "process 1 ended with status 5"),
-        (["sleep 60", LOG + "echo train: a is missing >&2; exit 2"], 2, "process 1: a is missing"),
+        (["exit 3", "exec sleep 60"], 3, ""),  # process 0 has described its fault
+        (["exec sleep 60", "exit 5"], 5, "process 1 ended with status 5"),
+        (["exec sleep 60", LOG + "echo train: a is missing >&2; exit 2"], 2, "process 1: a is missing"),
         (["sleep 0.2; exit 143", "exit 143"], 143, ""),  # all were asked to stop
         (["kill -TERM $$", "kill -TERM $$"], 143, "process 0 was killed by SIGTERM" + AGAIN),
-        (["kill -9 $$", "sleep 60"], 2, "process 0 was killed by SIGKILL" + AGAIN),
-        (["sleep 60", "kill -9 $$"], 2, "process 1 was killed by SIGKILL" + AGAIN),
-        (["sleep 60", "kill -6 $$"], 2, "process 1 was killed by SIGABRT" + AGAIN),
+        (["kill -9 $$", "exec sleep 60"], 2, "process 0 was killed by SIGKILL" + AGAIN),
+        (["exec sleep 60", "kill -9 $$"], 2, "process 1 was killed by SIGKILL" + AGAIN),
+        (["exec sleep 60", "kill -6 $$"], 2, "process 1 was killed by SIGABRT" + AGAIN),
         ([UNHEALTHY, "kill -STOP $$"], 2, "process 1 stopped responding" + AGAIN),
         (["kill -STOP $$", HEARTBEAT], 2, "process 0 stopped responding" + AGAIN),
         ([REGISTER, "kill -STOP $$"], 2, "process 1 did not connect within `runtime.join_seconds`"),
         (["exit 2", HEARTBEAT], 2, ""),
     ],
 )
-def test_process_that_failed_is_named_in_one_line(
-    scripts: list[str],
-    status: int,
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5)
+def test_process_that_failed_is_named_in_one_line(scripts: list[str], status: int, line: str, tmp_path: Path) -> None:
     for index, script in enumerate(scripts):
         (tmp_path / str(index)).write_text(script)
-    assert launch(2, ["sh", "-c", ". ./$JAX_PROCESS_ID", "pipeline.train"]) == status
-    assert capfd.readouterr().err == (f"train: {line}\n" if line else "")
+    result = launched(tmp_path, 2, ["sh", "-c", ". ./$JAX_PROCESS_ID", "pipeline.train"])
+    assert result == (status, f"train: {line}\n" if line else "")
 
 
 def test_launcher_of_one_host_names_process_that_stopped_responding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
-    assert launch(None, ["sh", "-c", UNHEALTHY, "pipeline.train"]) == 2
-    assert capfd.readouterr().err == f"train: process 1 stopped responding{AGAIN}\n"
+    result = launched(tmp_path, 0, ["sh", "-c", UNHEALTHY, "pipeline.train"])
+    assert result == (2, f"train: process 1 stopped responding{AGAIN}\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -92,31 +95,33 @@ def test_signal_ends_all_processes(number: signal.Signals, tmp_path: Path) -> No
         time.sleep(0.02)
     children = psutil.Process(process.pid).children()
     process.send_signal(number)
-    assert process.wait(30) == (-number if number == signal.SIGKILL else 7)
+    assert process.wait(30) == (7 if number == signal.SIGTERM else -number)
     gone, left = psutil.wait_procs(children, 30)
     assert not left
-    assert len(gone) == 3, "with the one that waits for the launcher's end"
+    assert len(gone) == 2
     assert len((tmp_path / "got").read_text()) == 2
 
 
-def test_signal_during_the_start_reaches_every_process_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = subprocess.Popen
+_SIGNALLED = """
+import pathlib, signal, subprocess, time
+from gradtrail.cluster import launch
+start = subprocess.Popen
 
-    def start_and_be_told(words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        process = start(words, **options)
-        if words == command:
-            number = options["env"][INDEX]
-            while not (tmp_path / f"ready{number}").exists():
-                time.sleep(0.01)
-            if number == "1":  # both are ready, and the launcher has not seen the second one yet
-                signal.raise_signal(signal.SIGTERM)
-        return process
+def start_and_signal(words, **options):
+    process, number = start(words, **options), options["env"]["JAX_PROCESS_ID"]
+    while not pathlib.Path(f"ready{number}").exists():
+        time.sleep(0.01)
+    if number == "1":  # both are ready, and the launcher has not seen the second one yet
+        signal.raise_signal(signal.SIGTERM)
+    return process
 
+subprocess.Popen = start_and_signal
+"""
+
+
+def test_signal_during_the_start_reaches_every_process_once(tmp_path: Path) -> None:
     script = f'trap "echo >> got${INDEX}; exit 7" TERM; echo > ready${INDEX}; while :; do sleep 0.02; done'
-    command = ["sh", "-c", script]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "Popen", start_and_be_told)
-    assert launch(3, command) == 7
+    assert launched(tmp_path, 3, ["sh", "-c", script], _SIGNALLED + _LAUNCH) == (7, "")
     assert [(tmp_path / f"got{index}").read_text() for index in range(3)] == ["\n"] * 3
 
 
@@ -126,9 +131,10 @@ def test_count_out_of_bounds_is_one_line(count: int) -> None:
         launch(count, ["true"])
 
 
-def test_missing_command_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"^/no/such: No such file or directory$"):
-        launch(2, ["/no/such"])
+def test_missing_command_is_one_line(tmp_path: Path) -> None:
+    status, message = launched(tmp_path, 2, ["/no/such"])
+    assert status == 1
+    assert message.endswith("UserError: /no/such: No such file or directory\n")
 
 
 def test_stage_script_launches_only_the_training() -> None:

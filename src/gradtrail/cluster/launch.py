@@ -3,11 +3,12 @@
 The processes get an address on loopback by which they connect; see `stages/common/processes.py`. Ctrl-C and SIGTERM are
 forwarded to all. If one fails, the others are killed, and if process 0 has not printed the reason, the launcher prints
 it in one line: for a killed process, for one whose error is in its log, and for one that stopped responding, for which
-JAX aborts the others. If the launcher is killed or its terminal closed, the processes get SIGTERM. On several machines
-a scheduler starts one launcher per machine.
+JAX aborts the others. If the launcher is killed (on Linux) or its terminal closed, the processes get SIGTERM. On
+several machines a scheduler starts one launcher per machine.
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import resource
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
 from gradtrail.support.errors import UserError
@@ -25,9 +26,9 @@ from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, log_path, process_ind
 _GRACE_SECONDS = 10.0  # time for process 0 to close its run after the first failure or signal
 _ABORT_SECONDS = 1.0  # time for the others to end, or for JAX to abort them, after a death or an error of process 0
 _POLL_SECONDS = 0.05
-_STOPS = (signal.SIGINT, signal.SIGTERM)
 _MOST = 1024
-_GUARD = 'all=; while read -r pid; do all="$all $pid"; done; kill -TERM $all'  # reads until the launcher ends
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG = 1
 _JAX_ABORTED = "JAX distributed service detected fatal errors"
 _NOT_JOINED = "CoordinationService/RegisterTask"
 _UNRESPONSIVE = re.compile(r"stopped sending heartbeats\):\s*((?:\d+\s+)+)")
@@ -35,44 +36,45 @@ _RESTART_HINT = "`dvc repro` resumes from the last checkpoint, if there is one"
 
 
 def launch(count: int | None, command: Sequence[str]) -> int:
-    """Run a command in several processes on this machine; return the exit status.
+    """Run a command, or a stage such as `pipeline.train`, in several processes on this machine; return the exit status.
 
-    The status is 0, that of a process that failed or was told to stop, or 2 if one was killed or stopped responding.
-
-    Args:
-        count: Number of processes; None for one of those that a scheduler starts on several machines.
-        command: Words of a command, or the module of a stage, such as `pipeline.train`.
-
-    Raises:
-        UserError: The count is out of bounds, or the command cannot be started.
+    The status is 0, that of a process that failed or was told to stop, or 2 if one was killed or stopped responding. A
+    count of None starts one process, as one of those that a scheduler starts on several machines.
     """
     if count is not None and not 1 <= count <= _MOST:
         raise UserError(f"-n must be at least 1 and at most {_MOST:,}, got {count}")
     words = [sys.executable, "-m", *command] if len(command) == 1 and command[0].startswith("pipeline.") else command
     environments = {process_index(): {}} if count is None else _environments(count)
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-    )  # no core dumps of aborts by JAX
-    started: dict[str, subprocess.Popen[bytes]] = {}
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # no core dumps of aborts by JAX
+
+    processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        with _forwarding_signals(started) as all_started, _guarding() as guard:
-            for index, environment in environments.items():
-                log_path(index).unlink(missing_ok=True)
-                started[index] = subprocess.Popen(words, env=os.environ | environment, start_new_session=True)
-                guard(started[index].pid)
-            all_started()
-            failed = _wait(started)
-            if failed is None:
-                return 0
-            if failed != "0" or started["0"].returncode < 0:
-                prefix = f"{command[-1].removeprefix('pipeline.')}: "
-                print(f"{prefix}{_describe(failed, started, prefix)}", file=sys.stderr)
-            status = started[failed].returncode
-            return status if status > 0 else 128 - status if -status in _STOPS else 2
+        with _forwarding_signals(processes):
+            signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until all have started: each gets a signal once
+            try:
+                for index, environment in environments.items():
+                    log_path(index).unlink(missing_ok=True)
+                    processes[index] = subprocess.Popen(
+                        words,
+                        env=os.environ | environment,
+                        start_new_session=True,
+                        preexec_fn=_before_command,  # noqa: PLW1509 # this process has one thread
+                    )
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+            failed = _wait(processes)
+        if failed is None:
+            return 0
+        status = processes[failed].returncode
+        if failed != "0" or status < 0:  # otherwise process 0 has printed the reason
+            prefix = f"{command[-1].removeprefix('pipeline.')}: "
+            print(f"{prefix}{_describe(failed, processes, prefix)}", file=sys.stderr)
+        return status if status > 0 else 128 - status if -status in _FORWARDED else 2
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror}") from None
     finally:
-        for process in started.values():
+        for process in processes.values():
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -112,20 +114,15 @@ def _first_failed(processes: Mapping[str, subprocess.Popen[bytes]]) -> str | Non
 
 
 def _describe(failed: str, processes: Mapping[str, subprocess.Popen[bytes]], prefix: str) -> str:
-    """Return the reason why a process failed, or why the one failed for which JAX aborted it.
-
-    Args:
-        failed: Index of the process.
-        processes: All processes of this launcher, by index.
-        prefix: Prefix of the stage's messages.
-    """
+    """Return the reason why a process failed, or why the one failed for which JAX aborted it."""
     status, log = processes[failed].returncode, _log(failed).strip()
     if status == -signal.SIGABRT and _JAX_ABORTED in log:
         if _NOT_JOINED in log:
-            missing = [index for index, process in processes.items() if process.returncode is None]
-            return f"{_process_names(missing) or 'another process'} did not connect within `runtime.join_seconds`"
+            missing = ", ".join(index for index, process in processes.items() if process.returncode is None)
+            names = f"process {missing}" if missing else "another process"
+            return f"{names} did not connect within `runtime.join_seconds`"
         match = _UNRESPONSIVE.search(log)
-        return f"{_process_names(match[1].split() if match else ['0'])} stopped responding; {_RESTART_HINT}"
+        return f"process {', '.join(match[1].split()) if match else '0'} stopped responding; {_RESTART_HINT}"
     if status < 0:
         return f"process {failed} was killed by {signal.Signals(-status).name}; {_RESTART_HINT}"
     if not log:
@@ -138,53 +135,24 @@ def _log(index: str) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _process_names(indices: Sequence[str]) -> str:
-    return f"process{'es' * (len(indices) > 1)} {', '.join(indices)}" if indices else ""
-
-
 @contextlib.contextmanager
-def _forwarding_signals(processes: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Callable[[], object]]:
-    """Forward Ctrl-C and SIGTERM to all processes while the block runs, and SIGHUP of the terminal as SIGTERM.
+def _forwarding_signals(processes: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Forward Ctrl-C and SIGTERM to all processes while the block runs."""
 
-    Yields a function to call when all have started: signals before that call are forwarded then, to each process once.
-    """
-    early: list[int] | None = []
-
-    def forward(number: int, _: FrameType | None = None) -> None:
-        if early is not None:
-            early.append(number)
-            return
+    def forward(number: int, _: FrameType | None) -> None:
         for process in processes.values():
-            process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+            process.send_signal(number)
 
-    def all_started() -> None:
-        nonlocal early
-        pending, early = early or [], None
-        for number in pending:
-            forward(number)
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # it is ignored under nohup
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, forward) for number in numbers}
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
-        yield all_started
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def _guarding() -> Iterator[Callable[[int], object]]:
-    """Yield a function that registers a process id for SIGTERM in case this process ends, even by SIGKILL."""
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "wb", buffering=0) as pids:
-        with os.fdopen(reading) as guard_input:
-            guard = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD], stdin=guard_input, stderr=subprocess.DEVNULL, start_new_session=True
-            )
-        try:
-            yield lambda pid: pids.write(b"%d\n" % pid)
-        finally:
-            guard.kill()
-            guard.wait()
+def _before_command() -> None:
+    """Unblock the signals in a new process, and let it get SIGTERM when the launcher ends, even if it is killed."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -6,25 +6,19 @@ import os
 import sqlite3
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cluster_repository import new_request, run_git
+from cluster_repository import run_git
 from cluster_services import BUCKET, require_keys, s3, why_no_cluster
 from projects import Project, environment
 from small_project import finished_small_project
 
-from gradtrail.cluster.checkout import node_folder
-from gradtrail.cluster.home import fetch_experiments
-from gradtrail.cluster.make import make_experiment
-from gradtrail.cluster.places import Places
-from gradtrail.cluster.plan import plan_experiments
-from gradtrail.cluster.records import ensure_runs, states_of
-from gradtrail.cluster.refs import experiment_ref
-from gradtrail.cluster.request import Experiment as PlannedExperiment
-from gradtrail.cluster.request import Request
+from gradtrail.cluster.engine import fetch_results
+from gradtrail.cluster.request import Places, Request, own_versions, plan_experiments
+from gradtrail.cluster.task import make_experiment
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.runs import StoredRuns
-from gradtrail.tracking.state import Experiment
 from gradtrail.tracking.store import StoreClient
 
 RATE = "train.adamw.learning_rate"
@@ -53,55 +47,41 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = project.git("rev-parse", "HEAD").strip()
     changes = {"default bins": {RATE: 0.25}, "7 bins": {RATE: 0.25, "evaluate.calibration_bins": 7}}
-    experiment, same_training = plan_experiments(changes, "evaluate", commit)
-    assert len(experiment.shared) == 1, "the training; the fetched data are in the lock"
+    request = _request(project, tmp_path, changes)
+    experiment, same_training = request.experiments
+    assert len(experiment.shared) == 1, "the training; the commit has the data"
     assert same_training.shared == experiment.shared
-    store = f"sqlite:///{tmp_path / 'store.db'}"
+    store = request.places.tracking_uri
     project.run(sys.executable, "-m", "gradtrail", "sync", env={"MLFLOW_TRACKING_URI": store, **_own_code(project)})
-    request = _request(tmp_path, commit, store, experiment)
-    assert make_experiment(request, experiment) == "made"
-    assert make_experiment(request, experiment) == "there"
+    assert make_experiment(request, experiment) == "done"
+    assert make_experiment(request, experiment) == "done before"
+    assert run_git(tmp_path / "shared.git", "for-each-ref", "--format=%(refname)", "refs/exps") == experiment.ref
 
-    ref = experiment_ref(commit, experiment.name)
-    assert run_git(tmp_path / "shared.git", "for-each-ref", "--format=%(refname)", "refs/exps").split() == [ref]
-    made = run_git(tmp_path / "shared.git", "rev-parse", ref)
-
-    places = Places(commit=commit, remote="origin", git_url=request.git_url, tracking_uri=store, cache=None)
-    fetch_experiments(places, [experiment.name])
-    assert experiment.name in project.dvc("exp", "list", "--name-only")
-    project.dvc("exp", "pull", "origin", experiment.name)
-    project.dvc("exp", "apply", experiment.name)
+    name = experiment.ref.rpartition("/")[2]
+    fetch_results(request.places, [experiment.ref])
+    assert name in project.dvc("exp", "list", "--name-only")
+    project.dvc("exp", "pull", "origin", name)
+    project.dvc("exp", "apply", name)
     assert "0.25" in (project.folder / "models/final.safetensors").read_text()
 
-    node = node_folder(request.git_url)
-    find = StoredRuns(StoreClient(store))
-    states = states_of(node.clone.parent / "checkouts" / commit[:16] / "0", made, ["train", "evaluate"])
-    runs_by_stage = {stage: find({"state": state}, finished=True) for stage, state in states.items()}
-    assert {stage: len(runs) for stage, runs in runs_by_stage.items()} == {"train": 1, "evaluate": 1}
-    assert {run.data.tags["dvc.exp_name"] for runs in runs_by_stage.values() for run in runs} == {experiment.name}
+    def finished(stage: str) -> dict[str, str]:
+        """Return the tags of the one finished run of the experiment's stage."""
+        runs = StoredRuns(StoreClient(store))({"stage": stage, "dvc.exp_name": name}, finished=True)
+        (run,) = runs
+        return {**run.data.tags, "id": run.info.run_id}
 
-    # A run that the server does not have is rebuilt from the files
-    (evaluation,) = runs_by_stage["evaluate"]
-    StoreClient(store).delete_run(evaluation.info.run_id)
-    with node.checkout(commit, None) as folder:
-        run_git(folder, "fetch", "-q", request.git_url, f"{ref}:{ref}")
-        env = environment() | _own_code(project) | {"MLFLOW_TRACKING_URI": store}
-        recorded = Experiment(name=experiment.name, baseline=commit, commit=made)
-        ensure_runs(env, folder, recorded, ["train", "evaluate"], patience=10)
-    (rebuilt,) = find({"state": states["evaluate"]}, finished=True)
-    assert rebuilt.data.tags["rebuilt"] == "true"
-    assert rebuilt.data.tags["dvc.exp_name"] == experiment.name
+    assert "rebuilt" not in finished("train") | finished("evaluate")
 
-    # Another node, which fetched the inputs before this training was made, restores it from the DVC remote
-    monkeypatch.setenv("GRADTRAIL_CLUSTER_DIR", str(tmp_path / "another"))
-    other_node = node_folder(request.git_url)
-    other_node.path.mkdir(parents=True)
-    (other_node.path / f"fetched-{commit[:16]}-evaluate").touch()
-    assert make_experiment(request, same_training) == "made"
-    (training,) = find({"state": states["train"]})
-    assert training.data.tags.get("attempts", "1") == "1"
+    # The run of another machine was lost with its node: a node with an empty cache gets its files, and rebuilds it
+    StoreClient(store).delete_run(finished("evaluate")["id"])
+    run_git(tmp_path / "shared.git", "update-ref", "-d", experiment.ref)
+    monkeypatch.setenv("GRADTRAIL_CLUSTER_DIR", str(tmp_path / "another node"))
+    assert make_experiment(request, experiment) == "done"
+    assert finished("evaluate")["rebuilt"] == "true"
+
+    assert make_experiment(request, same_training) == "done"
+    assert finished("train").get("attempts", "1") == "1", "DVC restored the training"
     _require_no_secret(tmp_path)
 
 
@@ -118,23 +98,20 @@ def test_refused_key_of_s3_is_one_line_and_a_good_one_works(
         project.git("push", "-q", "origin", "HEAD:main")
         project.dvc("push", "--run-cache", env=good)
         key = require_keys(url)
-        commit = project.git("rev-parse", "HEAD").strip()
-        (experiment,) = plan_experiments({"a rate": {RATE: 0.25}}, "evaluate", commit)
-        store = f"sqlite:///{tmp_path / 'store.db'}"
-        request = _request(tmp_path, commit, store, experiment)
+        request = _request(project, tmp_path, {"a rate": {RATE: 0.25}})
+        (experiment,) = request.experiments
         for name, value in key.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "UNKNOWNKEY")
         with pytest.raises(UserError) as caught:
             make_experiment(request, experiment)
         message = str(caught.value)
-        assert message.startswith(f"the inputs of {commit[:12]} were not fetched: ")
         assert "\n" not in message
         assert "Forbidden" in message
         assert key["AWS_SECRET_ACCESS_KEY"] not in message
         assert not run_git(tmp_path / "shared.git", "for-each-ref", "refs/exps")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AWS_ACCESS_KEY_ID"])
-        assert make_experiment(request, experiment) == "made"
+        assert make_experiment(request, experiment) == "done"
 
 
 @pytest.mark.nightly
@@ -157,9 +134,12 @@ def test_grid_runs_on_a_local_ray(project: Project) -> None:
     assert total == distinct
 
 
-def _request(folder: Path, commit: str, store: str, experiment: PlannedExperiment) -> Request:
-    git_url = str(folder / "shared.git")
-    return new_request(git_url=git_url, commit=commit, tracking_uri=store, experiments=(experiment,))
+def _request(project: Project, folder: Path, changes: dict[str, dict[str, Any]]) -> Request:
+    commit = project.git("rev-parse", "HEAD").strip()
+    store = f"sqlite:///{folder / 'store.db'}"
+    places = Places(commit=commit, git_url=str(folder / "shared.git"), tracking_uri=store, cache=None)
+    experiments = tuple(plan_experiments(changes, "evaluate", commit))
+    return Request(places=places, cpus=1.0, gpus=0.0, versions=own_versions(), experiments=experiments)
 
 
 def _own_code(project: Project) -> dict[str, str]:
