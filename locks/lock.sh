@@ -16,4 +16,7 @@ compile_difference() {
 compile --output-file locks/base.lock
 compile_difference cuda13 locks/cuda.lock
 compile_difference cluster locks/cluster.lock
+# Hashes are those of base.lock, which uv reads as constraints.
+uv pip compile --group serve --no-header --no-annotate --no-emit-index-url --quiet \
+    --python-platform linux --constraints locks/base.lock --output-file locks/serve.lock
 ! grep -nE 'https?://' locks/*.lock

@@ -146,7 +146,7 @@ def _add_fast(app: FastAPI, path: str, endpoint: _Endpoint, example: dict[str, A
 
 def _add_mlflow(app: FastAPI, router: Router, limits: Limits) -> None:
     """Add the endpoints of MLflow's scoring server."""
-    mlflow_version = installed("mlflow")
+    mlflow_version = installed("mlflow-skinny")  # the part of MLflow that the server's image has
 
     async def invocations(request: Request) -> Response:
         """Classify images: `inputs` or `instances`, integers from 0 to 255, or floats from 0 to 1."""
