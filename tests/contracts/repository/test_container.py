@@ -1,0 +1,162 @@
+"""The image of the server: builds, starts without root on a read-only root, answers, and ends by SIGTERM.
+
+Needs podman, and Debian's mmdebstrap for a base image in place of the official one, which is not downloaded.
+"""
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from answering import Server
+from exports import write_small_export
+from projects import ROOT
+from servers import free_port
+
+TOKEN = {"Authorization": "Bearer 0123456789abcdef"}
+BODY = {"inputs": [{"name": "images", "shape": [1, 28, 28], "datatype": "UINT8", "data": [0] * 784}]}
+BASE, IMAGE = "localhost/debian-with-python", "localhost/gradtrail:server"
+MOST_BYTES = 350_000_000  # compressed, as a registry stores it
+CONTEXT = ("deploy", "locks", "src", ".dvc", "pyproject.toml", "README.md", "LICENSE", "dvc.yaml", "params.yaml")
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+# crun refuses a machine that has both versions of cgroups, so podman sees only the first one.
+WITHOUT_CGROUPS_2 = ["unshare", "--mount", "sh", "-c", 'umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"', "sh"]
+
+pytestmark = pytest.mark.nightly
+
+
+@dataclass(frozen=True)
+class Podman:
+    """Podman with its images in a folder."""
+
+    folder: Path
+
+    def command(self, *arguments: str) -> list[str]:
+        places = ("--root", str(self.folder / "images"), "--runroot", str(self.folder / "run"))
+        prefix = WITHOUT_CGROUPS_2 if os.getuid() == 0 else []
+        return [*prefix, "podman", *places, "--runtime", "crun", "--cgroup-manager", "cgroupfs", *arguments]
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False, timeout=1800)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+        return done.stdout
+
+    def start(self, *arguments: str) -> list[str]:
+        """Return the command that starts a confined container on the network of this machine."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        limits = ("--ulimit", f"nofile={files}:{files}", "--ulimit", "nproc=1000:1000", "--cgroups", "disabled")
+        confined = ("--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--network", "host")
+        return self.command("run", "--rm", *limits, *confined, *arguments)
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """Podman with the image of the server."""
+    if missing := [name for name in ("podman", "crun", "mmdebstrap") if shutil.which(name) is None]:
+        pytest.skip(f"missing, of Debian's packages: {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("podman")
+    podman = Podman(folder)
+    make_base(podman)
+    if subprocess.run(podman.start(BASE, "true"), check=False, capture_output=True).returncode:
+        pytest.skip("podman starts no container on this machine")
+    context = folder / "context"
+    for path in subprocess.check_output(["git", "ls-files", *CONTEXT], cwd=ROOT, text=True).splitlines():
+        (context / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, context / path)
+    write_small_export(context / "models" / "export")
+    options = ("--network", "host", "--isolation", "chroot", "--build-arg", f"BASE={BASE}")
+    certificates = ("--volume", "/etc/ssl/certs:/etc/ssl/certs:ro")
+    file = str(context / "deploy" / "Containerfile")
+    podman.run("build", *options, *certificates, "--file", file, "--tag", IMAGE, str(context))
+    yield podman
+    podman.run("rmi", "--all", "--force")
+    shutil.rmtree(folder)
+
+
+def make_base(podman: Podman) -> None:
+    """Import Debian with its Python, which trusts the certificates of this machine."""
+    packages = "python3,python3-venv,python-is-python3,ca-certificates"
+    archive = podman.folder / "base.tar"
+    sources = [str(path) for path in Path("/etc/apt/sources.list.d").glob("debian.sources")]
+    command = [
+        "mmdebstrap",
+        "--quiet",
+        "--variant=minbase",
+        f"--include={packages}",
+        "bookworm",
+        str(archive),
+        *sources,
+    ]
+    subprocess.run(command, check=True, timeout=900)
+    variables = [f"--change=ENV {name}={CERTIFICATES}" for name in ("PIP_CERT", "SSL_CERT_FILE")]
+    podman.run("import", *variables, str(archive), BASE)
+    archive.unlink()
+
+
+@contextlib.contextmanager
+def server(podman: Podman, *options: str) -> Iterator[Server]:
+    """Start the server in a container, and wait until it is ready."""
+    port, log = free_port(), podman.folder / "stderr"
+    arguments = [
+        "--tmpfs",
+        "/srv/gradtrail/.gradtrail:mode=1777",
+        "--env",
+        "GRADTRAIL_TOKEN=0123456789abcdef",
+        *options,
+    ]
+    command = podman.start(*arguments, IMAGE, "models/export", "--port", str(port))
+    with log.open("w") as errors, subprocess.Popen(command, stdout=-1, stderr=errors, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "answers with digits" in line, line + log.read_text()
+            yield Server(process, line.replace("0.0.0.0", "127.0.0.1"), log)  # noqa: S104
+        finally:
+            process.send_signal(signal.SIGTERM)  # podman passes it on
+            process.wait(60)
+
+
+def compilations(server: Server) -> dict[str, int]:
+    """Return the number of programs that came from the compile cache, and that did not."""
+    text = server.send("GET", "/metrics", headers=TOKEN)[1].decode()
+    lines = [line for line in text.splitlines() if line.startswith("gradtrail_compile_seconds_count")]
+    return {kind: sum(f'cache="{kind}"' in line for line in lines) for kind in ("hit", "miss")}
+
+
+def test_server_answers_from_its_compile_cache_and_ends_by_sigterm(podman: Podman) -> None:
+    started = time.monotonic()
+    with server(podman) as running:
+        print(f"ready after {time.monotonic() - started:.1f} s, of podman too: {running.line}")
+        assert running.ask("GET", "/v2/health/ready") == (200, {"ready": True})
+        assert running.ask("POST", "/v2/models/digits/infer", BODY)[0] == 401
+        status, answer = running.ask("POST", "/v2/models/digits/infer", BODY, TOKEN)
+        assert (status, answer["outputs"][0]["shape"]) == (200, [1, 10])
+        assert running.send("GET", "/docs", headers=TOKEN)[0] == 200
+        assert compilations(running) == {"hit": 4, "miss": 0}
+    assert running.process.returncode == 0, running.errors.read_text()
+
+
+def test_compile_cache_of_another_processor_is_refused(podman: Podman, tmp_path: Path) -> None:
+    """The image's cache under the name of another kind of processor."""
+    tar = ("--entrypoint", "tar", IMAGE, "--create", "--directory", "compiled", ".")
+    archive = subprocess.check_output(podman.start(*tar))
+    subprocess.run(["tar", "--extract", "--directory", tmp_path], input=archive, check=True)
+    (compiled,) = tmp_path.iterdir()
+    compiled.rename(compiled.with_name(compiled.name.rpartition("-")[0] + "-0123456789ab"))
+    with server(podman, "--volume", f"{tmp_path}:/srv/gradtrail/compiled:ro") as running:
+        assert compilations(running) == {"hit": 0, "miss": 4}
+
+
+def test_image_is_small_and_has_another_user_than_root(podman: Podman, tmp_path: Path) -> None:
+    assert podman.run("image", "inspect", "--format", "{{.Config.User}}", IMAGE).strip() == "1000"
+    podman.run("push", "--compress", IMAGE, f"dir:{tmp_path}")
+    num_bytes = sum(path.stat().st_size for path in tmp_path.iterdir())
+    print(f"{num_bytes:,} bytes compressed")
+    assert num_bytes <= MOST_BYTES
