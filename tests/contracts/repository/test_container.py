@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 from answering import Server
 from exports import write_small_export
+from mlflow import MlflowClient
 from projects import ROOT
-from servers import free_port
+from registered import log_export, small_export, training
+from servers import free_port, tracking_server
 
 TOKEN = {"Authorization": "Bearer 0123456789abcdef"}
 BODY = {"inputs": [{"name": "images", "shape": [1, 28, 28], "datatype": "UINT8", "data": [0] * 784}]}
@@ -101,7 +103,7 @@ def make_base(podman: Podman) -> None:
 
 
 @contextlib.contextmanager
-def server(podman: Podman, *options: str) -> Iterator[Server]:
+def server(podman: Podman, *options: str, model: str = "models/export") -> Iterator[Server]:
     """Start the server in a container, and wait until it is ready."""
     port, log = free_port(), podman.folder / "stderr"
     arguments = [
@@ -111,7 +113,7 @@ def server(podman: Podman, *options: str) -> Iterator[Server]:
         "GRADTRAIL_TOKEN=0123456789abcdef",
         *options,
     ]
-    command = podman.start(*arguments, IMAGE, "models/export", "--port", str(port))
+    command = podman.start(*arguments, IMAGE, model, "--port", str(port))
     with log.open("w") as errors, subprocess.Popen(command, stdout=-1, stderr=errors, text=True) as process:
         try:
             assert process.stdout is not None
@@ -152,6 +154,27 @@ def test_compile_cache_of_another_processor_is_refused(podman: Podman, tmp_path:
     compiled.rename(compiled.with_name(compiled.name.rpartition("-")[0] + "-0123456789ab"))
     with server(podman, "--volume", f"{tmp_path}:/srv/gradtrail/compiled:ro") as running:
         assert compilations(running) == {"hit": 0, "miss": 4}
+
+
+def test_server_gets_the_champion_from_a_registry(
+    podman: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "server").mkdir()
+    with tracking_server(tmp_path / "server") as registry:
+        client = MlflowClient(registry.uri)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", registry.uri)
+        client.create_experiment("models")
+        run = training(client)
+        model_id = log_export(client, run, small_export(tmp_path / "export"))
+        client.create_registered_model("digits")
+        client.create_model_version("digits", f"models:/{model_id}", run_id=run.info.run_id, model_id=model_id)
+        client.set_registered_model_alias("digits", "champion", "1")
+        options = ("--tmpfs", "/tmp", "--env", f"MLFLOW_TRACKING_URI={registry.uri}")  # noqa: S108
+        with server(podman, *options, model="models:/digits@champion") as running:
+            assert "answers with digits version 1 " in running.line
+            assert running.ask("POST", "/v2/models/digits/infer", BODY, TOKEN)[0] == 200
+        assert running.process.returncode == 0
 
 
 def test_image_is_small_and_has_another_user_than_root(podman: Podman, tmp_path: Path) -> None:

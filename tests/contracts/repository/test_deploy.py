@@ -20,8 +20,8 @@ from gradtrail.serving.server.app import ROUTES
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 COMPOSE = sorted(DEPLOY.glob("*compose.yaml"))
-# What modules import that a server imports too, for functions that it does not call: networks, data sets, DVC's cache.
-NEVER_IMPORTED = {"flax", "platformdirs", "sklearn"}
+# Of modules, and in functions, that the server's own modules import, but that a server does not: networks, data sets.
+NEVER_IMPORTED = {"flax", "sklearn"}
 CREDENTIAL = re.compile(r"(PASSWORD|SECRET|TOKEN|ACCESS_KEY)")
 
 
