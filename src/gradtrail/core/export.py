@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, UInt8
 
 from gradtrail.core.config import Bounds, config
 from gradtrail.core.evaluate import log_mean_softmax, log_softmax
+from gradtrail.core.nn.layers import Convolution, Layer, identity_tap
 from gradtrail.core.nn.models import HostParams, Model, Params, by_path
 
 Platform = Literal["cpu", "cuda"]
@@ -61,12 +62,16 @@ def forward(model: Model, num_members: int) -> Callable[[Mapping[str, Array], Im
     def calibrated(tensors: Mapping[str, Array], images: Images) -> Float[Array, "batch classes"]:
         params = model.from_paths(tensors)
         if num_members == 1:
-            logits = model.apply(params, images)
-        else:
+            logits = model.apply(params, images, tap=_infer)
+        else:  # in a loop
             logits = log_mean_softmax(jax.lax.map(lambda member: model.apply(member, images), params))
         return jnp.exp(log_softmax(logits / tensors[TEMPERATURE]))
 
     return calibrated
+
+
+def _infer(_: str, layer: Layer, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
+    return layer.infer(inputs) if isinstance(layer, Convolution) else identity_tap(layer, inputs)
 
 
 def export_forward(

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradtrail.core.nn.arithmetic import Precision, convolve, matmul, max_pool
+from gradtrail.core.nn.arithmetic import Precision, convolve, convolve_for_inference, matmul, max_pool
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 SHAPES = [(1, 1, 1), (1, 7, 10), (33, 5, 1), (13, 27, 10)]  # rows, inner, columns
@@ -115,6 +115,14 @@ def exact_convolution(*arrays: np.ndarray, precision: Precision) -> Arrays:
         of_padded[observed] += np.tensordot(kernel[row, column], cotangent, (1, 0))
         of_kernel[row, column] = np.tensordot(padded[observed], cotangent, ((1, 2, 3), (1, 2, 3)))
     return outputs, of_padded[:, edge[0] : edge[0] + height, edge[0] : edge[0] + width], of_kernel
+
+
+@pytest.mark.parametrize(("precision", "shape"), CASES, ids=str)
+def test_convolution_for_inference_is_that_of_rounded_operands(precision: Precision, shape: tuple[int, ...]) -> None:
+    inputs, kernel, cotangent = operands(*shape)
+    expected, *_ = exact_convolution(inputs, kernel, cotangent, precision=precision)
+    outputs = jax.jit(convolve_for_inference, static_argnums=2)(inputs, kernel, precision)
+    np.testing.assert_allclose(outputs, expected, rtol=3e-6)
 
 
 @pytest.mark.parametrize(("precision", "shape"), CASES, ids=str)

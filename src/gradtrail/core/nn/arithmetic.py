@@ -99,6 +99,19 @@ def convolve(
     return _convolve_forward(inputs, kernel, precision)[0]
 
 
+def convolve_for_inference(inputs: Array, kernel: Array, precision: Precision) -> Array:
+    """Return `convolve` by XLA's own convolution: faster, and compiled sooner, outside a loop on a CPU.
+
+    Its fast kernels have the channels as the last axis; XLA removes most of the transposes.
+    """
+    images = jnp.transpose(rounded(inputs, precision), (3, 1, 2, 0))
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    outputs = jax.lax.conv_general_dilated(
+        images, rounded(kernel, precision), (1, 1), "SAME", dimension_numbers=dimensions
+    )
+    return jnp.transpose(outputs, (3, 1, 2, 0))
+
+
 def _convolve_forward(inputs: Array, kernel: Array, precision: Precision) -> tuple[Array, tuple[Array, Array]]:
     inputs, kernel = _operand(inputs, precision), _operand(kernel, precision)
     matrix = kernel.reshape(-1, kernel.shape[-1])  # a column for each feature, rows in the order of `patches`

@@ -13,7 +13,15 @@ from flax import nnx
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
-from gradtrail.core.nn.arithmetic import Precision, convolve, matmul, matmul_transposed, patches_and_cotangents, rounded
+from gradtrail.core.nn.arithmetic import (
+    Precision,
+    convolve,
+    convolve_for_inference,
+    matmul,
+    matmul_transposed,
+    patches_and_cotangents,
+    rounded,
+)
 
 _EPSILON = 1e-5  # added to a variance before its root is taken
 ROUNDING = 2.0**-23  # twice the largest relative error of a float32 operation: n of them err by less than n times it
@@ -167,6 +175,10 @@ class Convolution(Layer):
 
     def __call__(self, inputs: Float[Array, "inputs height width batch"]) -> Float[Array, "outputs height width batch"]:
         return convolve(inputs, self.kernel[...], self.precision) + self.bias[...][:, None, None, None]
+
+    def infer(self, inputs: Float[Array, "inputs height width batch"]) -> Float[Array, "outputs height width batch"]:
+        """Return the same outputs, for inference outside of loops; see `convolve_for_inference`."""
+        return convolve_for_inference(inputs, self.kernel[...], self.precision) + self.bias[...][:, None, None, None]
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
         bias, kernel = self._bias_and_kernel_grads(inputs, cotangent)
