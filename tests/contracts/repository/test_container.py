@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,27 +61,16 @@ class Podman:
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    """Podman with the image of the server."""
+def podman() -> Iterator[Podman]:
+    """Podman with the image of the server, in a folder of a short name, as podman demands."""
     if missing := [name for name in ("podman", "crun", "mmdebstrap") if shutil.which(name) is None]:
         pytest.skip(f"missing, of Debian's packages: {', '.join(missing)}")
-    folder = tmp_path_factory.mktemp("podman")
-    podman = Podman(folder)
-    make_base(podman)
-    if subprocess.run(podman.start(BASE, "true"), check=False, capture_output=True).returncode:
-        pytest.skip("podman starts no container on this machine")
-    context = folder / "context"
-    for path in subprocess.check_output(["git", "ls-files", *CONTEXT], cwd=ROOT, text=True).splitlines():
-        (context / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, context / path)
-    write_small_export(context / "models" / "export")
-    options = ("--network", "host", "--isolation", "chroot", "--build-arg", f"BASE={BASE}")
-    certificates = ("--volume", "/etc/ssl/certs:/etc/ssl/certs:ro")
-    file = str(context / "deploy" / "Containerfile")
-    podman.run("build", *options, *certificates, "--file", file, "--tag", IMAGE, str(context))
-    yield podman
-    podman.run("rmi", "--all", "--force")
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        podman = Podman(Path(folder))
+        make_base(podman)
+        make_image(podman)
+        yield podman
+        podman.run("rmi", "--all", "--force")
 
 
 def make_base(podman: Podman) -> None:
@@ -94,6 +84,21 @@ def make_base(podman: Podman) -> None:
     variables = [f"--change=ENV {name}={CERTIFICATES}" for name in ("PIP_CERT", "SSL_CERT_FILE")]
     podman.run("import", *variables, str(archive), BASE)
     archive.unlink()
+
+
+def make_image(podman: Podman) -> None:
+    """Build the image from the files that git knows, and a small export."""
+    if subprocess.run(podman.start(BASE, "true"), check=False, capture_output=True).returncode:
+        pytest.skip("podman starts no container on this machine")
+    context = podman.folder / "context"
+    for path in subprocess.check_output(["git", "ls-files", *CONTEXT], cwd=ROOT, text=True).splitlines():
+        (context / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, context / path)
+    write_small_export(context / "models" / "export")
+    options = ("--network", "host", "--isolation", "chroot", "--build-arg", f"BASE={BASE}")
+    certificates = ("--volume", "/etc/ssl/certs:/etc/ssl/certs:ro")
+    file = str(context / "deploy" / "Containerfile")
+    podman.run("build", *options, *certificates, "--file", file, "--tag", IMAGE, str(context))
 
 
 @contextlib.contextmanager
