@@ -1,5 +1,6 @@
 """`gradtrail upgrade`: which versions it accepts, how it resolves the lock, and what it reports."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,7 +56,7 @@ def test_lock_begins_from_the_present_one_without_the_bounds_of_changed_packages
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[tuple[str, ...]] = []
-    monkeypatch.setattr(upgrade, "_uv", lambda *arguments: commands.append(arguments))
+    monkeypatch.setattr(upgrade, "uv", lambda *arguments: commands.append(arguments))
     lock = resolve({"jax": "0.12.0"}, tmp_path / "new", Path("/python"))
     requirements = ["alpha>=1", "jaxtyping>=0.3", "zeta>=1 ; sys_platform != 'win32'", "ruff", "jax==0.12.0"]
     assert (tmp_path / "new/requirements.in").read_text().splitlines() == requirements
@@ -70,9 +71,9 @@ def test_error_of_uv_is_one_line_without_an_address(tmp_path: Path, monkeypatch:
     uv.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
     uv.chmod(0o755)
     (tmp_path / "python").symlink_to("/bin/false")
-    monkeypatch.setattr(upgrade, "_NOW", tmp_path / "python")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(UserError, match=r"^uv: No solution found.* no version of jax==99 at \(an index\)$") as raised:
-        upgrade._uv("pip", "compile")
+        upgrade.uv("pip", "compile")
     assert "\n" not in str(raised.value)
 
 
@@ -97,7 +98,7 @@ def make_environment(*arguments):
         (into / "python").write_text(f'#!/bin/sh\\nexec {sys.executable} "$@"\\n')
         (into / "python").chmod(0o755)
 
-upgrade._uv = make_environment
+upgrade.uv = make_environment
 upgrade.upgrade(("jax==0.0.1",), python=Path(sys.executable), seconds=1.0)
 """
 

@@ -6,9 +6,7 @@ whose packages `locks/base.lock` does not have.
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -21,11 +19,11 @@ from gradtrail.experiments.diff import compare, find_details
 from gradtrail.experiments.timed.revisions import Revision, scratch, time_revisions
 from gradtrail.stages.common.params import VERSIONS, as_options, read_yaml
 from gradtrail.stages.common.pipeline_file import output_digests
-from gradtrail.support.errors import UserError, one_line, suggestion
+from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.git import git
-from gradtrail.support.interpreter import with_interpreter
+from gradtrail.support.interpreter import uv, with_interpreter
 from gradtrail.support.paths import private_folder
-from gradtrail.support.shell import CommandError, run
+from gradtrail.support.shell import run
 from gradtrail.support.significance import paired_difference
 from gradtrail.tracking.recorded import find_experiments, snapshot_of
 
@@ -50,9 +48,9 @@ def upgrade(words: Sequence[str], *, python: Path, seconds: float) -> None:
     changed = {name: version for name, (version, *_) in resolved.items() if version not in old.get(name, ())}
     for name, version in changed.items():
         print(f"{name} {', '.join(old.get(name, ['(none)']))} → {version}")
-    _uv("venv", "--quiet", "--clear", "--python", str(python), str(folder / "venv"))
+    uv("venv", "--quiet", "--clear", "--python", str(python), str(folder / "venv"))
     new = folder / "venv/bin/python"
-    _uv("pip", "sync", "--quiet", "--require-hashes", "--python", str(new), str(folder / LOCK.name))
+    uv("pip", "sync", "--quiet", "--require-hashes", "--python", str(new), str(folder / LOCK.name))
 
     # Experiments in both; stages depend on the recorded versions, so those of the new environment are set
     recorded = {f"{VERSIONS}:{name}": f"'{changed[name]}'" for name in read_yaml(VERSIONS) if name in changed}
@@ -119,7 +117,7 @@ def resolve(pins: Mapping[str, str], folder: Path, python: Path) -> Path:
     lock = folder / LOCK.name
     lock.write_bytes(LOCK.read_bytes())
     options = ("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--quiet")
-    _uv("pip", "compile", str(folder / "requirements.in"), *options, "--python", str(python), "-o", str(lock))
+    uv("pip", "compile", str(folder / "requirements.in"), *options, "--python", str(python), "-o", str(lock))
     return lock
 
 
@@ -140,15 +138,3 @@ def equal_outputs(before: str, after: str) -> dict[str, bool]:
         for snapshot in snapshots
     )
     return {out: other.get(out) == md5 for out, md5 in one.items()}
-
-
-def _uv(*arguments: str) -> None:
-    """Run uv with the index of pip; raise UserError, without index addresses, if it fails."""
-    command = [str(_NOW), "-m", "pip", "config", "get", "global.index-url"]
-    address = subprocess.run(command, capture_output=True, check=False, text=True).stdout.strip()
-    index = {"UV_DEFAULT_INDEX": address} if address else {}
-    try:
-        run([str(_NOW.with_name("uv")), *arguments], env=index | dict(os.environ), seconds=None)
-    except CommandError as error:
-        plain = re.sub(r"[a-z+]+://\S+", "(an index)", error.output or str(error))
-        raise UserError(f"uv: {one_line(re.sub(r'[×╰─▶├│]', '', plain))[:400]}") from None

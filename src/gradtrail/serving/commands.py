@@ -136,7 +136,7 @@ def verdict(place: Path, run: str, slo: Path | None, *, as_json: bool) -> int:
     which takes about a minute. Exit status 0: every limit passes; 1: a limit fails.
     """
     require_jax()
-    from gradtrail.serving.verdict.main import verdict
+    from gradtrail.serving.verdict import verdict
 
     return with_store(lambda: verdict(run, place / slo if slo else Path("deploy/slo.yaml"), as_json=as_json))
 
@@ -151,7 +151,7 @@ def promote(run: str, *, champion: bool, force: bool, reason: str) -> int:
 
     RUN is a run as for `gradtrail verdict`. Exit status 1: the promotion was refused; the reasons are printed.
     """
-    from gradtrail.serving.release.promote import promote
+    from gradtrail.serving.release import promote
 
     return with_store(lambda: promote(run, as_champion=champion, is_forced=force, reason=reason))
 
@@ -160,9 +160,23 @@ def promote(run: str, *, champion: bool, force: bool, reason: str) -> int:
 @click.option("--reason", default="", metavar="TEXT", help="Reason, for a tag of the version.")
 def rollback(*, reason: str) -> int:
     """Move the alias champion back to the previous champion."""
-    from gradtrail.serving.release.rollback import rollback
+    from gradtrail.serving.release import rollback
 
     return with_store(lambda: rollback(reason))
 
 
-VERBS: list[click.Command] = [predict, verdict, promote, rollback, serve]
+@click.command(cls=Verb, epilog="Example: gradtrail export --onnx digits.onnx")
+@click.option("--onnx", "out", type=_PATH, required=True, metavar="FILE.onnx", help="File to write.")
+@click.pass_obj
+def export(place: Path, /, *, out: Path) -> int:
+    """Write the exported model for ONNX Runtime.
+
+    Its answers are compared with those of models/export first. The first call installs jax2onnx in an environment of
+    its own.
+    """
+    from gradtrail.serving.onnx import export_onnx
+
+    return export_onnx(place / out)
+
+
+VERBS: list[click.Command] = [predict, export, verdict, promote, rollback, serve]

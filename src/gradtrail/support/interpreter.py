@@ -1,11 +1,14 @@
-"""Interpreters of Python: the one that a user names, and the one that DVC, its workers and the stages find."""
+"""Interpreters of Python and their environments."""
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.shell import CommandError, run
 
 
 def with_this_interpreter() -> dict[str, str]:
@@ -36,3 +39,15 @@ def find_interpreter(python: str | None, folder: Path, option: str) -> Path:
     if path is None:
         raise UserError(f"{option}: no interpreter of Python at {python!r} that can be run")
     return Path(path).absolute()  # not resolved: Python finds its environment by the link
+
+
+def uv(*arguments: str) -> None:
+    """Run uv with the index of pip; raise UserError, without index addresses, if it fails."""
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    address = subprocess.run(command, capture_output=True, check=False, text=True).stdout.strip()
+    index = {"UV_DEFAULT_INDEX": address} if address else {}
+    try:
+        run([str(Path(sys.executable).with_name("uv")), *arguments], env=index | dict(os.environ), seconds=None)
+    except CommandError as error:
+        plain = re.sub(r"[a-z+]+://\S+", "(an index)", error.output or str(error))
+        raise UserError(f"uv: {one_line(re.sub(r'[×╰─▶├│]', '', plain))[:400]}") from None

@@ -1,0 +1,347 @@
+"""Promotion and rollback on a store: moves, refusals and their history; comparisons with the champion."""
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from factories import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from postgres import postgres, why_no_postgres
+from registered import LABELS, evaluation, training
+from servers import tracking_server
+
+from gradtrail.serving import release
+from gradtrail.serving.candidate import find_candidate
+from gradtrail.serving.registry import resolve, version_of
+from gradtrail.serving.release import (
+    compare_seeds,
+    move_champion,
+    moves_of,
+    previous_champion,
+    promote,
+    rollback,
+    versions_of,
+)
+from gradtrail.serving.slo import read_slo
+from gradtrail.serving.verdict import verdict_tag
+from gradtrail.support.errors import UserError
+from gradtrail.tracking.store import open_store
+
+NAME, SLO = "digits", Path("deploy/slo.yaml")
+
+
+def judge(client: MlflowClient, run: Run, outcome: str) -> None:
+    SLO.parent.mkdir(exist_ok=True)
+    shutil.copy(ROOT / SLO, SLO)
+    if outcome:
+        digest = find_candidate(run.info.run_id, client).export.digest
+        client.set_tag(run.info.run_id, "verdict", verdict_tag(outcome, digest, read_slo().limits))
+
+
+def crown(run: Run, *, force: bool = False, reason: str = "") -> int:
+    return promote(run.info.run_id, as_champion=True, is_forced=force, reason=reason)
+
+
+def crown_or_error(run: Run) -> str:
+    try:
+        return str(crown(run))
+    except UserError as error:
+        return str(error)
+
+
+def challenge(run: Run) -> int:
+    return promote(run.info.run_id, as_champion=False, is_forced=False, reason="")
+
+
+def champion() -> str | None:
+    return version_of(NAME, "champion")
+
+
+@pytest.fixture
+def model(client: MlflowClient, exported: Callable[[int], Path]) -> Callable[..., Run]:
+    """Makes an evaluated training with an export, predictions and a verdict."""
+
+    def make(seed: int, *, wrong: int = 5, verdict: str = "pass", first: int = 0) -> Run:
+        run = training(client, seed=seed, export=exported(seed % 4))
+        predicted = LABELS.copy()
+        predicted[first : first + wrong] = (predicted[first : first + wrong] + 1) % 10
+        evaluation(client, run, predicted)
+        judge(client, run, verdict)
+        return run
+
+    return make
+
+
+def test_export_is_registered_once_and_becomes_challenger_then_champion(
+    client: MlflowClient, model: Callable[..., Run], capsys: pytest.CaptureFixture
+):
+    run = model(0)
+    assert challenge(run) == challenge(run) == 0
+    assert len(versions_of(NAME)) == 1
+    assert (version_of(NAME, "challenger"), champion()) == ("1", None)
+    assert crown(run) == 0
+    assert (version_of(NAME, "challenger"), champion()) == (None, "1")
+    assert crown(run) == 0
+    assert "is already champion" in capsys.readouterr().out
+    assert len(moves_of(NAME)) == 1
+    assert client.get_model_version(NAME, "1").run_id == run.info.run_id
+
+
+def test_rollback_goes_back_step_by_step_and_forward_again(
+    client: MlflowClient, model: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+):
+    runs = [model(seed) for seed in range(3)]
+    for run in (runs[0], runs[1], runs[2], runs[0]):  # 1, 2, 3, 1
+        assert crown(run) == 0
+    champions = []
+    for _ in range(3):
+        assert rollback("it was slow") == 0
+        champions.append(champion())
+    assert champions == ["3", "2", "1"]
+    with pytest.raises(UserError, match="version 1 is champion, and the history has none before it"):
+        rollback("")
+    assert crown(runs[2]) == 0
+
+    # Moved by hand: for a minute, it could be a promotion that is under way.
+    client.set_registered_model_alias(NAME, "champion", "2")
+    with pytest.raises(UserError, match="somebody else is moving champion; try again"):
+        crown(runs[0])
+    monkeypatch.setattr(release, "_STALE", timedelta())
+    assert crown(runs[0]) == 0
+    assert rollback("") == 0
+    assert champion() == "3"
+    assert any("it was slow" in value for value in client.get_model_version(NAME, "2").tags.values())
+
+    # A former champion that was deleted is skipped.
+    assert crown(runs[1]) == crown(runs[0]) == 0
+    client.delete_model_version(NAME, "2")
+    assert rollback("") == 0
+    assert champion() == "3"
+
+
+@pytest.mark.parametrize("verdict", ["", "fail"])
+def test_champion_needs_a_verdict_that_passes(
+    client: MlflowClient, model: Callable[..., Run], capsys: pytest.CaptureFixture, verdict: str
+):
+    run = model(0, verdict=verdict)
+    assert crown(run) == 1
+    output = capsys.readouterr().out
+    assert ("the verdict is fail" if verdict else f"run `gradtrail verdict {run.info.run_id[:8]}` first") in output
+    assert "is registered as version 1 of 'digits', but 'champion' was not moved." in output
+    assert champion() is None
+    assert crown(run, force=True, reason="demo") == 0
+    assert champion() == "1"
+    (move,) = moves_of(NAME)
+    tag = client.get_model_version(NAME, "1").tags[move.key]
+    assert "verdict" in tag.partition('"forced"')[2]
+    assert '"reason": "demo"' in tag
+
+
+def test_verdict_of_another_export_or_under_other_limits_does_not_count(
+    client: MlflowClient, model: Callable[..., Run], capsys: pytest.CaptureFixture
+):
+    run = model(0)
+    tag, limits = client.get_run(run.info.run_id).data.tags["verdict"], SLO.read_text()
+    SLO.write_text(limits.replace("p99_ms_1: 10.0", "p99_ms_1: null"))
+    assert crown(run) == 1
+    assert "the limits in deploy/slo.yaml changed after the verdict" in capsys.readouterr().out
+    SLO.write_text(f"# another comment\n{limits}")
+    client.set_tag(run.info.run_id, "verdict", f"pass: export {'0' * 64}, limits {tag[-64:]}")
+    assert crown(run) == 1
+    client.set_tag(run.info.run_id, "verdict", tag)
+    assert crown(run) == 0
+
+
+def test_errors_are_one_line(client: MlflowClient, model: Callable[..., Run]):
+    def refused(action: Callable[[], object]) -> str:
+        with pytest.raises(UserError) as error:
+            action()
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "no champion; nothing to roll back to" in refused(lambda: rollback(""))
+    bare = training(client, seed=9)
+    assert "has no exported model; `dvc repro export` makes it" in refused(lambda: crown(bare))
+    run, other = model(0), model(1)
+    forced = refused(lambda: promote("mlp 0", as_champion=False, is_forced=True, reason=""))
+    assert "--force: needs --champion" in forced
+    client.set_tag(run.info.run_id, "dataset", "mnist")
+    client.set_tag(other.info.run_id, "dataset", "idx")
+    challenge(run)
+    assert "no champion; nothing to roll back to" in refused(lambda: rollback(""))
+    assert "params.yaml: export.name: version 1 of digits was trained on mnist" in refused(lambda: challenge(other))
+    Path("params.yaml").write_text("export: {name: letters, batch_sizes: [1]}\n")
+    assert "was exported as digits" in refused(lambda: crown(run))
+    export = find_candidate(run.info.run_id, client).export
+    shutil.rmtree(export.folder)
+    location = Path(client.get_logged_model(export.model_id).artifact_location.removeprefix("file://"))
+    (location / "data/export/forward.cpu.bin").write_bytes(b"")
+    assert "the download failed or is damaged" in refused(lambda: crown(run))
+
+
+class TwoPromoters:
+    """A registry in memory, and two promoters, of versions 2 and 3, that make their requests in a given order."""
+
+    def __init__(self) -> None:
+        self.alias = "1"
+        self.versions = [SimpleNamespace(version=number, tags={}) for number in (1, 2, 3)]
+        self.versions[0].tags["champion.000001.01234567"] = (
+            '{"kind": "promoted", "replaced": null, "time": "2026-01-01T00:00:00+00:00"}'
+        )
+        self.requests: list[tuple[str, str]] = []  # promoter, request
+        self.winners: list[str] = []
+        self._go_on = {me: threading.Semaphore(0) for me in ("2", "3")}
+        self._has_stopped = threading.Semaphore(0)
+
+    def _request(self, kind: str) -> None:
+        me = threading.current_thread().name
+        if me in self._go_on:
+            self._has_stopped.release()
+            self._go_on[me].acquire()
+            self.requests.append((me, kind))
+
+    def versions_of(self, name: str) -> list[SimpleNamespace]:
+        self._request("read")
+        return self.versions
+
+    def version_of(self, name: str, alias: str) -> str:
+        self._request("look")
+        return self.alias
+
+    def set_model_version_tag(self, name: str, version: str, key: str, value: str) -> None:
+        self._request("write")
+        self.versions[int(version) - 1].tags[key] = value
+
+    def delete_model_version_tag(self, name: str, version: str, key: str) -> None:
+        self._request("delete")
+        del self.versions[int(version) - 1].tags[key]
+
+    def set_registered_model_alias(self, name: str, alias: str, version: str) -> None:
+        self._request("move")
+        self.alias = version
+
+    def _promote(self) -> None:
+        me = threading.current_thread().name
+        with contextlib.suppress(UserError):
+            move_champion(self, NAME, me, "promoted", replaced="1", reason="")
+            self.winners.append(me)
+        del self._go_on[me]
+        self._has_stopped.release()
+
+    def run(self, turns: list[int]) -> None:
+        for me in ("2", "3"):
+            threading.Thread(target=self._promote, name=me).start()
+            self._has_stopped.acquire()
+        while self._go_on:
+            promoters = [*self._go_on.values()]
+            promoters[turns.pop() % len(promoters) if turns else 0].release()
+            self._has_stopped.acquire()
+
+
+@given(turns=st.lists(st.integers(0, 1), max_size=14), alias=st.sampled_from(["1", "1", "1", "9"]))
+@settings(max_examples=200)
+def test_alias_and_history_agree_however_two_promotions_interleave(turns: list[int], alias: str):
+    registry = TwoPromoters()
+    registry.alias = alias
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(release, "versions_of", registry.versions_of)
+        patch.setattr(release, "version_of", registry.version_of)
+        patch.setattr(release, "git", lambda *_: "Ann")
+        registry.run(turns)
+        moves = moves_of(NAME)
+    assert [move.version for move in moves[1:]] == registry.winners
+    assert registry.alias == (registry.winners or [alias])[0]
+    promoters = "".join(me for me, _ in registry.requests)
+    if alias == "9":  # somebody moved it by hand, after both had looked
+        assert registry.winners == []
+    elif "23" not in promoters or "32" not in promoters:  # one after the other
+        assert registry.winners == [promoters[0]]
+        assert previous_champion(moves, registry.alias) == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_on_a_server(exported: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str):
+    """Promotion, race, rollback and download through a tracking server."""
+    if database == "postgresql" and (why := why_no_postgres()):
+        pytest.skip(why)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    Path("params.yaml").write_text("export: {name: digits, batch_sizes: [1]}\n")
+    address = postgres() if database == "postgresql" else contextlib.nullcontext("")
+    with address as uri, tracking_server(tmp_path, uri) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+        client = open_store()
+        runs = [training(client, seed=seed, export=exported(seed)) for seed in range(3)]
+        for run in runs:
+            evaluation(client, run, LABELS)
+            judge(client, run, "pass")
+        assert crown(runs[0]) == 0
+        with ThreadPoolExecutor(2) as pool:
+            results = [*pool.map(crown_or_error, runs[1:])]
+        assert all("somebody else is moving champion" in result for result in results if result != "0")
+        if "0" not in results:  # each saw the tag of the other
+            assert [move.version for move in moves_of(NAME)] == ["1"]
+            assert crown(runs[1]) == 0
+        assert [move.version for move in moves_of(NAME)] == ["1", champion()]
+        assert resolve("models:/digits@champion").version == champion() != "1"
+        assert rollback("") == 0
+        assert resolve("models:/digits@champion").run_id == runs[0].info.run_id
+
+
+def test_worse_model_is_refused_and_one_that_differs_by_chance_is_not(
+    model: Callable[..., Run], capsys: pytest.CaptureFixture
+):
+    good, unlucky, bad = model(0, wrong=2), model(1, wrong=6, first=1), model(2, wrong=12, first=0)
+    assert crown(good) == 0
+    assert crown(unlucky) == 0  # 5 lost, 1 gained: p = 0.22
+    assert rollback("") == 0
+    capsys.readouterr()
+    assert crown(bad) == 1  # 10 lost, none gained: p = 0.002
+    output = capsys.readouterr().out
+    assert "worse than the champion on the test split: -5.00 [-5.00, -1.92] points of accuracy" in output
+    assert "p = 0.00195 (0 gained, 10 lost of 200)" in output
+    assert champion() == "1"
+
+
+def test_other_test_splits_are_not_compared(
+    client: MlflowClient, exported: Callable[[int], Path], model: Callable[..., Run], capsys: pytest.CaptureFixture
+):
+    assert crown(model(0)) == 0
+    for seed, options in ((1, {"dataset_digest": "1" * 12}), (2, {"labels": LABELS[::-1].copy()})):
+        run = training(client, seed=seed, export=exported(seed))
+        evaluation(client, run, options.get("labels", LABELS), **options)
+        judge(client, run, "pass")
+        assert crown(run) == 1
+        assert "the test splits differ" in capsys.readouterr().out
+    run = training(client, seed=3, export=exported(3))
+    judge(client, run, "pass")
+    assert crown(run) == 1
+    assert "has no predictions of the test split" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("seeds", "test"), [((0, 1, 2), "paired t-test"), ((7, 8, 9), "Welch's t-test")])
+def test_members_are_compared_over_their_seeds(
+    client: MlflowClient, model: Callable[..., Run], seeds: tuple[int, ...], test: str
+):
+    worse, better = model(0), model(1)
+    members = ((worse, seeds, (0.91, 0.92, 0.93)), (better, (0, 1, 2), (0.96, 0.971, 0.977)))
+    for run, numbers, accuracies in members:
+        rows = "".join(f"{seed},{value}\n" for seed, value in zip(numbers, accuracies, strict=True))
+        evaluated = find_candidate(run.info.run_id, client).evaluation
+        client.log_text(evaluated.info.run_id, f"seed,accuracy\n{rows}", "results/members.csv")
+    text, is_worse = compare_seeds(*(find_candidate(run.info.run_id, client) for run in (worse, better)))
+    assert f"seeds: {100 * -0.148 / 3:+.2f} [" in text
+    assert f"points of accuracy, {test} p = 0.0" in text
+    assert is_worse
+    assert crown(better) == 0
+    assert crown(worse) == 1
