@@ -1,6 +1,7 @@
 """The server without a network: requests are calls of the application, and the model is a plain function."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,13 +9,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from starlette.types import ASGIApp
 
-from gradtrail.serving.monitoring.metrics import ServerMetrics
-from gradtrail.serving.server.app import ROUTES, create_app
+from gradtrail.serving.metrics import ServerMetrics
+from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.guard import App, Guard, Limits
-from gradtrail.serving.server.router import Loaded, Router
+from gradtrail.serving.server.middleware import Limits
+from gradtrail.serving.server.router import Router, Served
 from gradtrail.stages.artifacts.exported import ExportedModel, Manifest
+from gradtrail.support.errors import UserError
 
 SHAPE = (4, 3)
 CLASSES = ("zero", "one", "two")
@@ -62,8 +65,8 @@ class FakeModel:
         self.batches.append(len(images))
         return self.function(images)
 
-    def loaded(self, version: str = "1") -> Loaded:
-        return Loaded(model=cast(ExportedModel, self), version=version, sizes=())
+    def served_by(self, router: Router, version: str = "1") -> Served:
+        return router.serve(cast(ExportedModel, self), version)
 
 
 @dataclass(frozen=True)
@@ -83,16 +86,16 @@ class Reply:
 class Application:
     """The parts of a server, in a running event loop."""
 
-    guard: Guard
+    app: ASGIApp
     router: Router
     metrics: ServerMetrics
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
-        return await ask(self.guard, "GET", path, headers=headers)
+        return await ask(self.app, "GET", path, headers=headers)
 
     async def post(self, path: str, content: Any, headers: Mapping[str, str] | None = None) -> Reply:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        return await ask(self.guard, "POST", path, [body], JSON | dict(headers or {}))
+        return await ask(self.app, "POST", path, [body], JSON | dict(headers or {}))
 
 
 def application(
@@ -104,18 +107,17 @@ def application(
     max_queue_images: int = 4096,
 ) -> Application:
     """Return a server; without a model it is not ready."""
-    metrics = ServerMetrics(ROUTES, CLASSES)
+    metrics = ServerMetrics()
     batching = BatchingConfig(max_wait_ms=max_wait_ms, max_queue_images=max_queue_images)
     router = Router(batching=batching, metrics=metrics)
-    guard = Guard(limits=limits or Limits(), token=token)
-    create_app(router, guard)
     if model:
-        router.swap(router.serve(model.loaded()))
-    return Application(guard, router, metrics)
+        router.swap(model.served_by(router))
+    app = create_app(router, limits, token=token)
+    return Application(app, router, metrics)
 
 
 async def ask(
-    app: App,
+    app: ASGIApp,
     method: str,
     path: str,
     parts: Sequence[bytes | None] = (b"",),
@@ -159,9 +161,8 @@ async def ask(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await app(scope, receive, send)
-    if not sent:
-        return Reply(0, {}, b"")
+    with contextlib.suppress(RuntimeError, UserError):  # what a model raises is answered before
+        await app(scope, receive, send)
     head, *rest = sent
     assert head["type"] == "http.response.start"
     assert not rest[-1].get("more_body")

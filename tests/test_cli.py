@@ -13,7 +13,7 @@ from gradtrail import cli
 from gradtrail.experiments import repro as reproduction
 from gradtrail.experiments import show as showing
 from gradtrail.experiments.compare import main as comparing
-from gradtrail.serving.predict import main as predicting
+from gradtrail.serving import predict as predicting
 
 VERBS = sorted(cli.gradtrail.commands)
 
@@ -77,6 +77,7 @@ def test_verb_outside_of_a_project_is_refused_and_writes_nothing(
     arguments = {
         "show": ["what"],
         "predict": ["image.png"],
+        "export": ["--onnx", "digits.onnx"],
         "diff": ["A", "B"],
         "verdict": ["run"],
         "promote": ["run"],

@@ -152,24 +152,21 @@ async def serve(kind: str, folder: Path, port: int) -> None:
     import uvicorn
     from safetensors.numpy import load_file
 
-    from gradtrail.serving.monitoring.metrics import ServerMetrics
-    from gradtrail.serving.server.app import ROUTES, create_app
+    from gradtrail.serving.metrics import ServerMetrics
+    from gradtrail.serving.server.app import create_app
     from gradtrail.serving.server.batching import BatchingConfig
-    from gradtrail.serving.server.guard import Guard, Limits
-    from gradtrail.serving.server.router import Loaded, Router
+    from gradtrail.serving.server.router import Router
     from gradtrail.stages.artifacts.exported import WEIGHTS, read_manifest
 
     manifest = read_manifest(folder)
     model: Any = Peer(manifest, load(kind, load_file(folder / WEIGHTS)))
     for size in manifest.batch_sizes:
         model.run(np.zeros((size, *manifest.image_shape), np.uint8))
-    metrics = ServerMetrics(ROUTES)
-    router = Router(batching=BatchingConfig(), metrics=metrics)
-    guard = Guard(limits=Limits())
-    create_app(router, guard)
-    metrics.classes = manifest.classes
-    router.swap(router.serve(Loaded(model=model, version="peer", sizes=())))
-    config = uvicorn.Config(guard, port=port, http="httptools", ws="none", lifespan="off", access_log=False)
+    router = Router(batching=BatchingConfig(), metrics=ServerMetrics())
+    router.swap(router.serve(model, "peer"))
+    config = uvicorn.Config(
+        create_app(router), port=port, http="httptools", ws="none", lifespan="off", access_log=False
+    )
     await uvicorn.Server(config).serve()
     router.close()
 

@@ -4,8 +4,8 @@
 
 Both take the same images of the same network of random weights, in turn: the evaluation's forward pass over an array in
 memory, in batches of `evaluate.batch_size`, and the whole of a batch prediction, from a file to a parquet file, once
-the program is compiled. Files: a parquet file with PNGs, and a folder of PNGs, of which there are fewer images, since
-Pillow takes longer for one than the network.
+the program is compiled. Files: a parquet file with pixels, one with PNGs, and a folder of PNGs. There are fewer PNGs,
+since Pillow takes longer for one than the network. On a busy machine compare the processor time.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import contextlib
 import functools
 import io
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from gradtrail.core.data import Split
 from gradtrail.core.export import ExportConfig
 from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.serving.predict import batch
+from gradtrail.serving import predict as predicting
 from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.export import write_export
@@ -50,17 +49,20 @@ def write_sources(folder: Path, images: np.ndarray) -> dict[str, tuple[Path, int
         Image.fromarray(image).save(file, "png")
         encoded.append(file.getvalue())
     pq.write_table(pa.table({"image": encoded}), folder / "png.parquet", row_group_size=10_000)
+    pixels = pa.array([image.tobytes() for image in images], pa.binary(images[0].size))
+    pq.write_table(pa.table({"image": pixels}), folder / "pixels.parquet", row_group_size=10_000)
     (folder / "png").mkdir()
     for number, content in enumerate(encoded):
         (folder / "png" / f"{number:06d}.png").write_bytes(content)
     return {
+        "parquet, pixels": (folder / "pixels.parquet", len(images)),
         "parquet, PNG": (folder / "png.parquet", len(fewer)),
         "folder of PNG": (folder / "png", len(fewer)),
     }
 
 
-def measure(kind: str, num_images: int, rounds: int) -> dict[str, list[float]]:
-    """Return images per second of each round, of the evaluation and of each form."""
+def measure(kind: str, num_images: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return the seconds and processor seconds per image of each round, of the evaluation and of each form."""
     network, rng = random_network(kind), np.random.default_rng(0)
     images = np.zeros((num_images, 28, 28), np.uint8)
     images[:, 4:24, 4:24] = rng.integers(0, 256, (num_images, 20, 20))  # a black edge, as of MNIST's
@@ -70,40 +72,41 @@ def measure(kind: str, num_images: int, rounds: int) -> dict[str, list[float]]:
     names = ("labels", "true_labels", "given_labels", "corrected_labels", "example_id")
     split = Split(images=images, **dict.fromkeys(names, labels))
     predict = functools.partial(call, jax.device_put(network.members[0]))
-    found: dict[str, list[float]] = {}
+    times: dict[str, dict[str, list[float]]] = {}
 
     def note(name: str, count: int, action: Callable[[], object]) -> None:
-        started = time.perf_counter()
+        clocks = {"seconds": time.perf_counter, "cpu_seconds": time.process_time}
+        started = {key: clock() for key, clock in clocks.items()}
         action()
-        found.setdefault(name, []).append(count / (time.perf_counter() - started))
+        for key, clock in clocks.items():
+            times.setdefault(name, {}).setdefault(key, []).append((clock() - started[key]) / count)
 
     with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as nothing:  # noqa: PTH123
         folder = Path(name)
         write_export(folder / "export", network, ExportConfig(name="digits", batch_sizes=(1, 8, 32, 128)))
         model = read_export(folder / "export")
-        model.compile(batch.BATCH_SIZE)
+        model.compile(predicting.BATCH_SIZE)
         sources = write_sources(folder, images)
         for _ in range(rounds + 1):
-            note(
-                "evaluation",
-                num_images,
-                lambda: inference.predict_logits(predict, size, split),
-            )
+            note("evaluation", num_images, lambda: inference.predict_logits(predict, size, split))
             with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
                 for form, (path, count) in sources.items():
-                    note(form, count, lambda path=path: batch.predict_into(folder / "out.parquet", [path], model))
-    return {name: values[1:] for name, values in found.items()}  # the first round warms up
+                    note(form, count, lambda path=path: predicting.predict_into(folder / "out.parquet", [path], model))
+    return {name: {key: values[1:] for key, values in rows.items()} for name, rows in times.items()}  # after a warm-up
 
 
-def show(kind: str, found: dict[str, list[float]]) -> None:
-    """Print medians, and the medians of each round's ratios."""
+def show(kind: str, times: dict[str, dict[str, list[float]]]) -> None:
+    """Print the fastest rounds, and their ratios to the evaluation's."""
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    table = Table(title=f"{kind}: images per second (load averages: {load}; {os.cpu_count()} cores)")
-    for title in ("what", "images/s", "of the evaluation's"):
+    table = Table(title=f"{kind} (load averages: {load}; {os.cpu_count()} cores)")
+    for title in ("what", "images/s", "of the evaluation's", "per second of processor time", "of the evaluation's"):
         table.add_column(title, justify="left" if title == "what" else "right")
-    for name, values in found.items():
-        shares = [value / whole for value, whole in zip(values, found["evaluation"], strict=True)]
-        table.add_row(name, f"{statistics.median(values):,.0f}", f"{statistics.median(shares):.2f}")
+    for name, rows in times.items():
+        cells = [name]
+        for key, values in rows.items():
+            best = min(values)
+            cells += [f"{1 / best:,.0f}", f"{min(times['evaluation'][key]) / best:.2f}"]
+        table.add_row(*cells)
     Console().print(table)
 
 

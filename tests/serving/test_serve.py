@@ -1,31 +1,28 @@
 """The server as a process: start, refusal to start, draining, and HTTP below the guard."""
 
 import asyncio
-import contextlib
 import json
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import uvicorn
 from answering import Server, command, environment, server
-from asgi import inference, small_export
+from asgi import FakeModel, application, inference, small_export
 from click.testing import CliRunner
 from exports import write_wrong_export
 from factories import ROOT
+from uvicorn.server import ServerState
 
 from gradtrail.cli import gradtrail
-from gradtrail.core.config import ConfigError
 from gradtrail.serving import serve as serving
-from gradtrail.serving.server import listening
-from gradtrail.serving.server.guard import Guard, Limits
+from gradtrail.serving.server.middleware import Limits
 from gradtrail.support.errors import UserError
 
 ONE = inference(np.zeros((1, 28, 28), np.uint8))
@@ -52,7 +49,8 @@ def refused(*arguments: str, **variables: str) -> str:
 def test_server_prints_its_address_and_imports_only_what_it_needs(folder: Path) -> None:
     with server(folder, python=("-X", "importtime")) as running:
         model = rf"digits version [0-9a-f]{{12}} \(mlp-8, sha256 [0-9a-f]{{12}}, from {re.escape(str(folder))}\)"
-        line = rf"http://127\.0\.0\.1:\d+ answers with {model}, in batches of 1, 4, 8; ready after \d+\.\d s\n"
+        line = rf"http://127\.0\.0\.1:\d+ answers with {model}, in batches of 1 \(compiling 4, 8\)"
+        line += r"; ready after \d+\.\d s\n"
         assert re.fullmatch(line, running.line)
         assert running.ask("GET", "/v2/health/ready") == (200, {"ready": True})
         assert running.ask("POST", INFER, ONE)[0] == 200
@@ -70,7 +68,6 @@ def test_refusal_to_start_is_one_line(folder: Path, tmp_path: Path) -> None:
     assert "no exported model here" in refused(str(tmp_path), "--port", "0")
     wrong = write_wrong_export(tmp_path / "wrong", answers="NaN")
     assert "digits: its answers to 1 of 1 images are not probabilities" in refused(str(wrong), "--port", "0")
-    assert "max_wait_ms must be at least 0" in refused(str(folder), "--max-wait-ms", "-1")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -130,36 +127,40 @@ def test_invalid_http_and_large_bodies_are_refused_in_json(folder: Path) -> None
                 received += part
         return received
 
-    with server(folder, "--max-body-mib", "0.01") as running:
-        answer = raw(b"nonsense\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 400")
-        assert answer.endswith(b'{"error":"Invalid HTTP request received."}')
+    with server(folder, "--max-body-mib", "0.01", "--access-log") as running:
+        twice = _POST + b"Content-Length: 2\r\n" * 2 + b"\r\n{}"
+        for sent in (b"nonsense\r\n\r\n", twice, twice.replace(b"2", b"-2", 1)):
+            answer = raw(sent)
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert answer.endswith(b'{"error":"Invalid HTTP request received."}')
         chunks = b"400\r\n" + b" " * 1024 + b"\r\n"
         head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         answer = raw(head + chunks * 12 + b"0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 413")
         assert b'{"error":"the body has more than 10,485 bytes"}' in answer
-        status, content = running.ask("POST", INFER, b" " * 20_000)
-        assert (status, [*content]) == (413, ["error"])
-        assert running.ask("GET", "/v2")[0] == 200
+        assert running.ask("GET", "/v2%0A%1B[2J")[0] == 404
+        log = running.errors.read_text()
+        assert '"GET /v2%0A%1B%5B2J HTTP/1.1" 404' in log
+        assert f'"POST {INFER} HTTP/1.1" 413' in log
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--max-body-mib", "inf"), "max_body_mib must be above 0 and at most 1,024, got inf"),
-        (("--host", "127.0.0..1"), "--host 127.0.0..1 --port 8080: cannot listen there: no such address"),
+        (("--max-body-mib", "inf"), "Invalid value for '--max-body-mib': inf is not in the range 0.001<=x<=1024"),
+        (("--max-wait-ms", "-1"), "Invalid value for '--max-wait-ms': -1.0 is not in the range 0<=x<=1000"),
+        (("--challenger", "@next", "--canary", "0"), "must be above 0% and at most 100%, got '0'"),
+        (("--host", "127.0.0..1"), "--host 127.0.0..1 --port 8080: cannot listen there: "),
         (("--challenger", "@next", "--shadow"), "models/export is not in the registry; name the challenger in full"),
     ],
 )
 def test_invalid_options_are_one_line(options: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("GRADTRAIL_TOKEN", TOKEN)
-    monkeypatch.setattr(serving, "run_loop", lambda coroutine: coroutine.close())
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     ran = CliRunner().invoke(gradtrail, ["serve", "models/export", *options])
-    assert isinstance(ran.exception, ConfigError | UserError), ran.exception
-    assert message in str(ran.exception)
+    assert ran.exit_code
+    assert message in (str(ran.exception) if isinstance(ran.exception, UserError) else ran.output)
 
 
 def test_folder_that_is_not_writable_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,10 +189,9 @@ class Transport(asyncio.Transport):
 
 async def sent_to_the_parser(parts: list[bytes]) -> Transport:
     """Send parts of requests to the parser until it closes the connection; bodies are not read."""
-    guard = Guard(limits=Limits(max_seconds=0.01))
-    config = listening.uvicorn.Config(guard, ws="none", lifespan="off", log_config=None)
-    config.load()
-    protocol = listening._Protocol(config, listening.uvicorn.server.ServerState(), {})
+    app = application(FakeModel(), limits=Limits(max_seconds=0.01)).app
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+    protocol = serving.Protocol(config, ServerState(), {})
     transport = Transport()
     protocol.connection_made(cast(Any, transport))
     for part in parts:
@@ -235,20 +235,40 @@ def test_long_bodies_and_many_requests_are_no_long_heads(parts: list[bytes]) -> 
     assert b"the head" not in asyncio.run(sent_to_the_parser(parts)).sent
 
 
-def test_endless_thread_does_not_keep_the_server_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[int] = []
-    has_ended = threading.Event()
-    monkeypatch.setattr(listening.os, "_exit", lambda status: (ended.append(status), has_ended.set()))
-    monkeypatch.setattr(listening, "_END_SECONDS", 0.05)
+@pytest.mark.slow
+def test_second_signal_ends_the_server_at_once(folder: Path) -> None:
+    with server(folder, "--drain-seconds", "60") as running:
+        connection = start_request(running, b"{}")
+        assert running.ask("GET", "/v2/health/live")[0] == 200
+        running.process.send_signal(signal.SIGTERM)
+        while _accepts(running.port):
+            pass
+        assert running.end(signal.SIGTERM) == 128 + signal.SIGTERM
+        connection.close()
 
-    async def serve(seconds: float) -> int:
-        asking = asyncio.get_running_loop().run_in_executor(None, has_ended.wait, seconds)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(asking), 0.01)
-        asking.cancel()
-        return 3
 
-    began = time.monotonic()
-    assert listening.run_loop(serve(60)) == 3
-    assert time.monotonic() - began < 30
-    assert ended == [3]
+@pytest.mark.slow
+def test_thread_that_hangs_does_not_keep_the_server_running(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # a registry that takes connections and never answers
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        arguments = command("models:/digits@champion", "--port", "0")
+        with subprocess.Popen(arguments, cwd=ROOT, env=environment(MLFLOW_TRACKING_URI=uri)) as process:
+            connection, _ = silent.accept()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            connection.close()
+
+
+@pytest.mark.slow
+def test_server_that_starts_cold_answers_before_all_sizes_are_compiled(folder: Path, tmp_path: Path) -> None:
+    for part in (".dvc", "src/gradtrail"):
+        (tmp_path / part).mkdir(parents=True)
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    for cache in ("miss", "hit"):
+        with server(folder, project=tmp_path, DVC_ROOT=str(tmp_path)) as running:
+            assert running.ask("POST", INFER, ONE)[0] == 200
+            for size in (1, 4, 8):
+                series = f'gradtrail_compile_seconds_count{{cache="{cache}",size="{size}"}}'
+                running.wait(lambda series=series: running.metric(series) == 1)
+            running.wait(lambda: "answers in batches of 1, 4, 8" in running.errors.read_text())
+            assert running.metric("gradtrail_compiles_in_request_total") == 0

@@ -13,25 +13,20 @@ from gradtrail.support.paths import find_project
 from gradtrail.support.verb import Verb
 
 _PATH = click.Path(path_type=Path)
+_SECONDS = click.FloatRange(0, 3600, min_open=True)
 
 
-class _Share(click.ParamType):
-    """A share of the whole, such as 10% or 0.1: above 0, at most 1."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the share, from 0 to 1."""
-        try:
-            share = float(str(value).removesuffix("%")) / (100 if str(value).endswith("%") else 1)
-        except ValueError:
-            share = 0.0
-        if not 0 < share <= 1:
-            self.fail(f"must be above 0% and at most 100%, got {value!r}", param, ctx)
-        return share
-
-
-SHARE = _Share()
+def _share(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
+    """Return a share, such as 10% or 0.1, as a number."""
+    if value is None:
+        return None
+    try:
+        share = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise click.BadParameter(f"must be above 0% and at most 100%, got {value!r}")
+    return share
 
 
 @click.command(  # stays in its folder, where the images are
@@ -54,72 +49,55 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, fi
     project = Path(os.path.relpath(find_project(Path.cwd())))
     with contextlib.chdir(project):
         require_jax()
-    from gradtrail.serving.predict.main import predict
+    from gradtrail.serving.predict import predict
 
     model = model or str(project / "models" / "export")
     return with_store(lambda: predict(images, model, project, figure=figure, out=out))
 
 
-@click.command(cls=Verb, epilog="Example: gradtrail serve models/export --port 8080")
+@click.command(
+    cls=Verb,
+    context_settings={"show_default": True},
+    epilog="Example: gradtrail serve models/export --port 8080",
+)
 @click.argument("model", required=False)
 @click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDRESS",
-    help="Address to listen on; others need GRADTRAIL_TOKEN.",
+    "--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; others need GRADTRAIL_TOKEN."
 )
-@click.option("--port", type=click.IntRange(0, 2**16 - 1), default=8080, show_default=True, help="0 for a free one.")
+@click.option("--port", type=click.IntRange(0, 2**16 - 1), default=8080, help="0 for a free one.")
 @click.option(
-    "--max-wait-ms", type=float, default=2, show_default=True, help="Longest wait of a batch for more requests."
+    "--max-wait-ms", type=click.FloatRange(0, 1000), default=2, help="Longest wait of a batch for more requests."
 )
-@click.option("--max-images", type=int, default=1024, show_default=True, help="Largest number of images per request.")
-@click.option("--max-body-mib", type=float, default=16, show_default=True, help="Largest body of a request.")
+@click.option("--max-images", type=click.IntRange(1, 2**20), default=1024, help="Largest number of images per request.")
+@click.option("--max-body-mib", type=click.FloatRange(0.001, 1024), default=16, help="Largest body of a request.")
 @click.option(
     "--max-requests",
-    type=int,
+    type=click.IntRange(1, 2**16),
     default=256,
-    show_default=True,
     help="Largest number of requests in progress; others get 429.",
 )
+@click.option("--max-seconds", type=_SECONDS, default=30, help="Time limit of a request; then it gets 504.")
+@click.option("--drain-seconds", type=_SECONDS, default=10, help="Grace period for running requests after SIGTERM.")
 @click.option(
-    "--max-seconds",
-    type=float,
-    default=30,
-    show_default=True,
-    help="Time limit of a request; then it gets 504.",
-)
-@click.option(
-    "--drain-seconds",
-    type=float,
-    default=10,
-    show_default=True,
-    help="Grace period for running requests after SIGTERM.",
-)
-@click.option(
-    "--follow-seconds",
-    type=float,
-    default=5,
-    show_default=True,
-    help="Time between two checks of an alias; 0: no checks.",
+    "--follow-seconds", type=click.FloatRange(0, 3600), default=5, help="Time between two checks of an alias; 0: none."
 )
 @click.option("--challenger", metavar="MODEL", help="A model on trial, such as @challenger; with --canary or --shadow.")
 @click.option(
-    "--canary", type=SHARE, metavar="SHARE", help="Share of clients that the challenger answers, such as 10%."
+    "--canary", callback=_share, metavar="SHARE", help="Share of clients that the challenger answers, such as 10%."
 )
 @click.option("--shadow", is_flag=True, help="The challenger answers no client, and is compared on every request.")
 @click.option("--access-log", is_flag=True, help="Log each request to stderr.")
 @click.pass_obj
-def serve(place: Path, /, model: str | None, host: str, port: int, **options: Any) -> int:
+def serve(place: Path, /, model: str | None, **options: Any) -> int:
     """Answer requests with an exported model, over HTTP.
 
     MODEL is models:/NAME@ALIAS, models:/NAME/VERSION, or a folder with an export; the default is
     models:/<export.name>@champion.
     """
     require_jax()
-    from gradtrail.serving.serve import serve, server_config
+    from gradtrail.serving.serve import serve
 
-    return serve(model, place, server_config(place, host, port, options))
+    return serve(model, place, options)
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail verdict workspace")

@@ -17,7 +17,7 @@ from gradtrail.support.paths import private_folder
 from gradtrail.support.shell import CommandError, run
 
 LOCK = Path("locks/onnx.lock")
-TOLERANCE = 1e-6  # largest difference between probabilities of ONNX Runtime and of the export
+TOLERANCE = 1e-5  # largest difference between probabilities of ONNX Runtime and of the export, in float32
 _NUM_CHECKED = 256  # test images that both classify
 
 

@@ -1,138 +1,177 @@
 """`gradtrail serve`: listens, loads the model, answers requests, and replaces the model when its alias moves."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from gradtrail.core.config import Bounds, ConfigError, config
-from gradtrail.serving.monitoring.compilations import watch_compilations
-from gradtrail.serving.monitoring.metrics import ServerMetrics
-from gradtrail.serving.rollout import start
-from gradtrail.serving.server.app import ROUTES, create_app
+from gradtrail.core.config import ConfigError
+from gradtrail.serving.metrics import ServerMetrics, count_compilations
+from gradtrail.serving.rollout import RolloutConfig, challenger_uri, make_router, roll_out, rollout_config
+from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
-from gradtrail.serving.server.guard import LOG, TOKEN, Guard, Limits, require_token
-from gradtrail.serving.server.listening import Server, address_of, listening, run_loop
-from gradtrail.serving.server.router import Router, Source
+from gradtrail.serving.server.middleware import TOKEN, Limits, error_response, require_token
+from gradtrail.serving.server.router import LOG, Router
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
+from gradtrail.support.signals import stop_request
 
-_SWITCH_SECONDS = 0.0005  # thread switch interval: Python's 5 ms are longer than a batch
-
-
-@config
-class ServerConfig:
-    """The options of `gradtrail serve`."""
-
-    host: str  # address to listen on
-    port: int  # 0 for a free one
-    batching: BatchingConfig
-    limits: Limits
-    drain_seconds: Annotated[float, Bounds(above=0, at_most=3600)]  # grace period for running requests after SIGTERM
-    has_access_log: bool  # whether each request is logged to stderr
-    rollout: start.RolloutConfig
+_MAX_HEAD_BYTES = 2**18  # bytes of a request without its body
+_CHUNK_OVERHEAD = 32  # bytes around a part of a body in Transfer-Encoding: chunked
 
 
-def server_config(place: Path, host: str, port: int, options: Mapping[str, Any]) -> ServerConfig:
-    """Return the config of the command line's options, by their names; a folder is relative to `place`.
-
-    Raises:
-        ConfigError: A value is out of its bounds; one line.
-    """
-    try:
-        Bounds(above=0, at_most=1024).check("max_body_mib", options["max_body_mib"])
-        return ServerConfig(
-            host=host,
-            port=port,
-            batching=BatchingConfig(max_wait_ms=options["max_wait_ms"]),
-            limits=Limits(
-                max_body_bytes=int(options["max_body_mib"] * 2**20),
-                max_images=options["max_images"],
-                max_requests=options["max_requests"],
-                max_seconds=options["max_seconds"],
-            ),
-            drain_seconds=options["drain_seconds"],
-            has_access_log=options["access_log"],
-            rollout=start.rollout_config(options, place),
-        )
-    except ValueError as error:
-        raise ConfigError(f"gradtrail serve: {error}") from None
-
-
-def serve(model: str | None, place: Path, config: ServerConfig) -> int:
-    """Serve an exported model until SIGTERM or Ctrl-C; return the exit status.
+def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
+    """Serve an exported model until SIGTERM or Ctrl-C, then exit with 0.
 
     Args:
-        model: URI `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/MODEL_ID`, or a folder with an export; None
-            for the champion of the model in `params.yaml`.
+        model: URI `models:/…`, or a folder with an export; None for the champion of the model in `params.yaml`.
         place: Folder to which a relative folder refers.
-        config: The options.
+        options: The options of the command line, by their names.
 
     Raises:
-        UserError: The address or the model cannot be used; one line.
+        UserError: An option, the address or the model cannot be used; one line.
     """
     token = os.environ.get(TOKEN, "")
-    require_token(config.host, token)
+    require_token(options["host"], token)
     uri = _model_uri(model, place)
-    if config.rollout.challenger:
-        start.challenger_uri(config.rollout.challenger, uri)  # raises before anything is loaded
+    try:
+        rollout = rollout_config(options, place)
+    except ValueError as error:
+        raise ConfigError(f"gradtrail serve: {error}") from None
+    if rollout.challenger:
+        challenger_uri(rollout.challenger, uri)  # raises before anything is loaded
+
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
-    LOG.setLevel(logging.INFO)
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    for logger in (LOG, logging.getLogger("uvicorn.access")):
+        logger.setLevel(logging.INFO)
+    sys.setswitchinterval(0.0005)  # of threads; Python's 5 ms are longer than a batch
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs 0.1 ms per batch
-    with listening(config.host, config.port) as listener:
-        return run_loop(_run(uri, config, token, listener))
+
+    metrics = ServerMetrics()
+    count_compilations(metrics, THREAD)
+    router = make_router(rollout, BatchingConfig(max_wait_ms=options["max_wait_ms"]), metrics)
+    metrics.ready.set_function(lambda: router.is_ready)
+    limits = Limits(
+        max_body_bytes=int(options["max_body_mib"] * 2**20),
+        max_images=options["max_images"],
+        max_requests=options["max_requests"],
+        max_seconds=options["max_seconds"],
+    )
+    config = uvicorn.Config(
+        create_app(router, limits, token=token),
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        access_log=options["access_log"],
+        log_config=None,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=options["drain_seconds"],
+    )
+    with (
+        _listening(options["host"], options["port"]) as listener,
+        asyncio.Runner(loop_factory=config.get_loop_factory()) as runner,
+    ):
+        server = Server(config)
+        server.router = router
+        runner.run(_run(uri, rollout, server, listener))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # a thread that waits for a registry would keep the process for minutes
 
 
-async def _run(model: str, config: ServerConfig, token: str, listener: socket.socket) -> int:
-    """Listen, load, answer, drain."""
-    metrics = ServerMetrics(ROUTES)
-    watch_compilations(lambda _: metrics.compiled_in_request(), THREAD)
-    router = start.make_router(config.rollout, config.batching, metrics)
-    guard = Guard(limits=config.limits, token=token, has_access_log=config.has_access_log)
-    create_app(router, guard)
-    server = Server(guard, router, drain_seconds=config.drain_seconds)
-    loading = asyncio.create_task(_load_models(model, config, router, server, address_of(listener)))
-    try:
-        await server.serve(sockets=[listener])
-        if loading.done():
-            loading.result()
-    finally:
-        loading.cancel()
-        router.close()
-    return 0
+class Server(uvicorn.Server):
+    """Shuts down orderly at the first signal, immediately at the second."""
+
+    router: Router
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with stop_request(when_asked=self._drain):
+            yield
+
+    def _drain(self) -> None:
+        self.router.is_draining = self.should_exit = True
 
 
-async def _load_models(model: str, config: ServerConfig, router: Router, server: Server, address: str) -> None:
-    """Load the first model, and those that come after it; stop the server if the first one cannot be used."""
-    try:
-        await _load(model, router, address)
-        await start.roll_out(model, config.rollout, router, _locate)
-    except BaseException:
-        server.should_exit = True
-        raise
+class Protocol(HttpToolsProtocol):
+    """Closes a connection whose head or trailers never end, as the parser keeps both in memory; errors are JSON."""
+
+    _num_head = 0  # bytes of the request so far, without its body
+
+    def data_received(self, data: bytes) -> None:
+        self._num_head += len(data)
+        super().data_received(data)
+        if self._num_head > _MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"the head of the request has more than {_MAX_HEAD_BYTES:,} bytes")
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head = max(0, self._num_head - len(body) - _CHUNK_OVERHEAD)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_head = 0  # bytes of the next request in the same data are not counted
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        answer = error_response(400, msg, {"Connection": "close"})
+        head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
+        self.transport.write(STATUS_LINE[400] + head + b"\r\n" + bytes(answer.body))
+        self.transport.close()
 
 
-async def _load(model: str, router: Router, address: str) -> None:
-    """Load the first model, and print its address."""
-    served = await router.load(await asyncio.to_thread(_locate, model))
-    router.metrics.classes = served.about.classes
+async def _run(uri: str, rollout: RolloutConfig, server: Server, listener: socket.socket) -> None:
+    """Listen, load, answer, drain; raise the error of the first model if it cannot be used."""
+
+    def end_on_failure(loading: asyncio.Task[None]) -> None:
+        if loading.cancelled() or loading.exception():
+            server.should_exit = True
+
+    loading = asyncio.create_task(_load_models(uri, rollout, server.router, listener))
+    loading.add_done_callback(end_on_failure)
+    await server.serve(sockets=[listener])
+    if loading.done():
+        loading.result()
+
+
+async def _load_models(uri: str, rollout: RolloutConfig, router: Router, listener: socket.socket) -> None:
+    """Load the first model, its other batch sizes, and the models that come after it."""
+    host, port, *_ = listener.getsockname()
+    served = await router.load(*await asyncio.to_thread(_locate, uri), all_sizes=False)
     router.swap(served)
     seconds = seconds_running()
-    router.metrics.ready(True, seconds=seconds)
-    sizes = ", ".join(map(str, served.about.batch_sizes))
-    about = f"{served.about.model}, sha256 {served.digest[:12]}, from {model}"
-    answering = f"{address} answers with {served.about.name} version {served.version} ({about})"
+    router.metrics.startup_seconds.set(seconds)
+
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    about = f"({served.about.model}, sha256 {served.digest[:12]}, from {uri})"
+    smallest, *later = map(str, served.about.batch_sizes)
+    sizes = f"{smallest} (compiling {', '.join(later)})" if later else smallest
+    answering = f"{address} answers with {served.about.name} version {served.version} {about}"
     print(f"{answering}, in batches of {sizes}; ready after {seconds:.1f} s", flush=True)
+    await asyncio.gather(router.add_remaining_sizes(served), roll_out(uri, rollout, router, _locate))
 
 
-def _locate(model: str) -> Source:
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a listening socket; a port is free immediately after a server was killed."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
+        reason = getattr(error, "strerror", None) or "no such address"  # followed by the address, after a parenthesis
+        raise UserError(f"--host {host} --port {port}: cannot listen there: {reason.partition(' (')[0]}") from None
+
+
+def _locate(model: str) -> tuple[Path, str]:
+    """Return the folder of a model, and its version in the registry."""
     from gradtrail.serving.registry import resolve
     from gradtrail.stages.common.setup import set_up_cache
 
@@ -143,7 +182,7 @@ def _locate(model: str) -> Source:
         reason = error.strerror or one_line(error)
         remedy = "a server writes its compilation cache and exports to .gradtrail, which must be writable"
         raise UserError(f"{error.filename or '.gradtrail'}: {reason}; {remedy}") from None
-    return Source(folder=reference.folder, version=reference.version or "")
+    return reference.folder, reference.version or ""
 
 
 def _model_uri(model: str | None, place: Path) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -23,15 +22,16 @@ from asgi import (
 from exports import write_wrong_export
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
 
 from gradtrail.core.xla.compile_log import CompileLog
-from gradtrail.serving.server.batching import Batcher, BatchingConfig, BatchRun
-from gradtrail.serving.server.refusal import Refusal
-from gradtrail.serving.server.router import Source, load
+from gradtrail.serving.metrics import ServerMetrics
+from gradtrail.serving.server.batching import Batcher, BatchingConfig
 from gradtrail.stages.artifacts.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
 
 NUM_SWAPS = 20
+INFER = "/v2/models/digits/infer"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 async def started(folder: Path) -> Application:
     app = application()
-    app.router.swap(await app.router.load(Source(folder=folder, version="0")))
+    app.router.swap(await app.router.load(folder, "0"))
     return app
 
 
@@ -56,7 +56,7 @@ async def test_twenty_swaps_under_load_lose_no_request_and_every_answer_is_of_on
         rng = np.random.default_rng(seed)
         while not has_ended.is_set():
             images = rng.integers(0, 256, (int(rng.integers(1, 20)), 28, 28), dtype=np.uint8)
-            reply = await app.post("/v2/models/digits/infer", inference(images))
+            reply = await app.post(INFER, inference(images))
             assert reply.status == 200, reply.body
             version = reply.json["model_version"]
             assert reply.headers["gradtrail-model-version"] == version
@@ -65,12 +65,12 @@ async def test_twenty_swaps_under_load_lose_no_request_and_every_answer_is_of_on
             num_answers += 1
 
     app = await started(folders[0])
-    models = [load(Source(folder=folder)) for folder in folders]
+    models = [(await app.router.load(folder)).model for folder in folders]
     has_ended = asyncio.Event()
     clients = [asyncio.create_task(client(app, seed, has_ended)) for seed in range(4)]
     for number in range(1, NUM_SWAPS + 1):
         labels[str(number)] = (3, 7)[number % 2]
-        app.router.swap(app.router.serve(replace(models[number % 2], version=str(number))))
+        app.router.swap(app.router.serve(models[number % 2], str(number)))
         before = num_answers
         while num_answers < before + 5:
             assert not any(client.done() for client in clients), "a client gave up"
@@ -78,7 +78,7 @@ async def test_twenty_swaps_under_load_lose_no_request_and_every_answer_is_of_on
     has_ended.set()
     await asyncio.gather(*clients)
     assert app.router.current.version == str(NUM_SWAPS)
-    assert f'gradtrail_model_swaps_total{{role="primary"}} {NUM_SWAPS}' in app.metrics.text().decode()
+    assert f'gradtrail_model_swaps_total{{role="primary"}} {NUM_SWAPS}' in (await app.get("/metrics")).body.decode()
 
 
 async def test_no_request_compiles(folders: list[Path]) -> None:
@@ -88,7 +88,7 @@ async def test_no_request_compiles(folders: list[Path]) -> None:
     with CompileLog() as log:
         for count in (*range(12), 17, 40):
             images = np.random.default_rng(count).integers(0, 256, (count, 28, 28), dtype=np.uint8)
-            reply = await app.post("/v2/models/digits/infer", inference(images))
+            reply = await app.post(INFER, inference(images))
             answered = probabilities(reply)
             assert answered.shape == (count, 10)
         assert (log.compilations, log.unplanned) == (0, [])
@@ -103,39 +103,100 @@ async def test_model_that_answers_no_probabilities_never_serves(
 
     app = application()
     with pytest.raises(UserError, match="digits: its answers to 1 of 1 images are not probabilities, such as"):
-        await app.router.load(Source(folder=folder))
+        await app.router.load(folder)
     assert not app.router.is_ready
 
 
 async def test_unusable_model_changes_nothing(folders: list[Path], tmp_path: Path) -> None:
     app = await started(folders[0])
     with pytest.raises(UserError):
-        await app.router.load(Source(folder=tmp_path))
+        await app.router.load(tmp_path)
     assert app.router.current.version == "0"
     assert app.router.is_ready
 
 
 async def test_current_model_answers_while_another_one_is_loaded(folders: list[Path]) -> None:
     app = await started(folders[0])
-    loading = asyncio.create_task(app.router.load(Source(folder=folders[1], version="1")))
+    loading = asyncio.create_task(app.router.load(folders[1], "1"))
     num_answers = 0
     while not loading.done():
-        reply = await app.post("/v2/models/digits/infer", inference(np.zeros((1, 28, 28), np.uint8)))
+        reply = await app.post(INFER, inference(np.zeros((1, 28, 28), np.uint8)))
         assert (reply.status, reply.json["model_version"]) == (200, "0")
         num_answers += 1
     assert num_answers
     app.router.swap(loading.result())
-    reply = await app.post("/v2/models/digits/infer", inference(np.zeros((1, 28, 28), np.uint8)))
+    reply = await app.post(INFER, inference(np.zeros((1, 28, 28), np.uint8)))
     assert reply.json["model_version"] == "1"
+
+
+async def test_first_model_answers_with_its_smallest_size_while_the_others_are_compiled(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, go_on, threads = list[int](), threading.Semaphore(1), set[str]()
+    compile_size, run = ExportedModel.compile, ExportedModel.run
+
+    def gated(model: ExportedModel, size: int) -> None:
+        assert go_on.acquire(timeout=60)
+        threads.add(threading.current_thread().name)
+        compile_size(model, size)
+        compiled.append(size)
+
+    ran: list[int] = []
+    monkeypatch.setattr(ExportedModel, "compile", gated)
+    monkeypatch.setattr(ExportedModel, "run", lambda model, batch: (ran.append(len(batch)), run(model, batch))[1])
+    app = application()
+    served = await app.router.load(folders[0], all_sizes=False)
+    app.router.swap(served)
+    others = asyncio.create_task(app.router.add_remaining_sizes(served))
+    for ready, expected in ((1, [1, 1, 1, 1, 1]), (4, [4, 1]), (8, [8])):
+        while served.batcher.sizes[-1] < ready:
+            await asyncio.sleep(0.001)
+        ran.clear()
+        with CompileLog() as log:
+            reply = await app.post(INFER, inference(np.zeros((5, 28, 28), np.uint8)))
+        assert (reply.status, len(probabilities(reply)), ran) == (200, 5, expected)
+        assert log.compilations == 0
+        go_on.release()
+    await others
+    assert compiled == [*SIZES]
+    assert not any(name.startswith("model") for name in threads)
+    for size in SIZES:
+        series = [{"size": str(size), "cache": cache} for cache in ("hit", "miss")]
+        counts = [app.metrics.registry.get_sample_value("gradtrail_compile_seconds_count", one) for one in series]
+        assert sum(filter(None, counts)) == 1
+
+
+async def test_later_size_with_a_fault_is_logged_and_not_used(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compile_size, run = ExportedModel.compile, ExportedModel.run
+
+    def fail_for_four(model: ExportedModel, size: int) -> None:
+        if size == 4:
+            raise RuntimeError("no such instruction")
+        compile_size(model, size)
+
+    monkeypatch.setattr(ExportedModel, "compile", fail_for_four)
+    monkeypatch.setattr(ExportedModel, "run", lambda model, batch: run(model, batch) * (1 - (len(batch) == 8)))
+    app = application()
+    served = await app.router.load(folders[0], all_sizes=False)
+    app.router.swap(served)
+    await app.router.add_remaining_sizes(served)
+    assert served.batcher.sizes == (1,)
+    compiler, answers = (record.getMessage() for record in caplog.records)
+    assert compiler == "batches of 4 are not used: no such instruction"
+    assert answers.startswith("batches of 8 are not used: digits: its answers to 8 of 8 images are not probabilities")
+    assert (await app.post(INFER, inference(np.zeros((5, 28, 28), np.uint8)))).status == 200
+    with pytest.raises(RuntimeError):  # a model that replaces another one needs all sizes
+        await app.router.load(folders[1])
 
 
 def images(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, *SHAPE), dtype=np.uint8)
 
 
-def batcher(model: FakeModel, runs: list[BatchRun] | None = None, **config: Any) -> Batcher:
-    observe = runs.append if runs is not None else None
-    return Batcher(cast(ExportedModel, model), BatchingConfig(**config), observe)
+def batcher(model: FakeModel, **config: Any) -> Batcher:
+    return Batcher(cast(ExportedModel, model), BatchingConfig(**config), ServerMetrics(), SIZES)
 
 
 async def test_answer_without_probabilities_fails_only_its_request() -> None:
@@ -177,36 +238,36 @@ class Gate:
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.sampled_from([0.0, 2.0]))
 def test_every_request_gets_the_answer_for_its_own_images(counts: list[int], max_wait_ms: float) -> None:
-    model, runs = FakeModel(), list[BatchRun]()
+    model = FakeModel()
 
     async def main() -> list[np.ndarray]:
-        queue = batcher(model, runs, max_wait_ms=max_wait_ms)
+        queue = batcher(model, max_wait_ms=max_wait_ms)
         answers = await asyncio.gather(*(queue.predict(images(count, seed)) for seed, count in enumerate(counts)))
         queue.close()
-        assert (queue.num_images, queue.num_waiting) == (0, 0)
+        assert (queue.num_images, len(queue.queue)) == (0, 0)
         return answers
 
     for seed, (count, answer) in enumerate(zip(counts, asyncio.run(main()), strict=True)):
         np.testing.assert_array_equal(answer, shares(images(count, seed)).reshape(count, len(CLASSES)))
     assert {*model.batches} <= {*SIZES}
-    assert sum(run.num_images for run in runs) == sum(counts)
-    assert all(run.num_images <= run.size for run in runs)
-    assert sum(len(run.queue_seconds) for run in runs) == sum(count > 0 for count in counts)
+    assert sum(model.batches) >= sum(counts)
 
 
 async def test_requests_during_a_batch_share_the_next_one() -> None:
-    gate, runs = Gate(), list[BatchRun]()
+    gate = Gate()
     model = FakeModel(gate)
-
-    queue = batcher(model, runs)
-    first = asyncio.create_task(queue.predict(images(1)))
+    app = application(model)
+    first = asyncio.create_task(app.post(INFER, inference(images(1))))
     await gate.is_entered()
-    tasks = [asyncio.create_task(queue.predict(images(1, seed))) for seed in range(6)]
-    await asyncio.sleep(0)
+    tasks = [asyncio.create_task(app.post(INFER, inference(images(1, seed)))) for seed in range(6)]
+    while len(app.router.current.batcher.queue) < 6:
+        await asyncio.sleep(0)
+    assert app.metrics.registry.get_sample_value("gradtrail_queue_requests") == 6
     gate.opened.set()
     await asyncio.gather(first, *tasks)
-    assert [(run.size, run.num_requests) for run in runs] == [(1, 1), (8, 6)]
-    assert [len(run.queue_seconds) for run in runs] == [1, 6]
+    assert model.batches == [1, 8]
+    assert app.metrics.registry.get_sample_value("gradtrail_batch_fill_ratio_sum", {"size": "8"}) == 6 / 8
+    assert app.metrics.registry.get_sample_value("gradtrail_queue_wait_seconds_count") == 7
 
 
 async def test_single_client_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,13 +279,12 @@ async def test_single_client_never_waits(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_concurrent_clients_share_batches() -> None:
-    runs: list[BatchRun] = []
-
-    queue = batcher(FakeModel(), runs, max_wait_ms=50)
+    model = FakeModel()
+    queue = batcher(model, max_wait_ms=50)
     for _ in range(4):
-        runs.clear()
+        model.batches.clear()
         await asyncio.gather(*(queue.predict(images(1, seed)) for seed in range(5)))
-    assert max(run.num_requests for run in runs) >= 4
+    assert max(model.batches) >= 4
     await queue.predict(images(1))  # it waits once, as the others are gone, and is answered
 
 
@@ -237,24 +297,24 @@ async def test_exception_of_the_model_reaches_only_requests_of_its_batch() -> No
     queue = batcher(FakeModel(fail_on_zero))
     with pytest.raises(RuntimeError, match="broken"):
         await queue.predict(np.zeros((20, *SHAPE), np.uint8))  # in three parts
-    assert (queue.num_images, queue.num_waiting) == (0, 0)
     np.testing.assert_array_equal(await queue.predict(images(3)), shares(images(3)))
+    assert (queue.num_images, len(queue.queue)) == (0, 0)
 
 
 async def test_cancelled_request_is_not_run() -> None:
-    gate, runs = Gate(), list[BatchRun]()
-
-    queue = batcher(FakeModel(gate), runs)
+    gate = Gate()
+    model = FakeModel(gate)
+    queue = batcher(model)
     first = asyncio.create_task(queue.predict(images(1)))
     await gate.is_entered()
     gone, stays = (asyncio.create_task(queue.predict(images(count))) for count in (3, 1))
     await asyncio.sleep(0)
     gone.cancel()
-    await asyncio.sleep(0)
+    await asyncio.wait([gone])
     assert queue.num_images == 1
     gate.opened.set()
     await asyncio.gather(first, stays)
-    assert [run.num_images for run in runs] == [1, 1]
+    assert model.batches == [1, 1]
 
 
 async def test_full_queue_refuses_requests_and_answers_the_others() -> None:
@@ -265,9 +325,9 @@ async def test_full_queue_refuses_requests_and_answers_the_others() -> None:
     await gate.is_entered()
     waiting = [asyncio.create_task(queue.predict(images(5, seed))) for seed in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(HTTPException) as refused:
         await queue.predict(images(1))
-    assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "1"})
+    assert refused.value.status_code == 429
     gate.opened.set()
     assert [len(answer) for answer in await asyncio.gather(first, *waiting)] == [1, 5, 5]
 

@@ -1,40 +1,33 @@
-"""The application: endpoints of the open inference protocol and of MLflow's scoring server, metrics, pages."""
+"""The application: endpoints of the open inference protocol and of MLflow's scoring server, metrics, and the page."""
 
-import re
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable
 from importlib.metadata import version as installed
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+import numpy as np
+from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from gradtrail.serving.monitoring.metrics import ServerMetrics
 from gradtrail.serving.server import protocol
-from gradtrail.serving.server.guard import Guard, Limits
-from gradtrail.serving.server.refusal import JSON, Refusal, not_ready
+from gradtrail.serving.server.middleware import JSON, CheckClient, CountRequests, Limits, RequestLimits, error_response
 from gradtrail.serving.server.router import Answer, Router
-from gradtrail.serving.server.uploads import Uploads
+from gradtrail.stages.artifacts.exported import Manifest
+from gradtrail.support.errors import UserError
 
 VERSION_HEADER = "Gradtrail-Model-Version"
 REQUEST_ID = "x-request-id"  # header that assigns a client to a model; without it, the `id` of the protocol
-ROUTES = (
-    *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{name}", "/v2/models/{name}/ready"),
-    *("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}"),
-    *("/v2/models/{name}/versions/{version}/ready", "/v2/models/{name}/versions/{version}/infer"),
-    *("/invocations", "/ping", "/version", "/metrics", "/rollout", "/picture", "/docs", "/openapi.json"),
-    *("/", "/page.css", "/page.js"),
-)
-_FOLDER = Path(__file__).parent / "page"
-_PAGE = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-}
-_HEADERS = {
+PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+_PAGE_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -42,216 +35,157 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_ERRORS = {400: "invalid", 401: "unauthorized", 403: "unauthorized", 404: "not_found", 405: "invalid"}
-_ERRORS |= {413: "too_large", 415: "invalid", 421: "unauthorized", 429: "overloaded", 503: "not_ready", 504: "timeout"}
-_ERRORS |= {414: "too_large", 499: "invalid"}
-_Endpoint = Callable[..., Awaitable[Response]]
+_PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # first bytes of PNG and JPEG
 
 
-def create_app(router: Router, guard: Guard) -> FastAPI:
-    """Return the application, and set it in the guard, which is the ASGI application to serve.
-
-    Args:
-        router: Router with the model and the metrics.
-        guard: Guard in front of the application; it counts each request in the metrics.
-    """
-    app = FastAPI(
-        title="gradtrail serve",
-        description="Answers with an exported model: the open inference protocol, and MLflow's scoring server.",
-        version=installed("gradtrail"),
-        docs_url=None,  # FastAPI's page loads outside scripts
-        redoc_url=None,
+def create_app(router: Router, limits: Limits | None = None, *, token: str = "") -> Starlette:
+    """Return the ASGI application to serve; clients send the token, if any, as `Authorization: Bearer …`."""
+    page = [
+        _page_route("/", "page.html", "text/html"),
+        _page_route("/page.css", "page.css", "text/css"),
+        _page_route("/page.js", "page.js", "text/javascript"),
+    ]
+    return Starlette(
+        routes=[*_classifying(router, limits or Limits()), *_describing(router), *page],
+        middleware=[Middleware(CountRequests, metrics=router.metrics), Middleware(CheckClient, token=token)],
+        exception_handlers=dict.fromkeys((HTTPException, ClientDisconnect, Exception), _answer_error),
     )
-    app.add_exception_handler(Refusal, _answer_refusal)  # type: ignore[arg-type] # starlette's type says Exception
-    app.add_exception_handler(HTTPException, _answer_http_error)  # type: ignore[arg-type]
-    app.add_exception_handler(Exception, _answer_failure)
-    _add_inference(app, router, guard.limits)
-    _add_mlflow(app, router, guard.limits)
-    _add_pages(app, router)
-    guard.app = app
-    guard.observe = _counter(router.metrics)
-    return app
 
 
-def _add_inference(app: FastAPI, router: Router, limits: Limits) -> None:
-    """Add the open inference protocol, version 2: https://github.com/kserve/open-inference-protocol."""
-
-    async def server() -> Response:
-        """Name, version and extensions of the server."""
-        return _json({"name": "gradtrail", "version": app.version, "extensions": []})
-
-    async def live() -> Response:
-        """Whether the process runs."""
-        return _json({"live": True})
-
-    async def ready() -> Response:
-        """Whether requests are answered: all batch sizes are compiled, and the server is not shutting down."""
-        return _ready(router)
-
-    async def about(name: str, version: str | None = None) -> Response:
-        """Inputs, outputs and classes of the model."""
-        served = router.find(name, version)
-        return _json(protocol.metadata(served.about, served.version))
-
-    async def model_ready(name: str, version: str | None = None) -> Response:
-        """Whether this model answers requests."""
-        served = router.find(name, version)
-        return _json(
-            {"name": name, "ready": router.is_ready, "version": served.version}, 200 if router.is_ready else 503
-        )
-
-    async def infer(request: Request) -> Response:
-        """Classify images: one tensor `images`, UINT8 or FP32 from 0 to 1, of shape [images, height, width]."""
-        version = request.path_params.get("version")
-        served = router.find(request.path_params["name"], version)
-        inference = protocol.read_inference(await request.body(), served.about.image_shape, limits.max_images)
-        request_id = request.headers.get(REQUEST_ID) or inference.id
-        if version is None:
-            answer = await router.answer(inference.images, request_id, served)
-        else:  # a request for a version gets that version
-            answer = await router.answer_with(served, inference.images)
-        body = protocol.inference_answer(inference, answer.probabilities, answer.model.about, answer.model.version)
-        return _answer(request, body, answer)
-
-    app.add_api_route("/v2", server)
-    app.add_api_route("/v2/health/live", live)
-    app.add_api_route("/v2/health/ready", ready)
-    for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-        app.add_api_route(path, about)
-        app.add_api_route(f"{path}/ready", model_ready)
-        _add_fast(app, f"{path}/infer", infer, _INFERENCE)
-
-
-class _CountedRoute(Route):
-    """A route of Starlette that sets itself in the scope, as FastAPI's do: metrics count requests by route."""
+class _Route(Route):
+    """A route that sets itself in the scope, as metrics count requests by route."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
-        if match is not Match.NONE:
-            child["route"] = self
-        return match, child
+        return match, {**child, "route": self}
 
 
-def _add_fast(app: FastAPI, path: str, endpoint: _Endpoint, example: dict[str, Any]) -> None:
-    """Add an endpoint that Starlette alone handles, as FastAPI would double its time; FastAPI only describes it."""
-    app.router.routes.insert(0, _CountedRoute(path, endpoint, methods=["POST"]))
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in re.findall(r"{(\w+)}", path)
-    ]
-    body = {"required": True, "content": {JSON: {"schema": {"type": "object"}, "example": example}}}
-    described = {"parameters": parameters, "requestBody": body}
-    app.add_api_route(path, endpoint, methods=["POST"], openapi_extra=described)
+def _classifying(router: Router, limits: Limits) -> list[Route]:
+    """Return the endpoints that classify; they come first, as routes are tried in turn."""
+    decoding = asyncio.Lock()
 
+    async def infer(request: Request, body: bytes) -> Response:
+        """Answer a request of https://github.com/kserve/open-inference-protocol, version 2."""
+        version = request.path_params.get("version")
+        served = router.find(request.path_params["name"], version)
+        inference = protocol.read_inference(body, served.about.image_shape, limits.max_images)
+        if version is None:
+            answer = await router.answer(inference.images, request.headers.get(REQUEST_ID) or inference.id, served)
+        else:  # a request for a version gets that version
+            answer = await router.answer_with(served, inference.images)
+        content = protocol.inference_answer(inference, answer.probabilities, answer.model.about, answer.model.version)
+        return _answer(request, answer, content)
 
-def _add_mlflow(app: FastAPI, router: Router, limits: Limits) -> None:
-    """Add the endpoints of MLflow's scoring server."""
-    mlflow_version = installed("mlflow-skinny")  # the part of MLflow that the server's image has
-
-    async def invocations(request: Request) -> Response:
-        """Classify images: `inputs` or `instances`, integers from 0 to 255, or floats from 0 to 1."""
+    async def invocations(request: Request, body: bytes) -> Response:
+        """Answer a request of MLflow's scoring server."""
         served = router.current
         kind = request.headers.get("content-type", "")
-        images = protocol.read_invocation(await request.body(), kind, served.about.image_shape, limits.max_images)
+        images = protocol.read_invocation(body, kind, served.about.image_shape, limits.max_images)
         answer = await router.answer(images, request.headers.get(REQUEST_ID), served)
-        return _answer(request, protocol.invocation_answer(answer.probabilities), answer)
+        return _answer(request, answer, protocol.invocation_answer(answer.probabilities))
 
-    async def ping() -> Response:
-        """Whether requests are answered."""
+    async def picture(request: Request, body: bytes) -> Response:
+        """Classify an image file, after converting it into the form of the training images."""
+        served = router.current
+        if not body.startswith(_PICTURES):
+            raise HTTPException(415, "the image must be a PNG or a JPEG")
+        async with decoding:  # a large image takes up to 134 MB of memory
+            image = await asyncio.to_thread(_decode, body, served.about)
+        answer = await router.answer(image[None], request.headers.get(REQUEST_ID), served)
+        about, (probabilities,) = answer.model.about, answer.probabilities
+        content = {
+            "classes": about.classes,
+            "probabilities": probabilities,
+            "label": int(probabilities.argmax()),
+            "image": image,
+            "model_name": about.name,
+            "model_version": answer.model.version,
+        }
+        return _answer(request, answer, content)
+
+    endpoints = [*((f"{path}/infer", infer) for path in PATHS), ("/invocations", invocations), ("/picture", picture)]
+    limit = RequestLimits(limits).apply
+    return [_Route(path, limit(endpoint), methods=["POST"]) for path, endpoint in endpoints]
+
+
+def _describing(router: Router) -> list[Route]:
+    """Return the endpoints about the server and its model."""
+
+    def ready(_: Request) -> dict[str, Any]:
         if not router.is_ready:
-            raise not_ready("not ready")
+            raise HTTPException(
+                503, "the server is shutting down" if router.is_draining else "the model is being loaded"
+            )
+        return {"ready": True}
+
+    def about(request: Request) -> dict[str, Any]:
+        served = router.find(**request.path_params)
+        return protocol.metadata(served.about, served.version)
+
+    def model_ready(request: Request) -> dict[str, Any]:
+        served = router.find(**request.path_params)
+        return {"name": served.about.name, "version": served.version, **ready(request)}
+
+    async def ping(request: Request) -> Response:
+        ready(request)
         return Response("\n", media_type=JSON)
 
-    async def version() -> Response:
-        """The version of MLflow."""
-        return Response(mlflow_version, media_type=JSON)
+    async def version(_: Request) -> Response:
+        return Response(installed("mlflow-skinny"), media_type=JSON)  # the part in the image
 
-    _add_fast(app, "/invocations", invocations, _INVOCATION)
-    app.add_api_route("/ping", ping)
-    app.add_api_route("/version", version)
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(router.metrics.registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
-
-def _add_pages(app: FastAPI, router: Router) -> None:
-    uploads = Uploads()
-
-    async def metrics() -> Response:
-        """All metrics, in Prometheus' text format."""
-        return Response(router.metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
-
-    async def rollout() -> Response:
-        """State of the challenger: canary, shadow, or stopped and why."""
-        return _json(router.describe_rollout())
-
-    async def picture(request: Request) -> Response:
-        """Classify an uploaded image, PNG or JPEG, after converting it into the form of the training images."""
-        served = router.current
-        image = await uploads.read(await request.body(), served.about)
-        answer = await router.answer(image[None], request.headers.get(REQUEST_ID), served)
-        return _answer(request, uploads.answer(image, answer), answer)
-
-    async def docs() -> Response:
-        """This page."""
-        from gradtrail.serving.server.docs_page import docs_page
-
-        return Response(docs_page(app.openapi(), router), media_type="text/html", headers=_HEADERS)
-
-    app.add_api_route("/metrics", metrics)
-    app.add_api_route("/rollout", rollout)
-    app.add_api_route("/picture", picture, methods=["POST"], summary="Classify an image", openapi_extra=_PICTURE)
-    app.add_api_route("/docs", docs)
-    for path, (name, kind) in _PAGE.items():
-        app.add_api_route(path, _file(name, kind), include_in_schema=False)
+    return [
+        _json_route("/v2", lambda _: {"name": "gradtrail", "version": installed("gradtrail"), "extensions": []}),
+        _json_route("/v2/health/live", lambda _: {"live": True}),
+        _json_route("/v2/health/ready", ready),
+        *(_json_route(path, about) for path in PATHS),
+        *(_json_route(f"{path}/ready", model_ready) for path in PATHS),
+        _json_route("/rollout", lambda _: router.describe_rollout()),
+        *(_Route("/ping", ping), _Route("/version", version), _Route("/metrics", metrics)),
+    ]
 
 
-def _file(name: str, kind: str) -> _Endpoint:
-    content = (_FOLDER / name).read_bytes()
+def _json_route(path: str, content: Callable[[Request], dict[str, Any]]) -> Route:
+    async def send(request: Request) -> Response:
+        return _json(content(request))
 
-    async def send() -> Response:
-        return Response(content, media_type=kind, headers=_HEADERS)
-
-    return send
+    return _Route(path, send)
 
 
-def _ready(router: Router) -> Response:
-    if not router.is_ready:
-        raise not_ready("the server is shutting down" if router.is_draining else "the model is being loaded")
-    return _json({"ready": True})
+def _page_route(path: str, name: str, kind: str) -> Route:
+    content = (Path(__file__).parent / "page" / name).read_bytes()
+
+    async def send(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=_PAGE_HEADERS)
+
+    return _Route(path, send)
 
 
-def _json(content: dict[str, Any], status: int = 200) -> Response:
-    return Response(protocol.to_json(content), status, media_type=JSON)
+def _decode(body: bytes, about: Manifest) -> np.ndarray:
+    """Return an image in the form of the model's images, as `gradtrail predict` does."""
+    from gradtrail.serving.images import decode_image, framing_of
+
+    try:
+        return decode_image(BytesIO(body), about.image_shape, framing_of(about.dataset))
+    except UserError as error:
+        raise HTTPException(400, str(error)) from None
 
 
-def _answer(request: Request, body: bytes, answer: Answer) -> Response:
+def _json(content: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(protocol.to_json(content), status, headers, JSON)
+
+
+def _answer(request: Request, answer: Answer, content: dict[str, Any]) -> Response:
     request.scope["gradtrail.is_first"] = answer.is_first
-    return Response(body, media_type=JSON, headers={VERSION_HEADER: answer.model.version})
+    return _json(content, headers={VERSION_HEADER: answer.model.version})
 
 
-async def _answer_refusal(_: Request, refusal: Refusal) -> Response:
-    return Response(refusal.body, refusal.status, refusal.headers, JSON)
-
-
-async def _answer_http_error(request: Request, error: HTTPException) -> Response:
-    if error.status_code == 404:
-        return await _answer_refusal(request, Refusal(404, "no such endpoint; /docs lists them"))
-    return await _answer_refusal(request, Refusal(error.status_code, error.detail, error.headers))
-
-
-async def _answer_failure(request: Request, _: Exception) -> Response:
-    """Answer in one line; the guard gets the exception too, and logs it."""
-    return await _answer_refusal(request, Refusal(500, "the server failed; its log says why"))
-
-
-def _counter(metrics: ServerMetrics) -> Callable[[Any, int, float], None]:
-    def observe(scope: Any, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "")
-        metrics.request(route, status, seconds, is_cold=scope.get("gradtrail.is_first", False))
-        if status >= 400:
-            metrics.error(_ERRORS.get(status, "failed"))
-
-    return observe
-
-
-_INFERENCE = {"inputs": [{"name": "images", "shape": [1, 28, 28], "datatype": "UINT8", "data": [0, "…", 255]}]}
-_INVOCATION = {"inputs": [[[0, "…", 255], "…"]]}
-_PICTURE = {"requestBody": {"required": True, "content": {"image/png": {}, "image/jpeg": {}}}}
+async def _answer_error(_: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        message = "no such endpoint" if error.detail == "Not Found" else error.detail
+        return error_response(error.status_code, message, error.headers)
+    if isinstance(error, ClientDisconnect):
+        return error_response(499, "the client disconnected")
+    return error_response(500, "the server failed; its log says why")  # uvicorn logs the exception

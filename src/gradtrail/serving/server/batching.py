@@ -8,139 +8,102 @@ could start waits for more requests only if the last one answered several: until
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float, UInt8
+from starlette.exceptions import HTTPException
 
-from gradtrail.core.config import Bounds, config
-from gradtrail.serving.server.refusal import busy
+from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.stages.artifacts.exported import ExportedModel, probability_fault
 
-Images = UInt8[np.ndarray, "images height width"]
-Probabilities = Float[np.ndarray, "images classes"]
-
+Images: TypeAlias = UInt8[np.ndarray, "images height width"]
+Probabilities: TypeAlias = Float[np.ndarray, "images classes"]
 
 THREAD = "model"  # prefix of the names of threads that answer
 
 
-@config
+@dataclass(frozen=True, kw_only=True)
 class BatchingConfig:
     """How requests are collected."""
 
-    # longest wait of a batch for more requests; 0 for no wait
-    max_wait_ms: Annotated[float, Bounds(at_least=0, at_most=1000)] = 2.0
-    # limit of waiting images; a request beyond it is refused
-    max_queue_images: Annotated[int, Bounds(at_least=1, at_most=10**6)] = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchRun:
-    """A finished batch."""
-
-    size: int  # compiled size
-    num_images: int
-    num_requests: int  # number of requests that it answered, also in parts
-    queue_seconds: tuple[float, ...]  # waiting time of each request whose first images are in the batch
-    run_seconds: float  # run time of the model
+    max_wait_ms: float = 2.0  # longest wait of a batch for more requests; 0 for no wait
+    max_queue_images: int = 4096  # limit of waiting images; a request beyond it is refused
 
 
 @dataclass(eq=False)
 class _Request:
+    """A request, or a part of one that is larger than the largest batch."""
+
     images: Images
     answer: asyncio.Future[Probabilities]
     arrived: float
-    num_started: int = 0  # images that are in a batch
-    parts: list[Probabilities] = field(default_factory=list)
-
-    @property
-    def num_left(self) -> int:
-        return len(self.images) - self.num_started
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Consecutive images of a request in one batch."""
-
-    request: _Request
-    start: int
-    stop: int
 
 
 class Batcher:
-    """Runs one model for all requests; made and used in a running event loop.
+    """Runs one model for all requests, in batches of `sizes`, ascending; made and used in a running event loop."""
 
-    Args:
-        model: Model that is compiled for all sizes of its manifest.
-        config: How requests are collected.
-        observe: Function that is called in the event loop after each batch.
-    """
-
-    def __init__(self, model: ExportedModel, config: BatchingConfig, observe: Callable[[BatchRun], None] | None = None):
-        self._model, self._config, self._observe = model, config, observe
-        self._sizes = model.manifest.batch_sizes
+    def __init__(self, model: ExportedModel, config: BatchingConfig, metrics: ServerMetrics, sizes: Sequence[int]):
+        self.sizes = tuple(sizes)  # sizes that the model is compiled for; more may be added at any time
+        self.queue: deque[_Request] = deque()  # requests that are not in a batch yet
+        self.num_images = 0  # images in the queue
+        self._model, self._config, self._metrics = model, config, metrics
         self._loop = asyncio.get_running_loop()
-        self._thread, self._has_ended = _new_thread(), False
-        self._queue: deque[_Request] = deque()
+        self._thread: ThreadPoolExecutor | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_running = self._is_closing = False
-        self._expected = 1
-        self.num_images = 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of requests that are not completely in a batch yet; `num_images` counts their images."""
-        return len(self._queue)
+        self._expected = 1  # number of requests to wait for
 
     @property
     def num_ahead(self) -> int:
         """Number of requests before the next one; the running batch counts as one."""
-        return len(self._queue) + self._is_running
+        return len(self.queue) + self._is_running
 
     async def predict(self, images: Images) -> Probabilities:
-        """Return the probabilities of any number of images.
+        """Return the probabilities of any number of images; raise HTTPException (429) if too many images wait.
 
-        Raises:
-            Refusal: Too many images wait (429).
-            UserError: The answers of the model are no probabilities.
-            Exception: Any exception of the model.
+        An exception of the model is raised too, and UserError if its answers are no probabilities.
         """
         if not len(images):
             return np.zeros((0, len(self._model.manifest.classes)), np.float32)
         if self.num_images and self.num_images + len(images) > self._config.max_queue_images:
-            raise busy(f"{self.num_images:,} images wait already; try again")
-        request = _Request(images, self._loop.create_future(), time.perf_counter())
-        self._queue.append(request)
+            raise HTTPException(429, f"{self.num_images:,} images wait already; try again")
+        largest, now = self.sizes[-1], time.perf_counter()
+        parts = [images[start : start + largest] for start in range(0, len(images), largest)]
+        requests = [_Request(part, self._loop.create_future(), now) for part in parts]
+        self.queue.extend(requests)
         self.num_images += len(images)
         self._start_or_wait()
         try:
-            return await request.answer
-        except asyncio.CancelledError:
-            self._remove(request)
+            answers = await asyncio.gather(*(request.answer for request in requests))
+        except BaseException:  # cancelled, or a part failed: the other parts are not run
+            for request in requests:
+                request.answer.cancel()
+                if request in self.queue:
+                    self.queue.remove(request)
+                    self.num_images -= len(request.images)
+            self._end_if_idle()
             raise
+        return answers[0] if len(answers) == 1 else np.concatenate(answers)
 
     def close(self) -> None:
         """End the thread once all waiting requests are answered."""
         self._is_closing = True
         self._end_if_idle()
 
-    def _remove(self, request: _Request) -> None:
-        """Remove a cancelled request from the queue."""
-        if request in self._queue:
-            self._queue.remove(request)
-            self.num_images -= request.num_left
-        self._end_if_idle()
+    def _end_if_idle(self) -> None:
+        if self._is_closing and self._thread and not self.num_ahead:
+            self._thread.shutdown(wait=False)
+            self._thread = None
 
     def _start_or_wait(self) -> None:
-        if self._is_running or not self._queue:
+        if self._is_running or not self.queue:
             return
-        waited = time.perf_counter() - self._queue[0].arrived
-        left = self._config.max_wait_ms / 1000 - waited
-        if left <= 0 or len(self._queue) >= self._expected or self.num_images >= self._sizes[-1]:
+        left = self._config.max_wait_ms / 1000 - (time.perf_counter() - self.queue[0].arrived)
+        if left <= 0 or len(self.queue) >= self._expected or self.num_images >= self.sizes[-1]:
             self._start()
         elif self._timer is None:
             self._timer = self._loop.call_later(left, self._start)
@@ -150,81 +113,54 @@ class Batcher:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        if self._is_running or not self._queue:
+        if self._is_running or not self.queue:
             return
-        spans = self._next_spans()
+        requests, count = list[_Request](), 0
+        while self.queue and count + len(self.queue[0].images) <= self.sizes[-1]:
+            requests.append(self.queue.popleft())
+            count += len(requests[-1].images)
+        self.num_images -= count
         self._is_running = True
-        if self._has_ended:  # a request that arrived before this model was replaced
-            self._thread, self._has_ended = _new_thread(), False
-        self._thread.submit(self._run, spans)
+        if self._thread is None:  # also for a request that arrived before its model was replaced
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
+        self._thread.submit(self._run, requests, count)
 
-    def _next_spans(self) -> list[_Span]:
-        room, spans = self._sizes[-1], list[_Span]()
-        while self._queue and room:
-            request = self._queue[0]
-            start, count = request.num_started, min(room, request.num_left)
-            spans.append(_Span(request, start, start + count))
-            request.num_started += count
-            room -= count
-            self.num_images -= count
-            if not request.num_left:
-                self._queue.popleft()
-        return spans
-
-    def _run(self, spans: Sequence[_Span]) -> None:
+    def _run(self, requests: Sequence[_Request], count: int) -> None:
         """Run a batch, in the thread."""
-        count = sum(span.stop - span.start for span in spans)
-        size = next(size for size in self._sizes if size >= count)
-        started = time.perf_counter()
-        parts: list[Probabilities | Exception]
+        manifest, started = self._model.manifest, time.perf_counter()
+        size = next(size for size in self.sizes if size >= count)
+        answers: list[Probabilities | Exception] = []
         try:
-            batch = np.zeros((size, *self._model.manifest.image_shape), np.uint8)
-            ends = accumulate((span.stop - span.start for span in spans), initial=0)
-            rows = [slice(start, stop) for start, stop in pairwise(ends)]
-            for span, row in zip(spans, rows, strict=True):
-                batch[row] = span.request.images[span.start : span.stop]
-            answers = np.asarray(self._model.run(batch))
-            parts = [answers[row] for row in rows]
-            if probability_fault(answers[:count], self._model.manifest):  # fails only the requests that have it
-                parts = [probability_fault(answers[row], self._model.manifest) or answers[row] for row in rows]
+            batch, row = np.zeros((size, *manifest.image_shape), np.uint8), 0
+            for request in requests:
+                batch[row : row + len(request.images)] = request.images
+                row += len(request.images)
+            probabilities, row = np.asarray(self._model.run(batch)), 0
+            is_faulty = probability_fault(probabilities[:count], manifest) is not None
+            for request in requests:  # a fault fails only the requests that have it
+                answer = probabilities[row : row + len(request.images)]
+                fault = probability_fault(answer, manifest) if is_faulty else None
+                answers.append(fault or answer)
+                row += len(request.images)
         except Exception as error:
-            parts = [error] * len(spans)
-        run = BatchRun(
-            size=size,
-            num_images=count,
-            num_requests=len(spans),
-            queue_seconds=tuple(started - span.request.arrived for span in spans if not span.start),
-            run_seconds=time.perf_counter() - started,
-        )
-        self._loop.call_soon_threadsafe(self._finish, spans, parts, run)
+            answers = [error] * len(requests)
+        self._loop.call_soon_threadsafe(self._finish, requests, answers, size, started)
 
-    def _finish(self, spans: Sequence[_Span], parts: Sequence[Probabilities | Exception], run: BatchRun) -> None:
+    def _finish(
+        self, requests: Sequence[_Request], answers: Sequence[Probabilities | Exception], size: int, started: float
+    ) -> None:
         """Answer the requests of a batch, in the event loop, and start the next one."""
         self._is_running = False
-        self._expected = min(len(spans) + len(self._queue), self._sizes[-1])
-        for span, part in zip(spans, parts, strict=True):
-            self._answer(span.request, part)
+        self._expected = min(len(requests) + len(self.queue), self.sizes[-1])
+        for request, answer in zip(requests, answers, strict=True):
+            if request.answer.done():  # cancelled
+                continue
+            if isinstance(answer, Exception):
+                request.answer.set_exception(answer)
+            else:
+                request.answer.set_result(answer)
         self._start_or_wait()
-        if self._observe:
-            self._observe(run)
+        self._metrics.batch_fill.labels(str(size)).observe(sum(len(request.images) for request in requests) / size)
+        for request in requests:
+            self._metrics.queue_wait_seconds.observe(started - request.arrived)
         self._end_if_idle()
-
-    def _answer(self, request: _Request, part: Probabilities | Exception) -> None:
-        if request.answer.done():  # its first part failed, or it was cancelled
-            return
-        if isinstance(part, Exception):
-            request.answer.set_exception(part)
-            self._remove(request)
-            return
-        request.parts.append(part)
-        if sum(map(len, request.parts)) == len(request.images):
-            request.answer.set_result(part if len(request.parts) == 1 else np.concatenate(request.parts))
-
-    def _end_if_idle(self) -> None:
-        if self._is_closing and not self._is_running and not self._queue:
-            self._thread.shutdown(wait=False)
-            self._has_ended = True
-
-
-def _new_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix=THREAD)

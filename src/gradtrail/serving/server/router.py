@@ -1,60 +1,34 @@
 """The current model answers all requests, and is replaced without losing one.
 
 A model is loaded and warmed up alongside the current one; then new requests go to it, and those that began with the old
-model end with it. `serving/rollout/trial` extends the router by a challenger.
+model end with it. The first model answers once its smallest batch size is compiled; the others follow one by one. A
+trial (`serving/rollout`) extends the router by a challenger.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from starlette.exceptions import HTTPException
 
-from gradtrail.serving.monitoring.metrics import ServerMetrics
-from gradtrail.serving.server.batching import Batcher, BatchingConfig, BatchRun
-from gradtrail.serving.server.refusal import Refusal, not_ready
+from gradtrail.serving.metrics import ServerMetrics
+from gradtrail.serving.server.batching import Batcher, BatchingConfig, Images, Probabilities
 from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, probability_fault, read_export
+from gradtrail.support.errors import UserError, one_line
 
-Images = UInt8[np.ndarray, "images height width"]
-Probabilities = Float[np.ndarray, "images classes"]
-_WARM_UP = (0, 255)  # pixels of the images that a model answers before it is ready: blank and full
-_SHORT = 12  # characters of the digest that replace a version if there is none
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """The origin of a model."""
-
-    folder: Path  # folder with the export
-    version: str = ""  # version in the registry; empty for a folder, whose version is the beginning of its digest
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompiledSize:
-    """A batch size with the seconds that compiling took, and whether the program came from the compile cache."""
-
-    size: int
-    seconds: float
-    is_cached: bool
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Loaded:
-    """A model that is compiled and warmed up, but answers no requests yet."""
-
-    model: ExportedModel
-    version: str
-    sizes: tuple[CompiledSize, ...]
+LOG = logging.getLogger("gradtrail.serve")
+_WARM_UP = (0, 255)  # pixels of the images that each compiled size answers before it is used: blank and full
 
 
 @dataclass(kw_only=True, eq=False)
 class Served:
-    """A model that answers requests."""
+    """A model with its queue and thread."""
 
+    model: ExportedModel
     about: Manifest
     version: str  # version in the registry, or the beginning of the digest
     digest: str
@@ -87,40 +61,22 @@ class Router:
 
     @property
     def current(self) -> Served:
-        """The model that answers.
-
-        Raises:
-            Refusal: No model is loaded yet (503).
-        """
+        """The model that answers; raises HTTPException (503) if none is loaded yet."""
         if self._current is None:
-            raise not_ready("the model is being loaded; try again in a moment")
+            raise HTTPException(503, "the model is being loaded; try again in a moment")
         return self._current
 
     def find(self, name: str, version: str | None = None) -> Served:
-        """Return the current model if it has this name, and this version unless it is None.
-
-        Raises:
-            Refusal: Another model answers here (404), or none yet (503).
-        """
+        """Return the current model if it has this name and version; raise HTTPException (404, 503) otherwise."""
         current = self.current
         if name != current.about.name:
-            raise Refusal(404, f"no model {name!r} here; it is {current.about.name!r}")
+            raise HTTPException(404, f"no model {name!r} here; it is {current.about.name!r}")
         if version not in (None, current.version):
-            raise Refusal(404, f"no version {version!r} of {name!r} here; it is {current.version!r}")
+            raise HTTPException(404, f"no version {version!r} of {name!r} here; it is {current.version!r}")
         return current
 
     async def answer(self, images: Images, request_id: str | None, current: Served) -> Answer:  # noqa: ARG002 - of `Trial`
-        """Answer a request by the model that was current when it arrived.
-
-        Args:
-            images: The images of the request.
-            request_id: The client's id; None if it sent none.
-            current: The model that `find` returned for the request.
-
-        Raises:
-            Refusal: Too many requests wait (429).
-            Exception: An exception of the model, or UserError if its answers are no probabilities.
-        """
+        """Answer a request by the model that was current when it arrived; see `Batcher.predict` for what it raises."""
         return await self.answer_with(current, images)
 
     async def answer_with(self, served: Served, images: Images) -> Answer:
@@ -128,7 +84,7 @@ class Router:
         started = time.perf_counter()
         try:
             probabilities = await served.batcher.predict(images)
-        except Refusal:
+        except HTTPException:
             raise
         except Exception:
             self.metrics.failed("primary", served.version)
@@ -144,31 +100,48 @@ class Router:
         """Return the answer of `GET /rollout`."""
         return {"state": "off"}
 
-    async def load(self, source: Source) -> Served:
-        """Load and warm up a model alongside the current one.
+    async def load(self, folder: Path, version: str = "", *, all_sizes: bool = True) -> Served:
+        """Read an exported model, and compile it for all batch sizes, or the smallest one, alongside the current one.
 
         Raises:
-            UserError: The model cannot be used here; one line.
+            UserError: The model cannot be used here, or its answers are no probabilities; one line.
         """
-        loaded = await asyncio.to_thread(load, source)
-        for size in loaded.sizes:
-            self.metrics.compiled(size.size, size.seconds, from_cache=size.is_cached)
-        return self.serve(loaded)
+        model = await asyncio.to_thread(read_export, folder)
+        served = self.serve(model, version, sizes=())
+        for size in served.about.batch_sizes if all_sizes else served.about.batch_sizes[:1]:
+            await self._add_size(served, size)
+        return served
 
-    def serve(self, loaded: Loaded) -> Served:
-        """Give a loaded model a queue and a thread."""
-        about = loaded.model.manifest
-        return Served(
-            about=about,
-            version=loaded.version,
-            digest=about.digest,
-            batcher=Batcher(loaded.model, self.batching, self._observe),
-        )
+    async def add_remaining_sizes(self, served: Served) -> None:
+        """Compile the other sizes of a model that answers already; one that fails is logged, and not used."""
+        for size in served.about.batch_sizes[len(served.batcher.sizes) :]:
+            if self._current is not served:
+                return
+            try:
+                await self._add_size(served, size)
+            except Exception as error:
+                bug = None if isinstance(error, UserError) else error
+                LOG.warning("batches of %d are not used: %s", size, one_line(error), exc_info=bug)
+        LOG.info("answers in batches of %s", ", ".join(map(str, served.batcher.sizes)))
+
+    async def _add_size(self, served: Served, size: int) -> None:
+        seconds, is_cached = await asyncio.to_thread(_compile, served.model, size)
+        self.metrics.compile_seconds.labels(str(size), "hit" if is_cached else "miss").observe(seconds)
+        served.batcher.sizes += (size,)
+
+    def serve(self, model: ExportedModel, version: str, sizes: tuple[int, ...] | None = None) -> Served:
+        """Give a model a queue and a thread; it is compiled for `sizes`, or all sizes of its manifest."""
+        about = model.manifest
+        batcher = Batcher(model, self.batching, self.metrics, about.batch_sizes if sizes is None else sizes)
+        digest = about.digest
+        return Served(model=model, about=about, version=version or digest[:12], digest=digest, batcher=batcher)
 
     def swap(self, served: Served) -> None:
         """Send new requests to this model; the old one answers those that it has, and ends."""
         old, self._current = self._current, served
+        self.metrics.classes = served.about.classes
         self.metrics.serving("primary", served.about.name, served.version, served.digest)
+        self.metrics.queue_requests.set_function(lambda: len(served.batcher.queue))
         if old is not None and old is not served:
             old.batcher.close()
 
@@ -177,31 +150,17 @@ class Router:
         if self._current is not None:
             self._current.batcher.close()
 
-    def _observe(self, run: BatchRun) -> None:
-        self.metrics.batch(run.num_images, run.size)
-        for seconds in run.queue_seconds:
-            self.metrics.waited(seconds)
-        self.metrics.queue(self._current.batcher.num_waiting if self._current else 0)
 
-
-def load(source: Source, clock: Callable[[], float] = time.perf_counter) -> Loaded:
-    """Read an exported model, compile it for all sizes of its manifest, and run it once for each.
-
-    Raises:
-        UserError: The model cannot be used here, or its answers are no probabilities; one line.
-    """
+def _compile(model: ExportedModel, size: int) -> tuple[float, bool]:
+    """Compile a batch size and answer images with it; return the seconds, and whether the compile cache had it."""
     from gradtrail.core.xla.compile_log import cache_hits
 
-    model = read_export(source.folder)
-    about = model.manifest
-    sizes = []
-    for size in about.batch_sizes:
-        started = clock()
-        with cache_hits() as hits:
-            model.compile(size)
-        sizes.append(CompiledSize(size=size, seconds=clock() - started, is_cached=bool(hits)))
-        for pixel in _WARM_UP:
-            answers = model.run(np.full((size, *about.image_shape), pixel, np.uint8))
-            if fault := probability_fault(np.asarray(answers), about):
-                raise fault
-    return Loaded(model=model, version=source.version or about.digest[:_SHORT], sizes=tuple(sizes))
+    started = time.perf_counter()
+    with cache_hits() as hits:
+        model.compile(size)
+    seconds = time.perf_counter() - started
+    for pixel in _WARM_UP:
+        answers = np.asarray(model.run(np.full((size, *model.manifest.image_shape), pixel, np.uint8)))
+        if fault := probability_fault(answers, model.manifest):
+            raise fault
+    return seconds, bool(hits)

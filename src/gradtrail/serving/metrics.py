@@ -1,0 +1,162 @@
+"""The Prometheus metrics of a server, by its conventions: base units, `_total` for counters, few values per label.
+
+Sources: https://prometheus.io/docs/practices/naming/ and https://prometheus.io/docs/practices/instrumentation/. No
+label contains client input, and the series of a model version end when it is replaced.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+
+Role = Literal["primary", "challenger"]
+Rollout = Literal["off", "shadow", "canary", "stopped"]
+ROLES: tuple[Role, ...] = ("primary", "challenger")
+STATES: tuple[Rollout, ...] = ("off", "shadow", "canary", "stopped")
+ERRORS = ("invalid", "unauthorized", "too_large", "not_found", "not_ready", "overloaded", "timeout", "failed")
+SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+COMPILE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1)
+_COMPILED = "/jax/core/compile/backend_compile_duration"  # one per program, also on a hit of the compile cache
+
+
+class ServerMetrics:
+    """The metrics of one server, in their own registry, each an attribute with the metric's name."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call] # they would double the series; for the whole process
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        seconds = partial(Histogram, registry=registry, buckets=SECONDS)
+        shares = partial(Histogram, registry=registry, buckets=SHARES)
+
+        self.request_seconds = seconds(
+            "gradtrail_request_seconds",
+            "Seconds from a request's arrival to its answer; cold: the first answer of a model version.",
+            ["route", "status", "temperature"],
+        )
+        self.errors = counter("gradtrail_errors", "Failed requests.", ["kind"])
+        self.ready = gauge("gradtrail_ready", "1 while requests are answered, else 0.")
+        self.startup_seconds = gauge("gradtrail_startup_seconds", "Seconds from the start of the process to ready.")
+        self.queue_requests = gauge("gradtrail_queue_requests", "Requests waiting for a batch.")
+        self.queue_wait_seconds = seconds("gradtrail_queue_wait_seconds", "Seconds that a request waits for its batch.")
+        self.batch_fill = shares(
+            "gradtrail_batch_fill_ratio", "Number of images in a batch over its compiled size.", ["size"]
+        )
+        self.compile_seconds = seconds(
+            "gradtrail_compile_seconds",
+            "Seconds to compile or load a program for a batch size; cache: hit or miss of the compile cache.",
+            ["size", "cache"],
+            buckets=COMPILE_SECONDS,
+        )
+        self.compiles_in_request = counter("gradtrail_compiles_in_request", "Compilations during a request.")
+
+        version = ["role", "version"]
+        self.model_info = gauge("gradtrail_model_info", "1 for each loaded model.", [*version, "name", "digest"])
+        self.model_seconds = seconds(
+            "gradtrail_model_seconds",
+            "Seconds from a request's entry into a model's queue to the model's answer.",
+            version,
+        )
+        self.model_errors = counter("gradtrail_model_errors", "Requests that a model failed to answer.", version)
+        self.prediction_confidence = shares(
+            "gradtrail_prediction_confidence_ratio", "Probability of the predicted class, per image.", version
+        )
+        self.predictions = counter("gradtrail_predictions", "Images by predicted class.", [*version, "class"])
+        self.model_swaps = counter("gradtrail_model_swaps", "Models replaced while serving.", ["role"])
+        self.registry_up = gauge("gradtrail_registry_up", "1 if the model registry responded the last time, else 0.")
+        self.follow_failures = counter("gradtrail_follow_failures", "New versions that could not be loaded.", ["role"])
+
+        self.compared_images = counter("gradtrail_compared_images", "Images that both models answered.", ["result"])
+        self.rollout_state = gauge("gradtrail_rollout_state", "1 for the current state of the rollout.", ["state"])
+        self.canary_share = gauge("gradtrail_canary_share_ratio", "Share of clients that the challenger answers.")
+        self.canary_stops = counter("gradtrail_canary_stops", "Stopped challengers, by the test.", ["test"])
+        self.comparisons_dropped = counter(
+            "gradtrail_comparisons_dropped", "Comparisons skipped because the server was busy."
+        )
+        self.canary_fallbacks = counter(
+            "gradtrail_canary_fallbacks", "Requests that the primary answered in place of the challenger."
+        )
+
+        # Series with known labels begin at zero, so that the first increase is seen as one.
+        for metric, values in (
+            (self.errors, ERRORS),
+            (self.compared_images, ("agreed", "disagreed")),
+            (self.model_swaps, ROLES),
+            (self.follow_failures, ROLES),
+        ):
+            for value in values:
+                metric.labels(value)
+        self.registry_up.set(1)
+        self.rollout("off")
+        self.classes: Sequence[str] = ()  # names of the classes, in the order of the labels
+        self._serving: dict[Role, tuple[str, str, str]] = {}
+
+    def serving(self, role: Role, name: str, version: str, digest: str) -> None:
+        """Set the model that serves in a role; the series of the previous one end."""
+        before = self._serving.get(role)
+        if before == (name, version, digest):
+            return
+        self.unloaded(role)
+        self._serving[role] = (name, version, digest)
+        self.model_info.labels(role, version, name, digest).set(1)
+        for metric in (self.model_seconds, self.model_errors, self.prediction_confidence):
+            metric.labels(role, version)
+        for name_of_class in self.classes:
+            self.predictions.labels(role, version, name_of_class)
+        if before is not None:
+            self.model_swaps.labels(role).inc()
+
+    def unloaded(self, role: Role) -> None:
+        """End the series of the model that serves in a role."""
+        if role not in self._serving:
+            return
+        name, version, digest = self._serving.pop(role)
+        self.model_info.remove(role, version, name, digest)
+        for metric in (self.model_seconds, self.model_errors, self.prediction_confidence):
+            metric.remove(role, version)
+        self.predictions.remove_by_labels({"role": role, "version": version})
+
+    def answered(
+        self, role: Role, version: str, seconds: float, labels: Sequence[int], confidences: Sequence[float]
+    ) -> None:
+        """Count the answer of a model to one request; late answers of a replaced version are ignored."""
+        if not self._serves(role, version):
+            return
+        self.model_seconds.labels(role, version).observe(seconds)
+        confidence = self.prediction_confidence.labels(role, version)
+        for label, value in zip(labels, confidences, strict=True):
+            confidence.observe(value)
+            self.predictions.labels(role, version, self.classes[label]).inc()
+
+    def failed(self, role: Role, version: str) -> None:
+        """Count a request that a model failed to answer."""
+        if self._serves(role, version):
+            self.model_errors.labels(role, version).inc()
+
+    def _serves(self, role: Role, version: str) -> bool:
+        return role in self._serving and self._serving[role][1] == version
+
+    def rollout(self, state: Rollout, share: float = 0.0) -> None:
+        """Set the state of the rollout, and the share of clients that the challenger answers."""
+        for name in STATES:
+            self.rollout_state.labels(name).set(name == state)
+        self.canary_share.set(share)
+
+
+def count_compilations(metrics: ServerMetrics, thread_prefix: str) -> Callable[[], None]:
+    """Count compilations in threads that answer, in `compiles_in_request`; return a function that ends this.
+
+    JAX reports a compilation in the thread that causes it. Models are compiled in threads of other names.
+    """
+    import jax.monitoring
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:  # noqa: ARG001
+        if event == _COMPILED and threading.current_thread().name.startswith(thread_prefix):
+            metrics.compiles_in_request.inc()
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return lambda: jax.monitoring.unregister_event_duration_listener(listen)

@@ -1,0 +1,150 @@
+"""What a request passes before an endpoint answers it: counts, authorization, and limits of size and time.
+
+Errors are `{"error": "one line"}`, without a path or a traceback.
+"""
+
+import asyncio
+import hmac
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gradtrail.serving.metrics import ServerMetrics
+from gradtrail.support.errors import UserError, one_line, printable
+
+JSON = "application/json"
+TOKEN = "GRADTRAIL_TOKEN"  # noqa: S105 - the name of a variable
+DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)  # of the current request, by the loop's clock
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")  # names of this machine in a browser
+_PUBLIC = {"/", "/page.css", "/page.js", "/ping", "/v2/health/live", "/v2/health/ready"}  # no token needed
+_MIN_TOKEN = 16
+_MAX_ERROR = 300  # characters
+_KINDS = {404: "not_found", 413: "too_large", 429: "overloaded", 503: "not_ready", 504: "timeout"}
+_KINDS |= dict.fromkeys((401, 403, 421), "unauthorized") | dict.fromkeys((400, 405, 415, 499), "invalid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of requests."""
+
+    max_body_bytes: int = 16 * 2**20
+    max_images: int = 1024  # per request
+    max_requests: int = 256  # in progress; one more is refused
+    max_seconds: float = 30.0  # from a request's head to its answer
+
+
+def require_token(host: str, token: str) -> None:
+    """Raise UserError if other machines could send requests without a token, or if the token is too short."""
+    if token and (len(token) < _MIN_TOKEN or not (token.isascii() and token.isprintable()) or " " in token):
+        raise UserError(f"{TOKEN}: must be at least {_MIN_TOKEN} printable ASCII characters without spaces")
+    if not token and host not in _LOOPBACK:
+        raise UserError(
+            f"--host {host}: the server could be reached from other machines; set {TOKEN} to a secret that clients send"
+        )
+
+
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error; one that may be tried again says when."""
+    retry = {"Retry-After": "1"} if status in (429, 503) else {}
+    body = orjson.dumps({"error": printable(one_line(message))[:_MAX_ERROR]})
+    return Response(body, status, {**(headers or {}), **retry}, JSON)
+
+
+class CountRequests:
+    """Counts each request by its route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        started, status = time.perf_counter(), 500
+
+        async def note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, note_status)
+        finally:
+            seconds = time.perf_counter() - started
+            route = getattr(scope.get("route"), "path", "other")
+            temperature = "cold" if scope.get("gradtrail.is_first") else "warm"
+            self.metrics.request_seconds.labels(route, str(status), temperature).observe(seconds)
+            if status >= 400:
+                self.metrics.errors.labels(_KINDS.get(status, "failed")).inc()
+
+
+class CheckClient:
+    """Refuses requests without the token; if there is none, requests of websites that are visited on this machine.
+
+    Those have another `Origin`, or, if the website rebinds its own name to 127.0.0.1, another `Host`.
+    """
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self.token = app, token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        refusal = self._refusal(scope)
+        await (refusal or self.app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = dict(scope["headers"])
+        if self.token:
+            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            is_valid = hmac.compare_digest(token.strip(), self.token) and scheme.lower() == b"bearer"
+            if not is_valid and scope["path"] not in _PUBLIC:
+                message = "a token is needed: Authorization: Bearer …"
+                return error_response(401, message, {"WWW-Authenticate": "Bearer"})
+            return None
+        host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
+        if not _OWN_HOST.fullmatch(host):
+            return error_response(421, f"Host: must be this machine, such as localhost, unless {TOKEN} is set")
+        if origin and origin != f"http://{host}":
+            return error_response(403, f"Origin: cross-origin requests are refused unless {TOKEN} is set")
+        return None
+
+
+class RequestLimits:
+    """Limits the number of requests in progress, their bodies, and their time."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._num_requests = 0  # in progress
+
+    def apply(self, endpoint: Callable[[Request, bytes], Awaitable[Response]]) -> Callable[[Request], Any]:
+        """Return an endpoint that reads the body, and calls this one with it."""
+
+        async def limited(request: Request) -> Response:
+            if self._num_requests >= self.limits.max_requests:
+                raise HTTPException(429, f"{self._num_requests} requests are in progress already; try again")
+            self._num_requests += 1
+            body = bytearray()
+            try:
+                async with asyncio.timeout(self.limits.max_seconds) as timeout:
+                    DEADLINE.set(timeout.when() or math.inf)
+                    async for part in request.stream():
+                        body += part
+                        if len(body) > (limit := self.limits.max_body_bytes):
+                            raise HTTPException(413, f"the body has more than {limit:,} bytes", {"Connection": "close"})
+                    return await endpoint(request, bytes(body))
+            except TimeoutError:
+                raise HTTPException(504, f"no answer within {self.limits.max_seconds:g} s") from None
+            finally:
+                self._num_requests -= 1
+
+        return limited

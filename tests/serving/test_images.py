@@ -1,0 +1,139 @@
+"""Images of digits come out in the form of the data set, whatever their background, size and position."""
+
+import io
+import re
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, seed
+from PIL import Image
+from untrusted import damaged, fuzz, refusal
+
+from gradtrail.serving.images import decode_image
+from gradtrail.stages.datasets import DATASETS, load_digits
+from gradtrail.support.errors import UserError
+
+FRAME = (28, 28)
+MNIST, FASHION, DIGITS = (DATASETS[name].framing for name in ("mnist", "fashion_mnist", "digits"))
+
+
+def seven(scale: int = 1, rows: int = 40, columns: int = 40, *, corner: tuple[int, int] = (8, 10)) -> np.ndarray:
+    """Return a seven of strokes, white on black, 20 × 14 pixels, somewhere in an image; then all of it enlarged."""
+    drawn = np.zeros((rows, columns), np.uint8)
+    top, left = corner
+    drawn[top : top + 3, left : left + 14] = 255
+    for row in range(20):
+        drawn[top + row, left + 11 - row // 2 : left + 14 - row // 2] = 255
+    return np.kron(drawn, np.ones((scale, scale), np.uint8))
+
+
+def image_file(pixels: np.ndarray, kind: str = "png") -> io.BytesIO:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return io.BytesIO(file.getvalue())
+
+
+def test_image_of_the_right_size_is_used_unchanged_or_inverted() -> None:
+    pixels = np.zeros(FRAME, np.uint8)
+    pixels[4:24, 10:13] = np.arange(20, dtype=np.uint8)[:, None] * 10 + 60
+    for image in (pixels, 255 - pixels):
+        np.testing.assert_array_equal(decode_image(image_file(image), FRAME, MNIST), pixels)
+
+
+def test_place_size_colour_and_transparency_make_no_difference() -> None:
+    expected = decode_image(image_file(seven()), FRAME, MNIST)
+    assert expected.max() == 255
+    assert np.count_nonzero(expected.any(axis=1)) == 20
+    for axis in (0, 1):
+        centre = np.average(np.arange(28) + 0.5, weights=expected.sum(axis=1 - axis, dtype=float))
+        assert abs(centre - 14) <= 0.5, "centred by mass"
+    coloured = np.stack([255 - seven(), 255 - seven() // 2, np.full((40, 40), 255, np.uint8)], axis=-1)
+    black = np.zeros((40, 40, 4), np.uint8)
+    black[..., 3] = seven()  # transparent pixels are white
+    variants = [seven(corner=(1, 20)), seven(rows=90, columns=60), seven(scale=5), 255 - seven(), coloured, black]
+    for pixels in variants:
+        result = decode_image(image_file(pixels), FRAME, MNIST)
+        np.testing.assert_allclose(result.astype(int), expected, atol=2)
+
+
+def test_clothes_fill_the_frame() -> None:
+    result = decode_image(image_file(seven(3)), FRAME, FASHION)
+    rows, columns = (np.flatnonzero(result.any(axis=axis)) for axis in (1, 0))
+    assert (rows[0], rows[-1]) == (0, 27)
+    assert abs((columns[0] + columns[-1]) / 2 - 13.5) <= 0.5
+    assert columns[-1] - columns[0] + 1 == round(28 * 14 / 20)
+
+
+def test_digit_of_scikit_learn_is_processed_as_fetch_does() -> None:
+    images, *_ = load_digits()
+    for image in images[:20]:
+        digit = image[image.any(axis=1)][:, image.any(axis=0)]  # on a larger white page
+        page = 255 - np.pad(np.kron(digit, np.ones((4, 4), np.uint8)), 30)
+        result = decode_image(image_file(page), FRAME, DIGITS)
+        rows, expected = np.flatnonzero(result.any(axis=1)), np.flatnonzero(image.any(axis=1))
+        assert abs(len(rows) - len(expected)) <= 2, "they fill 20 rows"
+        assert abs(rows.mean() - 13.5) <= 1
+
+
+def test_image_of_an_unknown_data_set_is_neither_cropped_nor_inverted() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, FRAME, dtype=np.uint8)
+    pixels[0] = pixels[-1] = 240  # a bright background
+    np.testing.assert_array_equal(decode_image(image_file(pixels), FRAME, None), pixels)
+    blank = np.full((50, 30), 255, np.uint8)
+    np.testing.assert_array_equal(decode_image(image_file(blank), FRAME, None), np.full(FRAME, 255))
+    wide = np.full((20, 40), 100, np.uint8)
+    wide[:, 20:] = 200
+    result = decode_image(image_file(wide), FRAME, None)
+    np.testing.assert_array_equal(result[7:21], np.repeat([[100, 200]], 14, axis=1).repeat(14, axis=0))
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "bmp", "tiff", "webp"])
+def test_readable_formats_and_damage_to_them(kind: str) -> None:
+    file = image_file(seven(8)) if kind == "png" else image_file(np.stack([seven(8)] * 3, axis=-1), kind)
+    expected = decode_image(image_file(seven(8)), FRAME, MNIST)
+    np.testing.assert_allclose(decode_image(file, FRAME, MNIST).astype(int), expected, atol=12)
+
+    @fuzz(40)
+    @seed(0)
+    @given(damaged(file.getvalue()))
+    def check(content: bytes) -> None:
+        line = refusal(lambda: decode_image(io.BytesIO(content), FRAME, MNIST))
+        assert line is None or "\n" not in line
+
+    check()
+
+
+def huge(side: int) -> bytes:
+    """Return a PNG of one pixel whose header announces more."""
+    header = bytearray(image_file(np.zeros((1, 1), np.uint8)).getvalue())
+    header[16:24] = side.to_bytes(4, "big") * 2
+    header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
+    return bytes(header)
+
+
+NONE = "not a readable image: none of PNG, JPEG, BMP, TIFF, WEBP"
+UNUSABLE = {
+    "empty": (b"", NONE),
+    "cut": (b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", "not a readable image"),
+    "gif": (image_file(seven(), "gif").getvalue(), NONE),
+    "ppm": (image_file(seven(), "ppm").getvalue(), NONE),
+    "eps": (image_file(seven(), "eps").getvalue(), NONE),
+    "black": (image_file(np.zeros((50, 30), np.uint8)).getvalue(), "the image is blank"),
+    "white": (image_file(np.full(FRAME, 255, np.uint8)).getvalue(), "the image is blank"),
+    "more pixels than ours": (huge(5_000), "5,000 × 5,000 pixels, more than 16,777,216"),
+    "more than Pillow warns of": (huge(10_000), "not a readable image: Image size (100000000 pixels) exceeds"),
+    "more than Pillow reads": (huge(60_000), "not a readable image"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_unusable_or_missing_image_is_one_line(name: str, tmp_path: Path) -> None:
+    content, message = UNUSABLE[name]
+    (tmp_path / "a.png").write_bytes(content)  # its name makes no difference
+    with pytest.raises(UserError, match=f"^{re.escape(message)}") as caught:
+        decode_image(tmp_path / "a.png", FRAME, MNIST)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="no such file"):
+        decode_image(tmp_path / "b.png", FRAME, MNIST)

@@ -1,0 +1,354 @@
+"""`gradtrail predict` on an exported model: the model's answers for every source of images, killed or not; errors."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from exports import write_small_export, write_wrong_export
+from factories import ROOT
+from PIL import Image
+from untrusted import on_linux, taken_bytes
+
+from gradtrail import cli
+from gradtrail.serving import predict as predicting
+from gradtrail.serving.predict import predict_into
+from gradtrail.stages.artifacts.exported import ExportedModel, read_export
+from gradtrail.support.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_export(tmp_path_factory.mktemp("model") / "export")
+
+
+@pytest.fixture
+def model(export: Path) -> ExportedModel:
+    return read_export(export)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of two batches of eight images; pixels in parts of four."""
+    monkeypatch.setattr(predicting, "BATCH_SIZE", 8)
+    monkeypatch.setattr(predicting, "PIXEL_BATCHES", 2)
+    monkeypatch.setattr(predicting, "BATCHES_PER_PART", 2)
+
+
+def pixels(count: int) -> np.ndarray:
+    """Return images with something bright inside a black edge, so that their files are used unchanged."""
+    images = np.zeros((count, 28, 28), np.uint8)
+    images[:, 4:24, 4:24] = np.random.default_rng(0).integers(100, 256, (count, 20, 20))
+    return images
+
+
+def png(image: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "png")
+    return file.getvalue()
+
+
+def as_folder(images: np.ndarray, path: Path) -> list[Path]:
+    for number, image in enumerate(images):
+        file = path / f"{number // 10}" / f"{number:04d}.PNG"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(png(image))
+    (path / "notes.txt").write_text("no image")
+    return [path]
+
+
+def as_parquet(images: np.ndarray, path: Path) -> list[Path]:
+    table = pa.table({"label": np.zeros(len(images)), "image": [png(image) for image in images]})
+    pq.write_table(table, path.with_suffix(".parquet"), row_group_size=11)
+    return [path.with_suffix(".parquet")]
+
+
+def as_pixels(images: np.ndarray, path: Path) -> list[Path]:
+    column = pa.array([image.tobytes() for image in images], pa.binary(28 * 28))
+    pq.write_table(pa.table({"image": column}), path.with_suffix(".parquet"), row_group_size=11)
+    return [path.with_suffix(".parquet")]
+
+
+def as_all(images: np.ndarray, path: Path) -> list[Path]:
+    (folder,) = as_folder(images[:12], path)
+    sources = [*as_parquet(images[12:22], path), *as_pixels(images[22:], path.with_name("pixels"))]
+    return [*sorted(folder.rglob("*.PNG"))[:10], folder / "1", *sources]
+
+
+Form = Callable[[np.ndarray, Path], list[Path]]
+FORMS: dict[str, Form] = {"folder": as_folder, "parquet": as_parquet, "pixels": as_pixels, "all": as_all}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_are_those_of_the_model_for_every_source(form: str, model: ExportedModel, tmp_path: Path) -> None:
+    images = pixels(43)
+    sources, out = FORMS[form](images, tmp_path / "images"), tmp_path / "new" / "out.parquet"
+    assert not predict_into(out, sources, model, "3")
+    table = pq.read_table(out)
+    expected = model.predict(images)
+    probabilities = np.stack(table["probabilities"].to_numpy())
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+    np.testing.assert_array_equal(table["label"], expected.argmax(axis=1))
+    np.testing.assert_array_equal(table["confidence"], probabilities.max(axis=1))
+    assert table["class"].to_pylist() == [model.manifest.classes[label] for label in expected.argmax(axis=1)]
+    assert table["error"].null_count == len(images)
+    paths, index = sorted(map(str, tmp_path.rglob("*.PNG"))), [*range(len(images))]
+    if form == "all":
+        paths += [str(sources[-2])] * 10 + [str(sources[-1])] * 21
+        index = [*range(10), *range(21)]
+    elif form != "folder":
+        paths = [str(sources[0])] * len(images)
+    assert table["path"].to_pylist() == paths
+    assert table["index"].to_pylist() == ([None] * (43 - len(index)) + index if form != "folder" else [None] * 43)
+    about = table.schema.metadata
+    assert about[b"gradtrail.model_digest"].decode() == model.manifest.digest
+    assert about[b"gradtrail.model"] == b"digits version 3"
+    assert json.loads(about[b"gradtrail.classes"]) == [*model.manifest.classes]
+    assert [path.name for path in out.parent.iterdir()] == ["out.parquet"]
+
+
+def test_unusable_images_are_rows_with_their_reason(model: ExportedModel, tmp_path: Path) -> None:
+    images = pixels(40)
+    cells: list[Any] = [*map(png, images)]
+    cells[3], cells[9], cells[20], cells[39] = b"no image", None, png(np.zeros_like(images[0])), cells[39][:60]
+    pq.write_table(pa.table({"image": cells}), tmp_path / "a.parquet")
+    assert predict_into(tmp_path / "out.parquet", [tmp_path / "a.parquet"], model) == 4
+    table = pq.read_table(tmp_path / "out.parquet")
+    errors = {place: error for place, error in enumerate(table["error"].to_pylist()) if error}
+    assert [*errors] == [3, 9, 20, 39]
+    assert (errors[9], errors[20][:19]) == ("no image", "the image is blank:")
+    assert errors[3].startswith("not a readable image: none of PNG")
+    assert errors[39].startswith("not a readable image: ")
+    for name in ("label", "class", "confidence"):
+        assert [*np.flatnonzero(table[name].is_null())] == [*errors]
+    assert [*np.flatnonzero(np.isnan(np.stack(table["probabilities"].to_numpy())).all(axis=1))] == [*errors]
+    rest = np.delete(np.arange(40), [*errors])
+    probabilities = np.stack(table["probabilities"].take(rest).to_numpy())
+    np.testing.assert_allclose(probabilities, model.predict(images[rest]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["folder", "parquet", "pixels"])
+def test_resumed_run_writes_the_same_bytes_and_repeats_no_finished_part(
+    form: str, model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, run, calls = FORMS[form](pixels(70), tmp_path / "images"), ExportedModel.run, list[int]()
+
+    def counted(self: ExportedModel, images: np.ndarray) -> Any:
+        calls.append(len(images))
+        if len(calls) == allowed:
+            raise KeyboardInterrupt
+        return run(self, images)
+
+    monkeypatch.setattr(ExportedModel, "run", counted)
+    monkeypatch.setattr(predicting, "_MAX_THREADS", 1)  # batches are run in their order
+    out, allowed = tmp_path / "whole.parquet", 0
+    predict_into(out, sources, model)
+    assert len(calls) == 9
+    expected = out.read_bytes()
+    for place in (1, 2, 4, 8, 9):
+        calls.clear()
+        out, allowed = tmp_path / f"{place}.parquet", place
+        out.write_bytes(b"of before")
+        with pytest.raises(KeyboardInterrupt):
+            predict_into(out, sources, model)
+        assert out.read_bytes() == b"of before"
+        calls.clear()
+        allowed = 0
+        predict_into(out, sources, model)
+        assert out.read_bytes() == expected
+        runs_per_part = 4 if form == "pixels" else 2
+        assert len(calls) == 9 - runs_per_part * ((place - 1) // runs_per_part)
+
+
+@pytest.mark.parametrize("change", ["images", "model"])
+def test_parts_of_other_images_or_models_are_not_continued(
+    change: str, model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder,), out = as_folder(pixels(20), tmp_path / "images"), tmp_path / "out.parquet"
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(predicting, "_join_parts", killed)
+        with pytest.raises(KeyboardInterrupt):
+            predict_into(out, [folder], model)
+    if change == "images":
+        (folder / "1" / "0015.PNG").write_bytes(b"another")
+    else:
+        model = read_export(write_small_export(tmp_path / "other", seed=1))
+    message = rf"\.out\.parquet\.parts: was started with different inputs \({change}\); remove it to start again"
+    with pytest.raises(UserError, match=message):
+        predict_into(out, [folder], model)
+    assert not out.exists()
+
+
+def test_source_without_images_is_one_line_and_writes_nothing(model: ExportedModel, tmp_path: Path) -> None:
+    lists, narrow = pa.array([[1]], pa.list_(pa.uint8())), pa.array([bytes(9)], pa.binary(9))
+    expected = "must be binary (image files) or fixed_size_binary[784] (pixels)"
+    columns = {
+        "has no column 'image'; it has imag; did you mean 'imag'?": {"imag": [b""]},
+        f"column image is list<element: uint8>; {expected}": {"image": lists},
+        f"column image is fixed_size_binary[9]; {expected}": {"image": narrow},
+        "no images (.png, .jpg": {"image": pa.array([], pa.binary())},
+    }
+    sources = [tmp_path / f"{number}.parquet" for number in range(len(columns))]
+    for source, table in zip(sources, columns.values(), strict=True):
+        pq.write_table(pa.table(table), source)
+    (tmp_path / "d.parquet").write_bytes(b"PAR1")
+    (tmp_path / "empty").mkdir()
+    unreadable = "not a readable parquet file: "
+    others = {"d.parquet": unreadable, "k.parquet": unreadable, "empty": "no images (.png, .jpg"}
+    messages = dict(zip(sources, columns, strict=True)) | {tmp_path / name: message for name, message in others.items()}
+    for source, message in messages.items():
+        with pytest.raises(UserError, match=re.escape(f"{source}: {message}")):
+            predict_into(tmp_path / "new" / "out.parquet", [source], model)
+    assert not (tmp_path / "new").exists()
+
+
+def test_input_and_damaged_input_overwrite_nothing(model: ExportedModel, tmp_path: Path) -> None:
+    (source,) = as_parquet(pixels(60), tmp_path / "images")
+    data = bytearray(source.read_bytes())
+    with pytest.raises(UserError, match="is one of the inputs; name another file"):
+        predict_into(source, [source], model)
+    assert source.read_bytes() == data
+    data[3000:3400] = bytes(400)
+    source.write_bytes(data)
+    nulls = tmp_path / "nulls.parquet"
+    pq.write_table(pa.table({"image": pa.array([bytes(784), None], pa.binary(784))}), nulls)
+    for path, message in {source: "", nulls: "column image has pixels that are null"}.items():
+        with pytest.raises(UserError, match=f"{path.name}: not a readable parquet file: {message}"):
+            predict_into(tmp_path / f"{path.name}.out", [path], model)
+        assert not (tmp_path / f"{path.name}.out").exists()
+
+
+@pytest.mark.slow
+@on_linux
+def test_memory_does_not_grow_with_the_images(
+    model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predicting, "BATCH_SIZE", 1024)
+    image = png(pixels(1)[0]) + bytes(4000)
+    table = pa.table({"image": [image] * 10_000})
+    for copies in (1, 6):  # 47 and 280 MB; the first fills the buffers of the pipeline and the allocators' pools
+        path = tmp_path / f"{copies}.parquet"
+        with pq.ParquetWriter(path, table.schema, compression="none", use_dictionary=False) as writer:
+            for _ in range(copies):
+                writer.write_table(table, row_group_size=1000)
+        taken = taken_bytes(lambda path=path: predict_into(tmp_path / "out.parquet", [path], model))
+    assert taken < 96 << 20
+
+
+@pytest.mark.slow
+def test_real_kill_loses_no_finished_part(export: Path, tmp_path: Path) -> None:
+    source = tmp_path / "images.parquet"
+    pq.write_table(pa.table({"image": [png(pixels(1)[0])] * 150_000}), source)
+    command = [sys.executable, "-m", "gradtrail", "predict", str(source), "--model", str(export), "--out"]
+    folder = ROOT / "src"
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*command, str(tmp_path / name)], cwd=folder, stderr=subprocess.PIPE)
+
+    killed, parts = start("killed.parquet"), tmp_path / ".killed.parquet.parts"
+    while len([*parts.glob("*.arrow")]) < 3:
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert not (tmp_path / "killed.parquet").exists()
+    for name in ("killed.parquet", "whole.parquet"):
+        done = start(name)
+        output = done.communicate()[1].decode()
+        assert not done.returncode
+        assert ("predict: 000000" in output) == (name == "whole.parquet"), "a finished part is not made again"
+    assert (tmp_path / "killed.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two images, `a.png` and `b.png`, and `c.png`, which is none."""
+    image = np.zeros((28, 28), np.uint8)
+    image[5:20, 10:14] = 200
+    for name in ("a.png", "b.png"):
+        Image.fromarray(image).save(tmp_path / name)
+    (tmp_path / "c.png").write_bytes(b"none")
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command in the project's folder: arguments → exit status, stdout, stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr("sys.argv", ["gradtrail", "predict", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_unusable_images_are_reported_after_the_answers(folder: Path, run: Run) -> None:
+    export = write_small_export(folder / "export", always=7, members=2)
+    files = [folder / name for name in ("a.png", "c.png", "b.png")]
+    status, out, err = run(*files, "--model", export, "--figure", folder / "seen.png")
+    lines = out.splitlines()
+    assert status == 2
+    assert [line.split("%")[0] for line in lines[:2]] == [f"{path}: 7  100.0" for path in (files[0], files[2])]
+    assert re.search(r"%  \(then \d 0\.0%, \d 0\.0%\)$", lines[0])
+    assert lines[2] == "probabilities are the mean of 2 networks, calibrated (temperature 1.5)"
+    assert err.splitlines() == [f"gradtrail: {files[1]}: not a readable image: none of PNG, JPEG, BMP, TIFF, WEBP"]
+    with Image.open(folder / "seen.png") as figure:
+        assert min(figure.size) > 100
+
+
+def test_folder_becomes_a_table_with_progress_in_lines(folder: Path, export: Path, run: Run) -> None:
+    target = folder / "out.parquet"
+    status, out, err = run(folder, "--model", export, "--out", target)
+    assert status == 2
+    assert out.startswith(f"{target}: 3 images, 1 of them without an answer (column error); ")
+    assert err.startswith("predict: 000000 (100 %, ")
+    assert [error is None for error in pq.read_table(target)["error"].to_pylist()] == [True, True, False]
+
+
+def test_model_without_probabilities_gives_no_label(folder: Path, run: Run) -> None:
+    wrong = write_wrong_export(folder / "model", answers="-1 to 2")
+    status, out, err = run(folder / "a.png", "--model", wrong)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("gradtrail: digits: its answers to 1 of 1 images are not probabilities, such as [")
+    assert run(folder, "--model", wrong, "--out", folder / "out.parquet")[0] == 2
+    table = pq.read_table(folder / "out.parquet")
+    assert table["label"].null_count == table["confidence"].null_count == 3
+    errors = table["error"].to_pylist()
+    assert errors[:2] == ["the model's answer is not a probability for each class"] * 2
+    assert errors[2].startswith("not a readable image")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["."], ".: a folder or table of images; --out FILE.parquet takes the answers"),
+        (["a.parquet"], "a.parquet: a folder or table of images; --out FILE.parquet takes the answers"),
+        ([".", "--out", "out.parquet", "--figure", "b.png"], "--figure: only without --out"),
+        (["a.png", "--model", "nowhere"], "nowhere: no exported model here (no manifest.json)"),
+        ([".", "--out", "src", "--model", "EXPORT"], "src: a folder; name a file, such as src/predictions.parquet"),
+    ],
+)
+def test_mistake_is_one_line_with_status_2(arguments: list[str], message: str, export: Path, run: Run) -> None:
+    status, out, err = run(*(export if argument == "EXPORT" else argument for argument in arguments))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"gradtrail: {message}")

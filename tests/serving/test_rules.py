@@ -1,0 +1,189 @@
+"""The metrics of a server; alerts, dashboard and docs/monitoring.md fit them, `deploy/slo.yaml` and each other."""
+
+import json
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from ruamel.yaml import YAML
+from starlette.routing import Route
+
+from gradtrail.serving.metrics import ServerMetrics, count_compilations
+from gradtrail.serving.server.app import create_app
+from gradtrail.serving.server.batching import BatchingConfig
+from gradtrail.serving.server.router import Router
+from gradtrail.serving.slo import read_slo
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+NEEDS_PROMTOOL = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus"
+)
+RULES = [
+    rule
+    for group in YAML(typ="safe", pure=True).load(DEPLOY / "prometheus" / "rules.yaml")["groups"]
+    for rule in group["rules"]
+]
+METRIC = re.compile(r"\b(?:gradtrail|process)[a-z_]*(?::[a-z_0-9:]+)?")
+DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
+QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def existing_metrics() -> set[str]:
+    families = ServerMetrics().registry.collect()
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}
+    made = {family.name + suffix for family in families for suffix in suffixes.get(family.type, [""])}
+    return made | {rule["record"] for rule in RULES if "record" in rule}
+
+
+def test_every_metric_of_the_rules_and_the_dashboard_exists() -> None:
+    queries = " ".join([*QUERIES, *(rule["expr"] for rule in RULES)])
+    queried = {*METRIC.findall(re.sub(r'"[^"]*"', "", queries))}  # quoted text names no metric
+    assert queried - existing_metrics() == set()
+    assert {"gradtrail_request_seconds_bucket", "process_resident_memory_bytes"} <= queried
+
+
+def test_dashboard_separates_cold_and_warm_requests() -> None:
+    latencies = {
+        panel["title"]: {*re.findall(r'temperature="(\w+)"', target["expr"])}
+        for panel in DASHBOARD["panels"]
+        for target in panel["targets"]
+        if "gradtrail_request_seconds_bucket" in target["expr"]
+    }
+    assert latencies == {"Latency": {"warm"}, "Starts": {"cold"}}
+
+
+def test_rules_count_the_routes_that_classify() -> None:
+    pattern = re.search(r'route=~"([^"]*)"', RULES[0]["expr"])
+    assert pattern is not None
+    routes = create_app(Router(batching=BatchingConfig(), metrics=ServerMetrics())).routes
+    paths = {route.path: "POST" in (route.methods or ()) for route in routes if isinstance(route, Route)}
+    assert {path for path in paths if re.fullmatch(pattern[1], path)} == {path for path in paths if paths[path]}
+
+
+def test_every_alert_is_tested_and_has_an_entry_in_the_runbook() -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    tests = "".join(path.read_text() for path in (DEPLOY / "prometheus").glob("tests*.yaml"))
+    alerts = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES if "alert" in rule}
+    assert len(alerts) > 10
+    for name, url in alerts.items():
+        assert url == f"docs/monitoring.md#{name.lower()}"
+        assert f"\n### {name}\n" in page
+        assert f"alertname: {name}\n" in tests
+
+
+def test_thresholds_are_burn_rates_times_budgets() -> None:
+    """Burn rates of table 5-8 of The Site Reliability Workbook; a short window is a twelfth of its long one."""
+    budgets = {"errors": ("GradtrailErrorBudgetBurns", 0.001), "slow": ("GradtrailLatencyBudgetBurns", 0.01)}
+    burns = (("1h", "5m", "page", 14.4), ("6h", "30m", "page", 6), ("1d", "2h", "ticket", 3), ("3d", "6h", "ticket", 1))
+    for metric, (alert, budget) in budgets.items():
+        expected = [
+            (
+                " and ".join(
+                    f"gradtrail:{metric}:ratio_rate{window} > {rate * budget:.6g}" for window in (long, short)
+                ),
+                {"severity": severity, "window": long},
+            )
+            for long, short, severity, rate in burns
+        ]
+        assert [(rule["expr"], rule["labels"]) for rule in RULES if rule.get("alert") == alert] == expected
+
+
+def test_limits_of_the_verdict_are_those_of_the_alerts() -> None:
+    limits = read_slo(DEPLOY / "slo.yaml").limits
+    expressions = {rule.get("alert"): rule["expr"] for rule in RULES}
+    assert expressions["GradtrailSlowStart"].endswith(f"> {limits.cold_start_seconds:g}")
+    assert expressions["GradtrailMemoryHigh"].endswith(f"> {2 * limits.memory_mib * 2**20:.0f}")
+
+
+@NEEDS_PROMTOOL
+def test_promtool_accepts_rules_scrape_config_and_queries(tmp_path: Path) -> None:
+    for check in (["rules", "rules.yaml"], ["config", "prometheus.yaml"]):
+        promtool("check", *check)
+    rules = "groups:\n  - name: dashboard\n    rules:\n" + "".join(
+        f"      - record: a:b:c{number}\n        expr: {json.dumps(query)}\n" for number, query in enumerate(QUERIES)
+    )
+    for name, value in (("$__rate_interval", "5m"), ("$__range", "1h"), ("$instance", ".*")):  # variables of Grafana
+        rules = rules.replace(name, value)
+    (tmp_path / "queries.yaml").write_text(rules)
+    promtool("check", "rules", str(tmp_path / "queries.yaml"))
+
+
+@pytest.mark.slow
+@NEEDS_PROMTOOL
+@pytest.mark.parametrize("file", ["tests.yaml", "tests_of_drift.yaml"])
+def test_alerts_fire_when_they_should(file: str) -> None:
+    promtool("test", "rules", file)
+
+
+def promtool(*arguments: str) -> None:
+    done = subprocess.run(
+        ["promtool", *arguments], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+INFER = "/v2/models/{name}/infer"
+
+
+def values(metrics: ServerMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample, as a scraper reads it."""
+    families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
+
+
+def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
+    return values(metrics).get((name, frozenset(labels.items())))
+
+
+def test_hundred_promotions_leave_the_series_of_one_version() -> None:
+    metrics = ServerMetrics()
+    metrics.classes = ["zero", "one"]
+    metrics.serving("primary", "digits", "0", "digest")
+    before = len(values(metrics))
+    for number in range(1, 101):
+        metrics.serving("primary", "digits", str(number), "digest")
+        metrics.answered("primary", str(number), 0.001, [0], [0.5])
+        metrics.answered("primary", str(number - 1), 0.001, [0], [0.5])
+        metrics.failed("primary", str(number - 1))
+    assert len(values(metrics)) == before
+    assert value(metrics, "gradtrail_model_swaps_total", role="primary") == 100
+    metrics.unloaded("primary")
+    left = {name for name, labels in values(metrics) if ("role", "primary") in labels}
+    assert left == {"gradtrail_model_swaps_total", "gradtrail_follow_failures_total"}
+
+
+@NEEDS_PROMTOOL
+def test_promtool_accepts_the_names() -> None:
+    metrics = ServerMetrics()
+    for metric in metrics.registry._names_to_collectors.values():
+        if labels := getattr(metric, "_labelnames", ()):
+            metric.labels(*labels)  # type: ignore[attr-defined] # a series; without one there is nothing to check
+    text = generate_latest(metrics.registry)
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_compilations_in_answering_threads_are_counted() -> None:
+    metrics = ServerMetrics()
+    images = np.ones(3, np.float32)
+    end = count_compilations(metrics, "model")
+    try:
+        ahead = jax.jit(lambda x: x * 2).lower(images).compile()
+        with ThreadPoolExecutor(1, thread_name_prefix="model") as thread:
+            thread.submit(ahead, images).result()
+            assert value(metrics, "gradtrail_compiles_in_request_total") == 0, "the program was compiled before"
+            thread.submit(jax.jit(lambda x: x * 3), images).result()
+            assert value(metrics, "gradtrail_compiles_in_request_total") == 1
+    finally:
+        end()
+    with ThreadPoolExecutor(1, thread_name_prefix="model") as thread:
+        thread.submit(jax.jit(lambda x: x * 5), images).result()
+    assert value(metrics, "gradtrail_compiles_in_request_total") == 1
