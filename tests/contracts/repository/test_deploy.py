@@ -14,8 +14,10 @@ import pytest
 from projects import ROOT
 from ruamel.yaml import YAML
 
-from gradtrail.serving.monitoring.metrics import ServerMetrics
-from gradtrail.serving.server.app import ROUTES
+from gradtrail.serving.metrics import ServerMetrics
+from gradtrail.serving.server.app import create_app
+from gradtrail.serving.server.batching import BatchingConfig
+from gradtrail.serving.server.router import Router
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -116,17 +118,19 @@ def test_only_workers_mount_the_key_for_git_read_only() -> None:
 
 def test_names_of_the_server_are_those_of_its_manifests() -> None:
     """Its port and its writable folder in the image, the paths of the probes, the metric of the autoscaler."""
+    metrics = ServerMetrics()
+    paths = {route.path for route in create_app(Router(batching=BatchingConfig(), metrics=metrics)).routes}
     kinds = {document["kind"]: document for document in read(DEPLOY / "kubernetes" / "server.yaml")}
     deployment = kinds["Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     (port,) = container["ports"]
     probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
-    assert {probe["path"] for probe in probes} <= {*ROUTES}
+    assert {probe["path"] for probe in probes} <= paths
     assert {probe["port"] for probe in probes} == {kinds["Service"]["spec"]["ports"][0]["targetPort"]} == {port["name"]}
     target = kinds["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
     (metric,) = kinds["HorizontalPodAutoscaler"]["spec"]["metrics"]
-    assert metric["pods"]["metric"]["name"] in {family.name for family in ServerMetrics().registry.collect()}
+    assert metric["pods"]["metric"]["name"] in {family.name for family in metrics.registry.collect()}
 
     server = services()["server"]
     image = (DEPLOY / "Containerfile").read_text()
@@ -137,7 +141,7 @@ def test_names_of_the_server_are_those_of_its_manifests() -> None:
     assert f"{folder}/.gradtrail" in writable
     assert {mount.partition(":")[0] for mount in server["tmpfs"]} == writable
     assert server["image"] == container["image"]
-    assert any(path in server["healthcheck"]["test"][-1] for path in ROUTES)
+    assert re.search(r":8080(/[^']+)", server["healthcheck"]["test"][-1])[1] in paths
 
 
 def test_images_install_the_locks_and_run_without_root() -> None:
