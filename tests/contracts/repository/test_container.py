@@ -124,9 +124,13 @@ def server(podman: Podman, *options: str, model: str = "models/export") -> Itera
 
 
 def compilations(server: Server) -> dict[str, int]:
-    """Return the number of programs that came from the compile cache, and that did not."""
-    text = server.send("GET", "/metrics", headers=AUTHORIZED)[1].decode()
-    lines = [line for line in text.splitlines() if line.startswith("gradtrail_compile_seconds_count")]
+    """Return the number of programs that came from the compile cache, and that did not, once there are all four."""
+    for _ in range(100):
+        text = server.send("GET", "/metrics", headers=AUTHORIZED)[1].decode()
+        lines = [line for line in text.splitlines() if line.startswith("gradtrail_compile_seconds_count")]
+        if len(lines) == 4:
+            break
+        time.sleep(0.1)
     return {kind: sum(f'cache="{kind}"' in line for line in lines) for kind in ("hit", "miss")}
 
 
