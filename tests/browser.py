@@ -17,24 +17,18 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome is installed")
 _LONGEST = 120.0  # seconds that no answer takes
 _KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), "End": (35, ""), "Home": (36, "")}
-_KEYS |= {"Backspace": (8, "")}
 _KEYS |= {"ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, "")}
 
 
 class Browser:
-    """A page in a browser of its own.
-
-    Attributes:
-        requests: addresses that the page asked for, its own among them; `data:` is none.
-        errors: what the page threw or logged as an error.
-    """
+    """A page in a browser of its own."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self._reading, self._writing = reading, writing
         self._received, self._number, self._session = b"", 0, ""
         self._loaded = self._touch = False
-        self.requests: list[str] = []
-        self.errors: list[str] = []
+        self.requests: list[str] = []  # addresses that the page asked for, its own among them; `data:` is none
+        self.errors: list[str] = []  # what the page threw or logged as an error
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
@@ -64,11 +58,6 @@ class Browser:
         self._touch = touch
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)
         self.ask("Emulation.setTouchEmulationEnabled", enabled=touch)
-
-    def media(self, kind: str = "screen", *, scheme: str = "light") -> None:
-        """Pretend to be a screen or a printer, and to prefer a light or a dark page."""
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.ask("Emulation.setEmulatedMedia", media=kind, features=features)
 
     def run(self, expression: str) -> Any:
         """Return the value of a JavaScript expression."""
@@ -161,13 +150,3 @@ def browser(profile: Path) -> Iterator[Browser]:
             process.wait(timeout=20)
         process.kill()
         process.wait()
-        _forget(profile)
-
-
-def _forget(profile: Path) -> None:
-    """Remove the profile, which the last of the browser's processes may still be writing to."""
-    for _ in range(50):
-        shutil.rmtree(profile, ignore_errors=True)
-        if not profile.exists():
-            return
-        time.sleep(0.1)

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # What takes longer than .ci/run may: random kills, long histories, many experiments, the commands of the docs.
-# Property tests draw other examples each night; a failure prints the line that replays it. Arguments go to
-# tests/random_kills.py, which prints the seed that replays a failure: --seed N.
+# Property tests draw other examples each night; a failure prints the line that replays it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # The image of the server is built and started where Debian's podman is to be had; else these tests are skipped.
@@ -11,5 +10,4 @@ fi
 commit=$(git describe --always --dirty 2>/dev/null || echo "no commit")
 started=$(date +%s)
 .venv/bin/python -m pytest -q -n auto --dist loadgroup -m "nightly or hypothesis" --hypothesis-profile=random
-.venv/bin/python tests/random_kills.py "$@"
 echo "nightly: passed for $commit in $((($(date +%s) - started) / 60)) minutes, $(date -u +%Y-%m-%d)"

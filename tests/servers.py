@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from mlflow import MlflowClient
 from projects import Project, environment
 
 from gradtrail.tracking.tags import outputs
@@ -36,15 +37,14 @@ class TrackingServer:
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the runs, the newest first, as `Project.runs` does."""
-        experiments = [found for name in _EXPERIMENTS if (found := self._experiment(name))]
-        query = {"experiment_ids": experiments, "max_results": 1000, "order_by": ["attributes.start_time DESC"]}
-        found = self._ask("POST", "runs/search", json=query).get("runs", []) if experiments else []
+        experiments = [found for name in _EXPERIMENTS if (found := self._client.get_experiment_by_name(name))]
+        ids = [experiment.experiment_id for experiment in experiments]
+        runs = self._client.search_runs(ids, order_by=["attributes.start_time DESC"]) if ids else []
         return [
-            {"id": run["info"]["run_id"], "name": run["info"]["run_name"], "status": run["info"]["status"]}
-            | {kind: {one["key"]: one["value"] for one in run["data"].get(kind, [])} for kind in ("tags", "params")}
-            | {"metrics": {one["key"]: one["value"] for one in run["data"].get("metrics", [])}}
-            | {"outs": outputs({one["key"]: one["value"] for one in run["data"].get("tags", [])})}
-            for run in found
+            {"id": run.info.run_id, "name": run.info.run_name, "status": run.info.status}
+            | {"tags": run.data.tags, "params": run.data.params, "metrics": run.data.metrics}
+            | {"outs": outputs(run.data.tags)}
+            for run in runs
         ]
 
     def runs_of(self, stage: str) -> list[dict[str, Any]]:
@@ -59,23 +59,16 @@ class TrackingServer:
 
     def remove_runs(self) -> None:
         for run in self.runs():
-            self._ask("POST", "runs/delete", json={"run_id": run["id"]})
+            self._client.delete_run(run["id"])
 
     def answers(self) -> bool:
         with contextlib.suppress(OSError):
             return requests.get(f"{self.uri}/health", timeout=5).ok
         return False
 
-    def _experiment(self, name: str) -> str:
-        found = self._ask("GET", "experiments/get-by-name", params={"experiment_name": name}, missing={})
-        return found["experiment"]["experiment_id"] if found else ""
-
-    def _ask(self, kind: str, method: str, *, missing: Any = None, **content: Any) -> dict[str, Any]:
-        answer = requests.request(kind, f"{self.uri}/api/2.0/mlflow/{method}", timeout=_SECONDS, **content)
-        if answer.status_code == 404 and missing is not None:
-            return missing
-        answer.raise_for_status()
-        return answer.json()
+    @property
+    def _client(self) -> MlflowClient:
+        return MlflowClient(self.uri)
 
 
 @contextlib.contextmanager

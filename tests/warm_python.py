@@ -12,7 +12,6 @@ about how Python starts, runs the real one; so does what is neither `-m module` 
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import gc
 import importlib
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
+from filelock import FileLock
 
 _LIBRARIES = (
     "dvc.cli",
@@ -99,17 +99,14 @@ def shared_folder() -> Path:
 def made_once(make: Callable[[Path], object], name: str) -> Path:
     """Return what lies in the shared folder under a name, made by the first that asks for it; a fault is everyone's."""
     path, made = shared_folder() / name, shared_folder() / f"{name}.made"
-    with (shared_folder() / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(shared_folder() / f"{name}.lock"):
         if not made.exists():
-            fault = ""
             try:
                 make(path)
+                made.touch()
             except Exception:
-                fault = traceback.format_exc()
-            made.write_text(fault)
-        fault = made.read_text()
-    assert not fault, fault
+                made.write_text(traceback.format_exc())
+    assert not (fault := made.read_text()), fault
     return path
 
 

@@ -3,7 +3,7 @@
 A verb imports its function when it is called, as many functions import JAX or MLflow.
 """
 
-import functools
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,22 +14,19 @@ import click
 from gradtrail.core.config import ConfigError
 from gradtrail.serving import commands as serving
 from gradtrail.stages.common.environment import remove_variables, require_jax
-from gradtrail.support.errors import DamagedDatabaseError, UserError, one_line, printable, with_store
+from gradtrail.support.errors import UserError, one_line, printable, with_store
 from gradtrail.support.verb import Verb
 
 _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
-_PORT = click.IntRange(1, 2**16 - 1)
 _AMOUNT = click.FloatRange(min=0)
-_SECONDS = click.FloatRange(0, 86_400, min_open=True)
-_PYTHONS = {"python_a": "--python-a", "python_b": "--python-b"}
 
 
 def main() -> None:
     """Run a verb. An error that the user can correct is printed as one line on stderr, with exit status 2."""
     remove_variables()
     try:
-        sys.exit(gradtrail(prog_name="gradtrail", standalone_mode=False))
+        sys.exit(with_store(lambda: gradtrail(prog_name="gradtrail", standalone_mode=False)))
     except click.UsageError as error:
         verb = error.ctx.command_path if error.ctx else "gradtrail"
         print(f"{verb}: {printable(one_line(error.format_message()))} See `{verb} --help`.", file=sys.stderr)
@@ -45,14 +42,30 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise UserError(f"--seeds: must be integers separated by commas, such as 0,1,2; got {text!r}") from None
+        raise click.BadParameter(f"must be integers separated by commas, such as 0,1,2; got {text!r}.") from None
 
 
 def _pair(text: str) -> tuple[str, str]:
     key, sign, value = text.partition("=")
     if not (key and sign):
-        raise UserError(f"--where: must be KEY=VALUE, such as train.model=cnn; got {text!r}")
+        raise click.BadParameter(f"must be KEY=VALUE, such as train.model=cnn; got {text!r}.")
     return key, value
+
+
+def _path_of_python(text: str) -> Path:
+    if path := shutil.which(text):
+        return Path(path).absolute()  # not resolved: Python finds its environment by the link
+    raise click.BadParameter(f"no interpreter of Python at {text!r} that can be run.")
+
+
+def _interpreter(option: str, user: str) -> Callable[..., Any]:
+    about = f"Interpreter of {user}.  [default: this one]"
+    return click.option(option, type=_path_of_python, default=sys.executable, metavar="PATH", help=about)
+
+
+def _seconds(work: str) -> Callable[..., Any]:
+    kind, about = click.FloatRange(0, 86_400, min_open=True), f"Longest time for {work}."
+    return click.option("--seconds", type=kind, default=300.0, show_default=True, metavar="N", help=about)
 
 
 class _Verbs(click.Group):
@@ -92,17 +105,14 @@ def repro(arguments: tuple[str, ...]) -> int:
 
 @gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss")
 @click.option("--sort-by", default="eval/accuracy", metavar="METRIC", show_default=True, help="Metric to sort by.")
-@click.option(
-    "--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="Order of the runs."
-)
+@click.option("--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="Order.")
 @click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Required value of a param; repeatable.")
 @click.option("--limit", type=_COUNT, default=50, show_default=True, metavar="N", help="Maximum number of runs.")
 def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int) -> None:
     """List training runs and the params that differ between them."""
     from gradtrail.experiments.list_runs import print_runs
 
-    ascending = sort_order == "asc"
-    with_store(lambda: print_runs(sort_by=sort_by, ascending=ascending, where=dict(where), limit=limit))
+    print_runs(sort_by=sort_by, ascending=sort_order == "asc", where=dict(where), limit=limit)
 
 
 @gradtrail.command(epilog="Example: gradtrail show models/final.safetensors")
@@ -115,11 +125,11 @@ def show(folder: Path, run: str) -> int:
     """
     from gradtrail.experiments.show import show
 
-    return with_store(lambda: show(run, folder))
+    return show(run, folder)
 
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")
-@click.option("--port", type=_PORT, default=5000, show_default=True, help="Port of the UI.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port of the UI.")
 def ui(port: int) -> None:
     """Add missing runs, then serve the MLflow UI.
 
@@ -127,19 +137,13 @@ def ui(port: int) -> None:
     """
     from gradtrail.experiments.ui import serve
 
-    with_store(lambda: serve(port))
+    serve(port)
 
 
-@gradtrail.command(
-    short_help="Review suspected label errors in a browser.", epilog="Example: gradtrail review --limit 50"
-)
+@gradtrail.command(epilog="Example: gradtrail review --limit 50")
 @click.argument("files", nargs=-1, type=_PATH, metavar="[FILE.csv]...")
-@click.option(
-    "--merge", "is_merge", is_flag=True, help="Add the corrections of FILE.csv... to pipeline/corrections.csv."
-)
-@click.option(
-    "--file", type=_PATH, help="File to write corrections to.  [default: pipeline/corrections.csv of the repository]"
-)
+@click.option("--merge", "is_merge", is_flag=True, help="Add the corrections of FILE.csv... to those of --file.")
+@click.option("--file", type=_PATH, help="File to write corrections to.  [default: pipeline/corrections.csv]")
 @click.option("--reviewer", metavar="NAME", help="Name to record with each decision.  [default: git's user.name]")
 @click.option("--split", type=click.Choice(["train", "validation", "test"]), help="Split to review.  [default: all]")
 @click.option("--limit", type=_COUNT, default=200, show_default=True, metavar="N", help="Maximum number of labels.")
@@ -159,23 +163,15 @@ def review(folder: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Pa
 
 
 @gradtrail.command(epilog="Example: gradtrail sync --verbose")
-@click.option("--yes", is_flag=True, help="Rename a damaged database without asking.")
 @click.option("--verbose", "-v", is_flag=True, help="Also report states whose files are missing.")
-def sync(*, yes: bool, verbose: bool) -> None:
+def sync(*, verbose: bool) -> None:
     """Add the missing MLflow runs of all commits and experiments.
 
     Runs are rebuilt from the outputs in DVC's cache. Does nothing if nothing has changed since the last sync.
     """
-    from gradtrail.tracking.sync import describe, set_aside, sync
+    from gradtrail.tracking.sync import describe, sync
 
-    try:
-        report = with_store(sync)
-    except DamagedDatabaseError as error:
-        if not (yes or (sys.stdin.isatty() and click.confirm(f"{error}. Continue?"))):
-            raise
-        print(f"the damaged database was renamed to {set_aside()}")
-        report = with_store(sync)
-    print(describe(report, verbose=verbose))
+    print(describe(sync(), verbose=verbose))
 
 
 @gradtrail.command(epilog="Example: gradtrail gc --yes")
@@ -187,60 +183,28 @@ def gc(*, yes: bool) -> None:
     """
     from gradtrail.tracking.gc import collect_garbage
 
-    with_store(lambda: collect_garbage(yes=yes))
-
-
-def _engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose where experiments run."""
-    for option in (
-        click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs per experiment, with --on."),
-        click.option(
-            "--cpus",
-            type=_AMOUNT,
-            default=1,
-            show_default=True,
-            metavar="N",
-            help="CPU cores per experiment, with --on.",
-        ),
-        click.option(
-            "--on",
-            metavar="ADDRESS",
-            help="Ray job server to run on, such as http://HOST:8265, or `local` for a Ray on this machine."
-            "  [default: RAY_API_SERVER_ADDRESS, or else DVC's queue]",
-        ),
-        click.option(
-            "--jobs",
-            type=_COUNT,
-            default=1,
-            metavar="N",
-            show_default=True,
-            help="Number of experiments that DVC's queue runs in parallel.",
-        ),
-    ):
-        verb = option(verb)
-    return verb
+    collect_garbage(yes=yes)
 
 
 @gradtrail.command(epilog="Example: gradtrail compare --params train.seed=0,1,2 train.precision=float32,bfloat16")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option(
-    "--params", "is_params", is_flag=True, help="Take KEY=VALUE,VALUE... in place of NAMEs: a grid of params."
-)
-@click.option(
-    "--seeds", type=_seeds, metavar="LIST", help="Seeds of the training.  [default: those of experiments.yaml]"
-)
+@click.option("--params", "is_params", is_flag=True, help="Take a grid KEY=VALUE,VALUE... in place of NAMEs.")
+@click.option("--seeds", type=_seeds, metavar="LIST", help="Seeds of the training.  [default: those of the entry]")
 @click.option("--all", "is_all", is_flag=True, help="Print the results of all entries, and run nothing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
-@_engine_options
+@click.option(
+    "--jobs", type=_COUNT, default=1, show_default=True, metavar="N", help="Parallel trainings in DVC's queue."
+)
+@click.option(
+    "--on",
+    metavar="ADDRESS",
+    help="Ray job server to run on, such as http://HOST:8265, or `local` for a Ray on this machine."
+    "  [default: RAY_API_SERVER_ADDRESS, or else DVC's queue]",
+)
+@click.option("--cpus", type=_AMOUNT, default=1, show_default=True, metavar="N", help="Cores per training, with --on.")
+@click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs per training, with --on.")
 def compare(
-    names: tuple[str, ...],
-    *,
-    is_params: bool,
-    seeds: list[int] | None,
-    is_all: bool,
-    markdown: bool,
-    jobs: int,
-    **engine_options: Any,
+    names: tuple[str, ...], *, is_params: bool, is_all: bool, seeds: list[int] | None, markdown: bool, **place: Any
 ) -> int:
     """Compare variants of the training over seeds.
 
@@ -255,19 +219,20 @@ def compare(
     if is_params and not names:
         raise UserError("--params: needs KEY=VALUE,VALUE..., such as: gradtrail compare --params train.seed=0,1,2")
     if not names:
-        with_store(lambda: print_results(seeds, markdown=markdown) if is_all else list_entries())
+        print_results(seeds, markdown=markdown) if is_all else list_entries()
         return 0
-    on = engine(**engine_options) or DvcQueue(jobs)
+    jobs = place.pop("jobs")
+    on = engine(**place) or DvcQueue(jobs)
     if isinstance(on, DvcQueue):
         require_jax()
     statuses = []
     for name, entry in ({"": parse_params(names)} if is_params else {name: choose(name) for name in names}).items():
         if isinstance(entry, Comparison):
-            statuses.append(with_store(functools.partial(compare, entry, on, seeds, markdown=markdown)))
+            statuses.append(compare(entry, on, seeds, markdown=markdown))
         else:
             from gradtrail.experiments import search  # late: Optuna takes half a second
 
-            statuses.append(with_store(functools.partial(search.run, name, entry, on)))
+            statuses.append(search.run(name, entry, on))
     return max(statuses)
 
 
@@ -277,38 +242,19 @@ def compare(
 @click.option("--stage", metavar="STAGE", help="Stage of both runs, such as gradients.  [default: train]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--time", "is_timed", is_flag=True, help="Also run both trainings, and print how much slower B is.")
-@click.option(
-    "--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="Longest time for --time."
-)
-@click.option("--python-a", metavar="PATH", help="Interpreter of A for --time.  [default: this one]")
-@click.option("--python-b", metavar="PATH", help="Interpreter of B for --time.  [default: this one]")
-@click.pass_obj
-def diff(
-    folder: Path,
-    /,
-    before: str,
-    after: str,
-    *,
-    stage: str | None,
-    as_json: bool,
-    is_timed: bool,
-    seconds: float,
-    **interpreters: str | None,
-) -> None:
+@_seconds("--time")
+@_interpreter("--python-a", "A, with --time")
+@_interpreter("--python-b", "B, with --time")
+def diff(before: str, after: str, *, is_timed: bool, python_a: Path, python_b: Path, **options: Any) -> None:
     """Compare two runs: params, code, seconds, and programs down to single instructions.
 
     A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
     """
     from gradtrail.experiments.diff import diff
-    from gradtrail.support.interpreter import find_interpreter
 
-    if not is_timed and any(interpreters.values()):
-        raise UserError("--python-a, --python-b: need --time")
     if is_timed:
         require_jax()
-    pythons = [find_interpreter(interpreters[name], folder, option) for name, option in _PYTHONS.items()]
-    timed = pythons if is_timed else None
-    with_store(lambda: diff(before, after, stage, as_json=as_json, pythons=timed, seconds=seconds))
+    diff(before, after, pythons=[python_a, python_b] if is_timed else None, **options)
 
 
 for _verb in serving.VERBS:
@@ -318,9 +264,7 @@ for _verb in serving.VERBS:
 @gradtrail.command(epilog="Example: gradtrail gate --accept")
 @click.option("--accept", is_flag=True, help="Accept the current costs.")
 @click.option("--timed", is_flag=True, help="Also time the training against the last accepted commit.")
-@click.option(
-    "--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="Longest time for --timed."
-)
+@_seconds("--timed")
 def gate(*, accept: bool, timed: bool, seconds: float) -> int:
     """Compare the costs of compiled functions with the accepted costs.
 
@@ -338,19 +282,14 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
 
 @gradtrail.command(epilog="Example: gradtrail upgrade jax==0.10.2")
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE==VERSION...")
-@click.option(
-    "--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="Longest time for timing."
-)
-@click.option("--python", metavar="PATH", help="Interpreter for the new environment.  [default: this one]")
-@click.pass_obj
-def upgrade(folder: Path, /, packages: tuple[str, ...], *, seconds: float, python: str | None) -> None:
+@_seconds("timing")
+@_interpreter("--python", "the new environment")
+def upgrade(packages: tuple[str, ...], *, seconds: float, python: Path) -> None:
     """Rehearse other versions of packages: programs, outputs, accuracy and time. Changes no file of the project."""
     require_jax()
     from gradtrail.experiments.upgrade import upgrade
-    from gradtrail.support.interpreter import find_interpreter
 
-    interpreter = find_interpreter(python, folder, "--python")
-    with_store(lambda: upgrade(packages, python=interpreter, seconds=seconds))
+    upgrade(packages, python=python, seconds=seconds)
 
 
 @gradtrail.command(epilog="Example: gradtrail versions")

@@ -21,7 +21,7 @@ from gradtrail.cluster.make import make_experiment
 from gradtrail.cluster.refs import experiment_ref
 from gradtrail.cluster.request import Experiment, Request
 from gradtrail.support.errors import UserError
-from gradtrail.support.shell import CommandError
+from gradtrail.support.git import CommandError
 
 EXPERIMENT = Experiment(label="x", name="gradtrail-1", changes={}, stage="train", shared=())
 # A stand-in for DVC: an experiment is a commit with a ref, and a line in the journal records its execution.

@@ -34,7 +34,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def refused(project: Project, *arguments: str) -> str:
     """Return the one line with which a comparison is refused."""
     line = project.gradtrail("diff", *arguments, status=2).strip()
-    assert line.startswith("gradtrail: ")
+    assert line.startswith("gradtrail")
     assert "\n" not in line
     return line
 
@@ -126,7 +126,7 @@ def test_failed_timing_is_one_line_and_leaves_nothing(timed_project: Project, tm
     bare.chmod(0o755)
     for arguments, words in (
         (["--python-b", str(bare)], "No module named 'jax'"),
-        (["--python-b", str(tmp_path)], "--python-b: no interpreter"),
+        (["--python-b", str(tmp_path)], "'--python-b': no interpreter"),
         (["--stage", "evaluate"], "only trainings can be timed"),
     ):
         assert words in refused(timed_project, "workspace", "HEAD", "--time", *arguments)

@@ -1,7 +1,7 @@
 """A training that is killed resumes at the next call, and ends with the bytes of one that was not.
 
-The kills are at set places of the code: a process that runs the stage with SIGKILL put there. `tests/random_kills.py`
-kills at random moments; `tests/stages/train/test_loop.py` stops after every step, within one process.
+Most kills are at set places of the code: a process that runs the stage with SIGKILL put there. At night there are kills
+at random moments too; `tests/stages/train/test_loop.py` stops after every step, within one process.
 """
 
 import contextlib
@@ -15,9 +15,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
-from projects import Project, copy_project
+from projects import Project, copy_project, stop
 from untrusted import status_bytes
 
 pytestmark = pytest.mark.slow
@@ -247,3 +248,38 @@ def test_millions_of_examples_take_less_memory_than_they_have_and_a_kill_changes
     assert training.outs() == outs
     assert 0 < peak < 0.7 * size
     shutil.rmtree(project.folder / "data")  # pytest keeps the folders of the last runs
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"train.mlp.dropout": 0.2, "train.augmentation.shift": 1.0, "train.augmentation.rotation": 10.0},
+        {
+            "train.model": "cnn",
+            "train.cnn.channels": [4, 8],
+            "train.cnn.hidden": [16],
+            "train.precision": "float16",
+        },
+        {"train.optimizer": "schedule_free"},
+    ],
+    ids=["mlp with dropout and augmentation", "cnn in float16", "schedule-free"],
+)
+def test_kills_at_random_moments_change_no_byte(params: dict[str, object], tmp_path: Path) -> None:
+    project = copy_project(tmp_path / "project")
+    for key, value in (QUICK | {"train.epochs": 4, "train.batch_size": 8} | params).items():
+        project.set(key, value)
+    project.dvc("repro", "preprocess")
+    project.run_stage("train")
+    expected, started = project.digests(*OUTS), time.monotonic()
+    project.run_stage("train")
+    duration = time.monotonic() - started
+    rng, moments = np.random.default_rng(), []
+    for kill in range(17):
+        moments.append(duration * rng.uniform())
+        at = time.monotonic() + moments[-1]
+        stop(project.start_stage("train"), signal.SIGKILL, when=lambda at=at: time.monotonic() >= at)
+        if kill == 16 or rng.uniform() < 0.5:  # else the next kill hits the same training
+            project.run_stage("train")
+            assert project.digests(*OUTS) == expected, f"killed after {moments} s"
+            moments.clear()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradtrail.support.git import GitError, blob_ids, blobs, git, head_commit, strict_git
-from gradtrail.support.shell import CommandError, reason, run
+from gradtrail.support.git import CommandError, blob_ids, blobs, git, head_commit, reason, run, strict_git
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_damaged_repository_is_an_error(damaged: str, tmp_path: Path, monkeypatc
     else:
         subprocess.run(["git", "init", "-q", ".."], check=True)
         (tmp_path / ".git/HEAD").unlink()
-    with pytest.raises(GitError, match=r"^`git rev-parse --git-dir` failed: fatal: not a git repository"):
+    with pytest.raises(CommandError, match=r"^`git rev-parse` failed: not a git repository"):
         git("rev-parse", "--git-dir")
 
 
@@ -69,7 +68,7 @@ def test_contents_of_a_commit(repository: Path) -> None:
 )
 def test_a_damaged_repository_is_one_line(repository: Path, file: str, content: bytes, message: str) -> None:
     (repository / ".git" / file).write_bytes(content)
-    with pytest.raises(GitError, match=message) as caught:
+    with pytest.raises(CommandError, match=message) as caught:
         git("status")
     assert "\n" not in str(caught.value)
 
@@ -95,7 +94,7 @@ def test_reason_is_the_last_line_that_is_no_consequence(output: str, why: str) -
 def test_command_returns_its_output_or_fails_in_one_line_without_secrets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert run([sys.executable, "-c", "print(input())"], stdin="words") == "words"
+    assert run([sys.executable, "-c", "print(input())"], stdin=b"words") == b"words\n"
     monkeypatch.setenv("SOME_TOKEN", "very-secret")
     failing = "import os, sys; sys.exit('denied for ' + os.environ['SOME_TOKEN'])"
     with pytest.raises(CommandError, match=r"failed: denied for \*\*\*$") as caught:

@@ -1,4 +1,4 @@
-"""A bar is drawn on stderr only where that is a terminal or on request; lines are always written."""
+"""A bar is drawn on stderr only where that is a terminal; lines are always written."""
 
 import re
 import subprocess
@@ -17,30 +17,27 @@ def test_without_a_terminal_there_are_only_lines(capfd: pytest.CaptureFixture[st
     with progress_bar("train", 3, unit="steps") as bar:
         bar.advance(message="epoch 1/3")
         bar.print(line)
+        bar.log("a line for logs")
         bar.update(3)
     out, err = capfd.readouterr()
     assert out == ""
-    assert re.fullmatch(rf"train: epoch 1/3 \(33 %, \d+\.\d s\)\n{re.escape(line)}\n", err)
+    assert re.fullmatch(rf"train: epoch 1/3 \(33 %, \d+\.\d s\)\n{re.escape(line)}\na line for logs\n", err)
 
 
 @pytest.mark.parametrize(("unit", "count"), [("steps", "3/10"), ("bytes", "3/10 bytes")])
-def test_a_bar_shows_count_and_last_message_as_they_are(
+def test_a_bar_on_a_terminal_shows_count_and_last_message_as_they_are(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, unit: Unit, count: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    with progress_bar("[train]", 10, unit=unit, enabled=True) as bar:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_bar("[train]", 10, unit=unit) as bar:
         bar.update(2, message="epoch [1/3] loss 0.05")
         bar.advance()
+        bar.log("a line for logs")
     out, err = capfd.readouterr()
     assert out == ""
-    assert all(text in err for text in (count, "[train]", "epoch [1/3] loss 0.05"))
-
-
-def test_a_line_of_a_log_is_written_only_where_no_bar_is_drawn(capfd: pytest.CaptureFixture[str]) -> None:
-    for enabled in (False, True):
-        with progress_bar("train", 3, unit="steps", enabled=enabled) as bar:
-            bar.log("epoch 1 of 3")
-    assert capfd.readouterr().err.count("epoch 1 of 3") == 1
+    assert all(text in re.sub(r"\x1b\[[\d;]*m", "", err) for text in (count, "[train]", "epoch [1/3] loss 0.05"))
+    assert "a line for logs" not in err
 
 
 def test_control_characters_of_texts_are_escaped(

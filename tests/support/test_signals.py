@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -37,13 +36,16 @@ def test_the_first_signal_is_noted_and_the_second_ends_at_once(name: str) -> Non
     assert (twice.stdout, twice.returncode) == ("", 128 + number)
 
 
-def test_obey_raises_only_after_a_request() -> None:
-    with stop_request() as request:
+def test_obey_raises_only_after_a_request_and_handlers_are_restored() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [*map(signal.getsignal, numbers), sys.unraisablehook]
+    with stopping_on_signals("not here"), stop_request() as request:
         request.obey("never said")
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped, match="resumes from there") as caught:
             request.obey("`dvc repro` resumes from there")
     assert caught.value.number == signal.SIGTERM
+    assert [*map(signal.getsignal, numbers), sys.unraisablehook] == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -51,77 +53,34 @@ def test_obey_raises_only_after_a_request() -> None:
 def test_signal_is_obeyed_where_python_drops_exceptions(
     where: str, number: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    came: list[float] = []
+    signals = iter([number])
 
-    def come(*_: object) -> None:
-        if not came:
-            came.append(time.monotonic())
-            signal.raise_signal(number)
+    def raise_first(*_: object) -> None:
+        for first in signals:
+            signal.raise_signal(first)
 
-    class Ending:
-        def __del__(self) -> None:
-            come()
-
+    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt) as caught, stopping_on_signals("stopped"):  # noqa: PT012
         if "collector" in where:
-            gc.callbacks.append(come)
+            gc.callbacks.append(raise_first)
             gc.collect()
         else:
-            Ending()
+            type("Ending", (), {"__del__": raise_first})()
         time.sleep(10)
     if "collector" in where:
-        gc.callbacks.remove(come)
-    assert time.monotonic() - came[0] < 5
+        gc.callbacks.remove(raise_first)
+    assert time.monotonic() - began < 5
     assert getattr(caught.value, "number", signal.SIGINT) == number
     assert capfd.readouterr().err == ""
-
-
-def test_signal_just_before_a_system_call_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick is lost so now and then; here the first one is, always."""
-    ticks: list[int] = []
-    register = signal.signal
-
-    def losing_the_first(number: int, handler: Callable[..., object]) -> object:
-        def lose(*received: object) -> None:
-            ticks.append(number)
-            if len(ticks) > 1:
-                handler(*received)
-
-        return register(number, lose if number == signal.SIGALRM else handler)
-
-    class Ending:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(signal, "signal", losing_the_first)
-    began = time.monotonic()
-    with pytest.raises(Stopped), stopping_on_signals("stopped"):  # noqa: PT012
-        Ending()
-        time.sleep(10)
-    assert time.monotonic() - began < 5
-    assert len(ticks) >= 2
-
-
-def test_signal_dropped_last_ends_the_block_and_handlers_are_restored() -> None:
-    class Ending:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGTERM)
-
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
-    with pytest.raises(Stopped, match="stopped"), stopping_on_signals("stopped"):
-        Ending()
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
 
 
 def test_other_dropped_exceptions_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: printed.append(dropped.exc_value))
 
-    class Ending:
-        def __del__(self) -> None:
-            raise ValueError("a bug")
+    def fail(_: object) -> None:
+        raise ValueError("a bug")
 
     with stopping_on_signals("stopped"):
-        Ending()
+        type("Ending", (), {"__del__": fail})()
     assert [str(error) for error in printed] == ["a bug"]

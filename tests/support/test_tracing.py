@@ -1,10 +1,8 @@
-"""What a trace holds: the calls after the first of each function, no more than so many seconds, whatever happens."""
+"""A trace holds the calls after the first of each function, for half a second at least, however the work ends."""
 
 import gzip
 import json
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 from factories import cases
 
 from gradtrail.support import tracing
-from gradtrail.support.tracing import Recorder
+from gradtrail.support.tracing import recording
 
 
 def repeat(count: jax.Array, start: jax.Array) -> jax.Array:
@@ -22,99 +20,66 @@ def repeat(count: jax.Array, start: jax.Array) -> jax.Array:
 
 
 MATRIX = jnp.full((64, 64), 0.01)
-WORK: Callable[..., Any] = jax.jit(repeat).lower(jnp.int32(1), MATRIX).compile()
+COUNT = jnp.int32(3)
+WORK: Callable[..., Any] = jax.jit(repeat).lower(COUNT, MATRIX).compile()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _profiler_is_stopped(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def _profiler_is_stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Between two tests the second one shows it: a profiler does not start where another one runs."""
     yield
     jax.profiler.start_trace(tmp_path_factory.mktemp("after"))
     jax.profiler.stop_trace()
 
 
-def events(trace: Path | None) -> list[dict[str, Any]]:
-    """Return what Perfetto shows."""
-    assert trace
-    (path,) = trace.glob("plugins/profile/*/perfetto_trace.json.gz")
-    content: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    return content
+def recorded_names(folder: Path) -> list[str]:
+    """Return the names of the calls that Perfetto shows."""
+    (path,) = folder.glob("plugins/profile/*/perfetto_trace.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return [event["name"] for event in events if event.get("name", "").startswith("my ")]
 
 
-def names(trace: Path | None) -> list[str]:
-    return [event["name"] for event in events(trace) if event.get("name", "").startswith("my ")]
-
-
-def planes(trace: Path | None) -> Any:
-    """Return what TensorBoard's plugin shows, as JAX reads it."""
-    assert trace
-    (path,) = trace.glob("plugins/profile/*/*.xplane.pb")
-    return jax.profiler.ProfileData.from_file(str(path)).planes
-
-
-def test_recording_begins_with_the_first_second_call(tmp_path: Path) -> None:
-    with Recorder(tmp_path, seconds=60) as recorder:
+def test_recording_begins_with_the_first_second_call_and_lasts_to_the_end_of_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "RECORDED_SECONDS", 60)
+    with recording(tmp_path) as wrapper:
         for name in ("my first", "my second", "my first", "my third", "my second"):
-            recorder.recording(name, WORK)(jnp.int32(3), MATRIX).block_until_ready()
-    assert names(recorder.trace) == ["my first", "my third", "my second"]
-    assert len(list(tmp_path.iterdir())) == 2, "one was kept, and one is of before"
-    host = {event.name for plane in planes(recorder.trace) for line in plane.lines for event in line.events}
+            wrapper(name, WORK)(COUNT, MATRIX).block_until_ready()
+    assert recorded_names(tmp_path) == ["my first", "my third", "my second"]
+    (path,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")  # what TensorBoard's plugin shows
+    planes = jax.profiler.ProfileData.from_file(str(path)).planes
+    host = {event.name for plane in planes for line in plane.lines for event in line.events}
     assert {"my first", "my second", "my third"} <= host
     assert any("dot" in name or "tanh" in name or "fusion" in name for name in host), "XLA's operations"
 
 
-@pytest.mark.slow
-def test_a_call_that_never_ends_is_recorded_for_so_many_seconds(tmp_path: Path) -> None:
-    ended = threading.Event()
-
-    def call() -> None:
-        assert ended.wait(120), "the profiler goes on"
-
-    with Recorder(tmp_path, seconds=1.0) as recorder:
-        again = recorder.recording("my long one", call)
-        recorder.recording("my warm-up", WORK)(jnp.int32(3), MATRIX)
-        watch = threading.Thread(target=lambda: (_until(lambda: any(tmp_path.rglob("perfetto*"))), ended.set()))
-        watch.start()
-        again()
-        watch.join()
-        recorder.recording("my other", WORK)(jnp.int32(3), MATRIX)
-        assert len(list(tmp_path.iterdir())) == 1, "nothing is recorded any more"
-    assert names(recorder.trace) == ["my warm-up"]
+def test_recording_ends_after_its_time_and_does_not_begin_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "RECORDED_SECONDS", 0)
+    with recording(tmp_path) as wrapper:
+        for name in ("my first", "my second", "my first", "my second", "my second"):
+            wrapper(name, WORK)(COUNT, MATRIX)
+        assert recorded_names(tmp_path) == ["my first"]
+    assert recorded_names(tmp_path) == ["my first"]
 
 
-@pytest.mark.slow
-def test_a_trace_that_is_too_large_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "_num_bytes", lambda folder: {"1": 10, "2": 100}[folder.name])
-    with Recorder(tmp_path, seconds=60, largest_bytes=50) as recorder:
-        work = recorder.recording("my work", WORK)
-        work(jnp.int32(1), MATRIX)
-        work(jnp.int32(10), MATRIX).block_until_ready()
-    assert recorder.trace
-    assert recorder.trace.name == "1", "the second one was too large"
-    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+def test_functions_that_are_called_once_are_not_recorded(tmp_path: Path) -> None:
+    with recording(tmp_path) as wrapper:
+        wrapper("my work", WORK)(COUNT, MATRIX)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("fault", cases([FloatingPointError, KeyboardInterrupt], fast=[KeyboardInterrupt]))
 def test_an_exception_stops_it(fault: type[BaseException], tmp_path: Path) -> None:
-    def fail() -> None:
-        raise fault
+    outcomes = iter([None, fault])
 
-    with Recorder(tmp_path) as recorder, pytest.raises(fault):
-        recorder.recording("my work", fail)()
-    assert names(recorder.trace) == ["my work"]
+    def work() -> None:
+        if outcome := next(outcomes):
+            raise outcome
 
-
-def test_fault_of_the_profiler_is_raised_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch, Recorder(tmp_path) as recorder:
-        patch.setattr(jax.profiler, "start_trace", lambda *_, **__: (_ for _ in ()).throw(OSError("no room")))
-        assert recorder.recording("my work", WORK)(jnp.int32(1), MATRIX).shape == (64, 64)
-        recorder.recording("my work", WORK)(jnp.int32(1), MATRIX)
-    with pytest.raises(OSError, match="no room"):
-        _ = recorder.trace
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    with pytest.raises(fault), recording(tmp_path) as wrapper:  # noqa: PT012
+        wrapper("my work", work)()
+        wrapper("my work", work)()
+    assert recorded_names(tmp_path) == ["my work"]

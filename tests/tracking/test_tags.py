@@ -108,4 +108,4 @@ def test_failing_git_is_a_warning_and_omits_only_the_commit(
     (repository.parent / ".git/index").write_bytes(b"no index")
     assert origin_tags() == {"dvc.exp_name": "famed-eel"}
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: `git status --porcelain` failed: ")
+    assert line.startswith("warning: `git status` failed: ")

@@ -15,8 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import strict_git
-from gradtrail.support.shell import CommandError
+from gradtrail.support.git import CommandError, strict_git
 
 FOLDER = "GRADTRAIL_CLUSTER_DIR"  # variable with the folder of a node
 _MOST_CHECKOUTS = 1000  # largest number per commit and node

@@ -23,7 +23,7 @@ from gradtrail.cluster.events import SOME_FAILED, Event, events_in, other_lines
 from gradtrail.cluster.request import Request
 from gradtrail.stages.common.params import VERSIONS
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.support.shell import reason
+from gradtrail.support.git import reason
 
 _ADDRESS = "such as http://10.0.0.5:8265"
 _CONNECT_SECONDS = 5.0

@@ -14,7 +14,7 @@ from gradtrail.cluster.places import Places, local_places, shared_places
 from gradtrail.cluster.plan import plan_experiments
 from gradtrail.cluster.progress import show
 from gradtrail.cluster.request import Request, own_packages, own_python
-from gradtrail.support.secrets import redacted
+from gradtrail.support.errors import redacted
 
 LOCAL = "local"
 VARIABLE = "RAY_API_SERVER_ADDRESS"  # in place of `--on`, as for Ray's own commands

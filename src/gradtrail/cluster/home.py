@@ -11,9 +11,8 @@ from gradtrail.cluster.places import Places
 from gradtrail.cluster.refs import committed_lock, experiment_ref, read_refs
 from gradtrail.stages.common.dvc_cache import listing
 from gradtrail.stages.common.pipeline_file import output_digests
-from gradtrail.support.errors import UserError, is_store_fault, one_line, printable
+from gradtrail.support.errors import UserError, is_store_fault, one_line, printable, redacted
 from gradtrail.support.git import strict_git
-from gradtrail.support.secrets import redacted
 
 
 def fetch_experiments(places: Places, names: Iterable[str]) -> None:

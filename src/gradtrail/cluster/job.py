@@ -18,8 +18,7 @@ from ray.exceptions import RayTaskError
 from gradtrail.cluster.events import SOME_FAILED, Event
 from gradtrail.cluster.make import make_experiment
 from gradtrail.cluster.request import Experiment, Request, require_same_versions
-from gradtrail.support.errors import UserError, one_line
-from gradtrail.support.secrets import redacted
+from gradtrail.support.errors import UserError, one_line, redacted
 
 REQUEST = Path("request.json")
 _MOST_RETRIES = 20  # retries of a task whose worker or node died

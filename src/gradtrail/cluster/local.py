@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradtrail.cluster.checkout import FOLDER
 from gradtrail.cluster.client import require_ray
-from gradtrail.support.interpreter import with_this_interpreter
+from gradtrail.support.git import with_interpreter
 from gradtrail.support.paths import private_folder
 
 
@@ -16,7 +16,7 @@ def local_cluster() -> Iterator[str]:
     require_ray()
     import ray  # late: an optional package
 
-    os.environ["PATH"] = with_this_interpreter()["PATH"]  # jobs start `python`
+    os.environ["PATH"] = with_interpreter()["PATH"]  # jobs start `python`
     os.environ.setdefault(FOLDER, str(private_folder() / "cluster"))
     context = ray.init(
         address="local",

@@ -19,11 +19,8 @@ from gradtrail.cluster.records import ensure_runs
 from gradtrail.cluster.refs import create_ref, experiment_ref, read_refs
 from gradtrail.cluster.request import Experiment, Request
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
-from gradtrail.support.errors import UserError
-from gradtrail.support.git import strict_git
-from gradtrail.support.interpreter import with_this_interpreter
-from gradtrail.support.secrets import redacted
-from gradtrail.support.shell import CommandError, reason, run
+from gradtrail.support.errors import UserError, redacted
+from gradtrail.support.git import CommandError, reason, run, strict_git, with_interpreter
 from gradtrail.tracking import state
 
 _STORE_SECONDS = 900.0  # longest wait for an MLflow server that is down
@@ -134,6 +131,6 @@ def _run_child(dvc_run: DvcRun, folder: Path, env: Mapping[str, str]) -> None:
 
 def _environment(folder: Path, request: Request) -> dict[str, str]:
     """Return the environment of DVC and the stages: this process's, with the checkout's code and MLflow's store."""
-    env = {name: value for name, value in with_this_interpreter().items() if not name.startswith(_ENV_PREFIXES_TO_DROP)}
+    env = {name: value for name, value in with_interpreter().items() if not name.startswith(_ENV_PREFIXES_TO_DROP)}
     switches = {"DVC_NO_ANALYTICS": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
     return env | switches | {"PYTHONPATH": str(folder / "src"), "MLFLOW_TRACKING_URI": request.tracking_uri}

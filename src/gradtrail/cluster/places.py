@@ -10,11 +10,9 @@ from pathlib import Path
 
 from gradtrail.stages.common.dvc_cache import cache_folder, require_copies
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.support.errors import UserError
-from gradtrail.support.git import blobs, git, head_commit, strict_git
+from gradtrail.support.errors import UserError, has_password
+from gradtrail.support.git import CommandError, blobs, git, head_commit, strict_git
 from gradtrail.support.paths import SQLITE, root, store_uri
-from gradtrail.support.secrets import has_password
-from gradtrail.support.shell import CommandError
 
 _ALWAYS_READ = ("dvc.yaml", "dvc.lock", ".dvc/config", "src", "pipeline")
 _MOST_NAMES = 3

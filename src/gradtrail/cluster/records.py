@@ -11,7 +11,7 @@ from pathlib import Path
 from gradtrail.cluster.refs import committed_lock
 from gradtrail.stages.common.pipeline_file import locked_entry
 from gradtrail.support.errors import UserError, is_store_fault
-from gradtrail.support.shell import CommandError, run
+from gradtrail.support.git import CommandError, run
 from gradtrail.tracking.backfill import backfill_experiment
 from gradtrail.tracking.runs import StoredRuns
 from gradtrail.tracking.state import Experiment, state_key

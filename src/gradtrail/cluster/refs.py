@@ -6,8 +6,7 @@ from typing import Any
 
 from gradtrail.stages.common.params import parse_yaml
 from gradtrail.stages.common.pipeline_file import parse_lock
-from gradtrail.support.git import strict_git
-from gradtrail.support.shell import CommandError
+from gradtrail.support.git import CommandError, strict_git
 
 
 def experiment_ref(commit: str, name: str) -> str:

@@ -32,8 +32,7 @@ from gradtrail.experiments.compare.spec import PATH, STAGE
 from gradtrail.stages.common.params import MEMBERS, as_options, changed, require_known, validate
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError
-from gradtrail.support.interpreter import with_this_interpreter
-from gradtrail.support.shell import reason
+from gradtrail.support.git import reason, with_interpreter
 from gradtrail.tracking.runs import StoredRuns
 from gradtrail.tracking.state import PlannedStages, state_key
 from gradtrail.tracking.store import open_store
@@ -209,7 +208,7 @@ def _run_until(changes: Mapping[str, Any], until: int) -> str:
     command = [sys.executable, "-m", "dvc", "exp", "run", "--temp", *as_options(changes), STAGE]
     streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     last, is_stopped = deque[str](maxlen=40), False
-    with subprocess.Popen(command, env=with_this_interpreter(), **streams) as process:
+    with subprocess.Popen(command, env=with_interpreter(), **streams) as process:
         for line in process.stdout or ():
             last.append(line)
             end = re.search(r"train: epoch .*\((\d+)/(\d+), ", line)

@@ -20,10 +20,8 @@ from gradtrail.experiments.timed.revisions import Revision, scratch, time_revisi
 from gradtrail.stages.common.params import VERSIONS, as_options, read_yaml
 from gradtrail.stages.common.pipeline_file import output_digests
 from gradtrail.support.errors import UserError, suggestion
-from gradtrail.support.git import git
-from gradtrail.support.interpreter import uv, with_interpreter
+from gradtrail.support.git import git, run, uv, with_interpreter
 from gradtrail.support.paths import private_folder
-from gradtrail.support.shell import run
 from gradtrail.support.significance import paired_difference
 from gradtrail.tracking.recorded import find_experiments, snapshot_of
 

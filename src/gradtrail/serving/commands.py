@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from gradtrail.stages.common.environment import require_jax
-from gradtrail.support.errors import with_store
 from gradtrail.support.paths import find_project
 from gradtrail.support.verb import Verb
 
@@ -52,7 +51,7 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, fi
     from gradtrail.serving.predict import predict
 
     model = model or str(project / "models" / "export")
-    return with_store(lambda: predict(images, model, project, figure=figure, out=out))
+    return predict(images, model, project, figure=figure, out=out)
 
 
 @click.command(
@@ -116,7 +115,7 @@ def verdict(place: Path, run: str, slo: Path | None, *, as_json: bool) -> int:
     require_jax()
     from gradtrail.serving.verdict import verdict
 
-    return with_store(lambda: verdict(run, place / slo if slo else Path("deploy/slo.yaml"), as_json=as_json))
+    return verdict(run, place / slo if slo else Path("deploy/slo.yaml"), as_json=as_json)
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail promote workspace --champion")
@@ -131,7 +130,7 @@ def promote(run: str, *, champion: bool, force: bool, reason: str) -> int:
     """
     from gradtrail.serving.release import promote
 
-    return with_store(lambda: promote(run, as_champion=champion, is_forced=force, reason=reason))
+    return promote(run, as_champion=champion, is_forced=force, reason=reason)
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail rollback --reason slower")
@@ -140,7 +139,7 @@ def rollback(*, reason: str) -> int:
     """Move the alias champion back to the previous champion."""
     from gradtrail.serving.release import rollback
 
-    return with_store(lambda: rollback(reason))
+    return rollback(reason)
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail export --onnx digits.onnx")

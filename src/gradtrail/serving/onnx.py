@@ -12,9 +12,8 @@ import numpy as np
 
 from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.support.errors import UserError
-from gradtrail.support.interpreter import uv
+from gradtrail.support.git import CommandError, run, uv
 from gradtrail.support.paths import private_folder
-from gradtrail.support.shell import CommandError, run
 
 LOCK = Path("locks/onnx.lock")
 TOLERANCE = 1e-5  # largest difference between probabilities of ONNX Runtime and of the export, in float32
@@ -38,7 +37,7 @@ def export_onnx(out: Path) -> int:
         (site / "behind.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
         installed.write_bytes(LOCK.read_bytes())
     try:
-        print(run([str(python), "-m", __name__, str(out)], seconds=None))
+        print(run([str(python), "-m", __name__, str(out)], seconds=None).decode().strip())
     except CommandError as error:
         raise UserError(f"{out}: {error}") from None
     return 0

@@ -60,6 +60,8 @@ def promote(run: str, *, as_champion: bool, is_forced: bool, reason: str) -> int
         return 0
     if not as_champion:
         client.set_registered_model_alias(name, CHALLENGER, version)
+        if reason:
+            client.set_model_version_tag(name, version, "reason", reason)
         _print(f"version {version} of {name} is challenger")
         return 0
 

@@ -1,23 +1,86 @@
-"""Runs git. Without git, or outside of a repository, every result is empty; any other failure of git is an error.
+"""Runs git and other programs, without prompts.
 
-`strict_git` is for commands that must succeed, such as `git fetch`: every failure is an error.
+`git` and the functions that use it return nothing without git or outside of a repository. Every other failure of a
+program is a `CommandError`; `run` and `strict_git` are for programs that must succeed.
 """
 
+import contextlib
 import io
 import os
+import re
+import signal
 import subprocess
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gradtrail.support.errors import UserError
-from gradtrail.support.shell import SECONDS, run
+from gradtrail.support.errors import UserError, one_line
 
-_TIMEOUT_SECONDS = 30
-_NO_REPOSITORY = b"not a git repository"
+SECONDS = 300.0  # default time limit: clones and pushes of a repository without data take seconds
+_LOCAL_SECONDS = 30.0  # time limit of `git`, which reads the repository
+_NO_REPOSITORY = "not a git repository"
+_LONGEST_LINE = 300  # characters of an error
+_QUIET = {
+    "GIT_TERMINAL_PROMPT": "0",  # wrong credentials are an error, not an invisible prompt
+    "GIT_ASKPASS": "true",
+    "LC_ALL": "C",
+}
+_SSH = {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
+_CONSEQUENCES = (  # parts of lines that follow from an error and do not explain it
+    *("hint:", "failed to push some refs", "Could not read from remote", "correct access rights", "repository exists."),
+    *("failed to reproduce", "Having any troubles?"),
+)
 
 
-class GitError(UserError):
-    """A git command failed in a repository; the message is one line."""
+class CommandError(UserError):
+    """A program failed; the message is one line, and `output` is everything that it printed."""
+
+    def __init__(self, message: str, output: str = ""):
+        super().__init__(message)
+        self.output = output
+
+
+def run(
+    command: Sequence[str],
+    *,
+    folder: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    seconds: float | None = SECONDS,
+) -> bytes:
+    """Return the output of a program that must succeed; `env` is its complete environment.
+
+    Raises:
+        CommandError: The program failed, exceeded the time limit, or is not installed.
+    """
+    name, pipe = " ".join(command[:2]), subprocess.PIPE
+    env = _SSH | dict(os.environ if env is None else env) | _QUIET
+    try:
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+    except FileNotFoundError as error:
+        raise CommandError(f"`{name}`: {error.filename} is not installed") from None
+    with process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=seconds)
+        except BaseException as error:
+            # Kill its children too: git's helper holds the pipes open while its connection hangs
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                message = f"`{name}` did not end within {seconds:.0f} s"
+                raise CommandError(message, message) from None
+            raise
+    if process.returncode:
+        why = (stderr or stdout).decode(errors="replace")
+        raise CommandError(f"`{name}` failed: {reason(why)}", (stdout + stderr).decode(errors="replace"))
+    return stdout
+
+
+def strict_git(*arguments: str, folder: Path | None = None, seconds: float = SECONDS) -> str:
+    """Return the stripped output of a git command that must succeed."""
+    return run(["git", *arguments], folder=folder, seconds=seconds).decode(errors="replace").strip()
 
 
 def git(*arguments: str) -> str:
@@ -25,61 +88,49 @@ def git(*arguments: str) -> str:
     return git_bytes(*arguments).decode(errors="replace").strip()
 
 
-def strict_git(*arguments: str, folder: Path | None = None, stdin: str = "", seconds: float = SECONDS) -> str:
-    """Return the stripped output of a git command that must succeed.
-
-    Args:
-        arguments: Arguments of git.
-        folder: Repository; the working folder by default.
-        stdin: Text for standard input.
-        seconds: Time limit.
-
-    Raises:
-        CommandError: Git failed or exceeded the limit.
-    """
-    return run(["git", *arguments], folder=folder, stdin=stdin, seconds=seconds)
-
-
 def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
-    """Return the output of a git command.
+    """Return the output of a git command; `env` is in addition to this process's environment.
 
     It is empty if git is not installed, if there is no repository, and if git fails without a message, as
-    `git rev-parse --verify --quiet` does.
-
-    Args:
-        arguments: Arguments of git.
-        stdin: Input of git.
-        env: Environment variables in addition to those of this process.
-
-    Raises:
-        GitError: git failed for another reason, such as a corrupt repository or one that another user owns; also if
-            git finds no repository although there is a `.git`.
+    `git rev-parse --verify --quiet` does. Any other failure is a `CommandError`, such as a corrupt repository, or one
+    of another user; also if git finds no repository although there is a `.git`.
     """
-    env = {**os.environ, "LC_ALL": "C", **(env or {})}
     try:
-        result = subprocess.run(
-            ["git", *arguments], input=stdin, capture_output=True, check=False, env=env, timeout=_TIMEOUT_SECONDS
-        )
-    except FileNotFoundError:
-        return b""
-    except subprocess.TimeoutExpired:
-        raise GitError(f"`git {' '.join(arguments[:2])}` did not end within {_TIMEOUT_SECONDS} s") from None
-    if result.returncode == 0:
-        return result.stdout
-    if not result.stderr or (_NO_REPOSITORY in result.stderr and not is_in_repository()):
-        return b""
-    reason = result.stderr.decode(errors="replace").splitlines()[0]
-    raise GitError(f"`git {' '.join(arguments[:2])}` failed: {reason[:200]}")
+        return run(["git", *arguments], env=os.environ | dict(env or {}), stdin=stdin, seconds=_LOCAL_SECONDS)
+    except CommandError as error:
+        if not error.output or (_NO_REPOSITORY in error.output and not is_in_repository()):
+            return b""
+        raise
+
+
+def reason(output: str) -> str:
+    """Return the line of a failed program's output that explains the failure: the last one that is no consequence."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    reasons = [line for line in lines if not any(part in line for part in _CONSEQUENCES)] or lines or ["no output"]
+    return one_line(reasons[-1]).removeprefix("ERROR: ").removeprefix("fatal: ")[:_LONGEST_LINE]
+
+
+def uv(*arguments: str) -> None:
+    """Run uv with the index of pip; raise UserError, without index addresses, if it fails."""
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    address = subprocess.run(command, capture_output=True, check=False, text=True).stdout.strip()
+    index = {"UV_DEFAULT_INDEX": address} if address else {}
+    try:
+        run([str(Path(sys.executable).with_name("uv")), *arguments], env=index | dict(os.environ), seconds=None)
+    except CommandError as error:
+        plain = re.sub(r"[a-z+]+://\S+", "(an index)", error.output or str(error))
+        raise UserError(f"uv: {one_line(re.sub(r'[×╰─▶├│]', '', plain))[:400]}") from None
+
+
+def with_interpreter(python: Path = Path(sys.executable)) -> dict[str, str]:
+    """Return this process's environment with an interpreter first on the path, for DVC, its workers and the stages."""
+    path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(python.parent.parent)}
 
 
 def is_in_repository() -> bool:
-    """Whether there is a `.git` here or above, on the same file system; if it is damaged, git sees no repository."""
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / ".git").exists():
-            return True
-        if folder.is_mount():
-            break
-    return False
+    """Whether there is a `.git` here or above; if it is damaged, git sees no repository."""
+    return any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents))
 
 
 def require_full_clone(folder: Path) -> None:
@@ -97,33 +148,23 @@ def head_commit() -> str:
 
 
 def blob_ids(commits: Iterable[str], path: str) -> list[str]:
-    """Return the id of a file's content in each commit; empty if a commit lacks it.
-
-    Args:
-        commits: Hashes of the commits.
-        path: Path relative to the working folder.
-    """
+    """Return the id of a file's content in each commit, empty if it lacks it; the path is relative to this folder."""
     request = "".join(f"{commit}:./{path}\n" for commit in commits).encode()
     lines = git_bytes("cat-file", "--batch-check", stdin=request).decode().splitlines() if request else []
     return [line.split()[0] if line.split()[1:2] == ["blob"] else "" for line in lines]
 
 
 def blobs(commit: str, paths: Iterable[str]) -> dict[str, bytes]:
-    """Return the contents of those files that a commit has.
-
-    Args:
-        commit: Hash of the commit.
-        paths: Paths relative to the working folder.
-    """
+    """Return the contents of those files that a commit has; paths are relative to the working folder."""
     names = list(paths)
-    stream = io.BytesIO(
-        git_bytes("cat-file", "--batch", stdin="".join(f"{commit}:./{path}\n" for path in names).encode())
-    )
-    contents: dict[str, bytes] = {}
+    request = "".join(f"{commit}:./{path}\n" for path in names).encode()
+    stream = io.BytesIO(git_bytes("cat-file", "--batch", stdin=request))
+    contents = {}
     for path in names:
-        head = stream.readline().split()
-        if head[-1:] != [b"missing"] and len(head) == 3:
-            content = stream.read(int(head[2]))
-            stream.readline()  # the end of the line that the content is in
-            contents |= {path: content} if head[1] == b"blob" else {}
+        match stream.readline().split():
+            case [_, kind, size] if size != b"missing":
+                content = stream.read(int(size))
+                stream.readline()  # the end of the line that the content is in
+                if kind == b"blob":
+                    contents[path] = content
     return contents

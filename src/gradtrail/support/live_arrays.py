@@ -4,21 +4,17 @@ import gc
 import sys
 from collections import Counter
 
-_LARGEST_BYTES = 2**20  # more than JAX's own constants take
+_MIB = 2**20
 
 
 def warn_of_live_arrays(stage: str) -> None:
-    """Warn, in one line on stderr, of arrays on the devices that are still alive."""
-    jax = sys.modules.get("jax")
-    if jax is None:
+    """Warn, in one line on stderr, of more than a MiB of arrays, which is more than JAX's own constants take."""
+    if "jax" not in sys.modules:
         return
     gc.collect()
-    alive = jax.live_arrays()
-    num_bytes = sum(array.nbytes for array in alive)
-    if num_bytes > _LARGEST_BYTES:
-        kinds = Counter(array.aval.str_short() for array in sorted(alive, key=lambda array: -array.nbytes))
-        names = ", ".join(f"{count} of {kind}" for kind, count in list(kinds.items())[:3])
-        print(
-            f"{stage}: warning: {num_bytes / 2**20:.1f} MiB of arrays are still allocated at the end: {names}",
-            file=sys.stderr,
-        )
+    arrays = sorted(sys.modules["jax"].live_arrays(), key=lambda array: -array.nbytes)
+    total = sum(array.nbytes for array in arrays)
+    if total > _MIB:
+        counts = Counter(array.aval.str_short() for array in arrays)
+        names = ", ".join(f"{count} of {kind}" for kind, count in list(counts.items())[:3])
+        print(f"{stage}: warning: {total / _MIB:.1f} MiB of arrays are still allocated: {names}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """How much memory is free, and whether what was compiled fits into it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -9,52 +9,40 @@ import psutil
 from gradtrail.core.config import ConfigError
 from gradtrail.core.xla.compiler import CompiledFunction
 
-_OWN_GROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes, or `max`
 
 
 def require_memory(key: str, batch_size: int, functions: Iterable[CompiledFunction], *, fixed_bytes: int) -> None:
-    """Refuse a batch that does not fit, before any of the memory is allocated.
+    """Refuse a batch for which compiled functions do not fit, before any of the memory is allocated.
 
-    Args:
-        key: Key of `params.yaml` that sets the batch size.
-        batch_size: Value of that key.
-        functions: Functions compiled for that batch; the one that needs most memory counts.
-        fixed_bytes: Part of the memory that does not depend on the batch, such as parameters and data.
-
-    Raises:
-        ConfigError: One line with the needed memory, the free memory, and the batch size that would fit.
+    The error names the key of `params.yaml` that sets the batch size, and the size that would fit. `fixed_bytes` is the
+    memory that does not depend on the batch, such as that of parameters and data.
     """
     largest = max(functions, key=lambda function: function.cost.total_bytes)
     needed, available = largest.cost.total_bytes, available_bytes()
-    if needed <= available:
-        return
-    fits = int(batch_size * (available - fixed_bytes) / max(needed - fixed_bytes, 1))
-    advice = f"{_round_down(fits):,} would fit" if fits >= 1 else "not even one example would fit: a smaller model may"
-    raise ConfigError(
-        f"{key} {batch_size} takes {_gib(needed)} GiB in {largest.name}; {_gib(available)} GiB are free; {advice}"
-    )
+    if needed > available:
+        fits = int(batch_size * (available - fixed_bytes) / max(needed - fixed_bytes, 1))
+        unit = 10 ** max(0, len(str(fits)) - 2)  # two digits that are not zero
+        size = f"{fits // unit * unit:,} would fit"
+        advice = size if fits >= 1 else "not even one example would fit: a smaller model may"
+        raise ConfigError(
+            f"{key} {batch_size} takes {_gib(needed)} GiB in {largest.name}; {_gib(available)} GiB are free; {advice}"
+        )
 
 
 def require_memory_for_model(stage: str, functions: Iterable[CompiledFunction], *, host_bytes: int) -> None:
-    """Refuse a model whose analysis does not fit; the batches of such a stage follow from the model.
+    """Refuse a model for which a stage, whose batches follow from the model, does not fit.
 
-    Args:
-        stage: Name of the stage that analyses it.
-        functions: All functions compiled for it; the one that needs most memory counts.
-        host_bytes: Bytes of arrays that the stage holds on the host while it calls them.
-
-    Raises:
-        ConfigError: One line with the needed and the free memory.
+    `host_bytes` are those of the arrays that the stage holds on the host while it calls the compiled functions.
     """
-    devices = jax.local_device_count()
     on_device, on_host = max(function.cost.total_bytes for function in functions), host_bytes
     if _bytes_left_on_device() is None:  # then all devices use the memory of the host
-        on_device, on_host = 0, host_bytes + devices * on_device
+        on_device, on_host = 0, host_bytes + jax.local_device_count() * on_device
     for needed, available in ((on_host, _bytes_left_on_host()), (on_device, available_bytes())):
         if needed > available:
             raise ConfigError(
                 f"{stage} takes {_gib(needed)} GiB with this model; {_gib(available)} GiB are free; "
-                f"a smaller model may fit"
+                "a smaller model may fit"
             )
 
 
@@ -71,30 +59,9 @@ def _bytes_left_on_device() -> int | None:
 
 
 def _bytes_left_on_host() -> int:
-    return min([psutil.virtual_memory().available, *_left_in_groups()])
-
-
-def _left_in_groups() -> Iterator[int]:
-    """Yield the bytes that each control group of this process leaves of its limit; its file cache counts as free."""
-    try:
-        own_group = _OWN_GROUP.read_text().partition("0::/")[2].splitlines()[0]
-    except (OSError, IndexError):
-        return
-    path = _CGROUPS / own_group
-    for group in (path, *path.parents[: len(Path(own_group).parts)]):
-        try:
-            limit, used = (group / "memory.max").read_text(), int((group / "memory.current").read_text())
-            files = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        if limit.strip() != "max":
-            yield int(limit) - used + int(files.get("inactive_file", 0))
-
-
-def _round_down(count: int) -> int:
-    """Return a count with at most two digits that are not zero."""
-    unit: int = 10 ** max(0, len(str(count)) - 2)
-    return count // unit * unit
+    available = int(psutil.virtual_memory().available)
+    limit = _CONTAINER_LIMIT.read_text().strip() if _CONTAINER_LIMIT.is_file() else "max"
+    return available if limit == "max" else min(available, int(limit) - psutil.Process().memory_info().rss)
 
 
 def _gib(count: int) -> str:

@@ -1,31 +1,18 @@
-"""Progress bars on stderr, and the console for tables on stdout.
-
-A bar is drawn only on a terminal. `ProgressBar.print` always writes a line: above the bar on a terminal, by itself in a
-pipe or a log; `ProgressBar.log`, and `ProgressBar.advance` with a message, only where there is no bar.
-"""
+"""Progress bars on stderr, and the console for tables on stdout. A bar is drawn only on a terminal."""
 
 import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import rich.progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.segment import Segment
 
 from gradtrail.support.errors import printable
 
 _LOG_WIDTH = 140  # columns if there is no terminal
+Unit = Literal["bytes", "steps"]
 
 
 class _PlainConsole(Console):
@@ -44,29 +31,22 @@ def stdout_console() -> Console:
     return console
 
 
-Unit = Literal["bytes", "steps"]
-
-
 class ProgressBar:
-    """The bar of a `progress_bar` block. Every call is cheap."""
+    """The bar of a `progress_bar` block; amounts are in its unit."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        """Wrap a task of `progress`."""
-        self._progress = progress
-        self._task = task
+    def __init__(self, progress: rich.progress.Progress, task: rich.progress.TaskID) -> None:
+        self._progress, self._task = progress, task
 
     def advance(self, amount: float = 1.0, *, message: str | None = None) -> None:
-        """Add `amount`, in the bar's unit; show `message`, if given, behind the bar; without one, in a line."""
-        self._progress.update(self._task, advance=amount)
-        self._show(message)
+        """Add an amount; show a message behind the bar, or in a line if no bar is drawn."""
+        self._update(message, advance=amount)
         if message is not None:
             (task,) = self._progress.tasks
             self.log(f"{task.description}: {message} ({task.percentage:.0f} %, {task.elapsed or 0.0:.1f} s)")
 
     def update(self, completed: float, *, message: str | None = None) -> None:
-        """Set the completed amount, in the bar's unit; show `message`, if given, behind the bar."""
-        self._progress.update(self._task, completed=completed)
-        self._show(message)
+        """Set the completed amount; show a message behind the bar."""
+        self._update(message, completed=completed)
 
     def print(self, line: str) -> None:
         """Print a line on stderr, above the bar if there is one."""
@@ -77,35 +57,22 @@ class ProgressBar:
         if self._progress.disable:
             self.print(line)
 
-    def _show(self, message: str | None) -> None:
-        """Show a message behind the bar; None keeps the last one."""
-        if message is not None:
-            self._progress.update(self._task, message=message)
+    def _update(self, message: str | None, **amount: float) -> None:
+        fields = {} if message is None else {"message": message}  # else the last message stays
+        self._progress.update(self._task, **amount, **fields)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
-def progress_bar(description: str, total: float, *, unit: Unit, enabled: bool | None = None) -> Iterator[ProgressBar]:
-    """Show a progress bar on stderr while the block runs.
-
-    Args:
-        description: text in front of the bar.
-        total: amount at which the work is done, in `unit`.
-        unit: `bytes` shows sizes and speed, `steps` shows a count; both show the time left.
-        enabled: whether to show the bar; None shows it when stderr is a terminal.
-
-    Yields:
-        The bar.
-    """
-    is_shown = sys.stderr.isatty() if enabled is None else enabled
-    with Progress(*_columns(unit), console=Console(stderr=True), disable=not is_shown) as progress:
-        yield ProgressBar(progress, progress.add_task(description, total=total, message=""))
-
-
-def _columns(unit: Unit) -> tuple[ProgressColumn, ...]:
-    """Return the bar's columns. Texts are not markup: a path or a message may contain brackets."""
-    counts: tuple[ProgressColumn, ...] = (
-        (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(),)
+def progress_bar(description: str, total: float, *, unit: Unit) -> Iterator[ProgressBar]:
+    """Show a bar, from 0 to a total amount, on stderr while the block runs; bytes are shown as sizes and speed."""
+    counts: list[rich.progress.ProgressColumn] = [rich.progress.MofNCompleteColumn()]
+    if unit == "bytes":
+        counts = [rich.progress.DownloadColumn(), rich.progress.TransferSpeedColumn()]
+    # Not markup: a path or a message may contain brackets
+    label, message = (
+        rich.progress.TextColumn(f"{{task.{text}}}", markup=False) for text in ("description", "fields[message]")
     )
-    description = TextColumn("{task.description}", markup=False)
-    message = TextColumn("{task.fields[message]}", markup=False)
-    return (description, BarColumn(), *counts, TimeRemainingColumn(), message)
+    columns = (label, rich.progress.BarColumn(), *counts, rich.progress.TimeRemainingColumn(), message)
+    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    with rich.progress.Progress(*columns, console=console, disable=is_hidden) as progress:
+        yield ProgressBar(progress, progress.add_task(description, total=total, message=""))

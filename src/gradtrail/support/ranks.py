@@ -8,7 +8,6 @@ from gradtrail.support.paths import private_folder
 
 LAUNCH = "GRADTRAIL_LAUNCH"  # command that starts the processes of a stage; `pipeline/stage.sh` puts it first
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-
 _INDICES = (INDEX, "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 
 

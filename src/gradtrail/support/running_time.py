@@ -7,13 +7,9 @@ import psutil
 
 
 def seconds_running() -> float:
-    """Return the seconds since this process began, to about a hundredth.
-
-    Linux gives the start in ticks since the boot, and the time of the boot in whole seconds; with the clock that runs
-    since the boot, the rounding cancels out.
-    """
+    """Return the seconds since this process began, to about a hundredth."""
     began = psutil.Process().create_time()
-    if hasattr(time, "CLOCK_BOOTTIME"):
+    if hasattr(time, "CLOCK_BOOTTIME"):  # Linux gives the boot in whole seconds, which cancel out
         return time.clock_gettime(time.CLOCK_BOOTTIME) - (began - psutil.boot_time())
     return time.time() - began
 

@@ -4,10 +4,10 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AGAIN_SECONDS = 0.05
 
 
@@ -22,8 +22,7 @@ class Stopped(KeyboardInterrupt):
 class StopRequest:
     """Whether the process was asked to stop, and by which signal."""
 
-    def __init__(self) -> None:
-        self.number: int | None = None
+    number: int | None = None
 
     def obey(self, message: str) -> None:
         """Raise `Stopped` if the process was asked to stop."""
@@ -35,8 +34,7 @@ class StopRequest:
 def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[StopRequest]:
     """Record the first Ctrl-C or SIGTERM while the block runs, for the block to obey; the second one ends the process.
 
-    Args:
-        when_asked: Function called in the signal handler, at the first signal.
+    The handler of the first one calls `when_asked`.
     """
     request = StopRequest()
 
@@ -46,53 +44,38 @@ def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[St
         request.number = number
         when_asked()
 
-    before = {number: signal.signal(number, note) for number in _SIGNALS}
-    try:
+    with _handling(note, signal.SIGINT, signal.SIGTERM):
         yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def stopping_on_signals(message: str) -> Iterator[None]:
-    """Raise `Stopped` on SIGTERM while the block runs, so that its `with` statements close what they opened.
-
-    Python only prints what is raised in a callback of its garbage collector, or as an object is deleted, and goes on. A
-    request to stop that came there, also Ctrl-C, is raised again instead of printed: by a timer (SIGALRM), or as the
-    block ends.
-    """
-    dropped: list[KeyboardInterrupt] = []
+    """Raise `Stopped` on SIGTERM while the block runs, so that its `with` statements close what they opened."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise Stopped(message, number)
 
-    def keep(unraisable: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(error := unraisable.exc_value, KeyboardInterrupt):
-            before_hook(unraisable)
-            return
-        dropped.append(error)
-        # Repeated: a tick that comes just before a system call begins to wait does not end the wait.
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
+    def send_again(dropped: "sys.UnraisableHookArgs") -> None:
+        # Python drops an exception in a callback of its garbage collector; JAX has one. Ctrl-C too is sent again
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            number = getattr(dropped.exc_value, "number", signal.SIGINT)
+            threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+        else:
+            previous_hook(dropped)
 
-    def raise_dropped(*_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if dropped:
-            error = dropped.pop()
-            dropped.clear()
-            raise error.with_traceback(None)
+    previous_hook, sys.unraisablehook = sys.unraisablehook, send_again
+    try:
+        with _handling(stop, signal.SIGTERM):
+            yield
+    finally:
+        sys.unraisablehook = previous_hook
 
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, stop),
-        signal.SIGALRM: signal.signal(signal.SIGALRM, raise_dropped),
-    }
-    before_hook, sys.unraisablehook = sys.unraisablehook, keep
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
-        raise_dropped()
     finally:
-        dropped.clear()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.unraisablehook = before_hook
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)

@@ -1,4 +1,4 @@
-"""Tests of significance that several commands share."""
+"""Tests of significance, each with an interval that excludes 0 exactly if the test rejects."""
 
 import math
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ _EQUAL = 1e-9  # metrics are stored with 9 digits, so values closer than this ar
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The mean of paired differences."""
+    """A difference of means; with a single pair, the interval and the p value are NaN."""
 
-    mean: float  # mean over all pairs
-    low: float  # lower end of the simultaneous 95 % confidence interval; −∞ for none, NaN with a single pair
-    high: float  # upper end; ∞ for none, NaN with a single pair
-    p_value: float  # for no difference, adjusted for the number of comparisons; NaN with a single pair
+    mean: float
+    low: float  # lower end of the 95 % confidence interval, simultaneous over the comparisons; −∞ for none
+    high: float  # upper end; ∞ for none
+    p_value: float  # for no difference, adjusted for the number of comparisons
     num_pairs: int  # at least 1
 
     @property
@@ -36,16 +36,9 @@ class Difference:
 def paired_difference(values: Sequence[float], baseline: Sequence[float], *, num_comparisons: int = 1) -> Difference:
     """Compare values in pairs by Student's t-test, two-sided, one of `num_comparisons` that are made together.
 
-    If all differences are the same number, their spread is 0 and the t-test is undefined. If the number is 0, p = 1
-    and the interval is 0. Otherwise the exact sign test is used, which needs no spread: n equal signs have
-    p = 2 · 2⁻ⁿ, and its interval for the median, from the least to the greatest difference, is that number if the
-    adjusted p is below the level, and else has no ends.
-
-    Args:
-        values: Values, at least one.
-        baseline: Values of the baseline, of the same length; values at the same index are a pair.
-        num_comparisons: Number of comparisons, at least 1; the p value is multiplied by it, up to 1, and the interval's
-            level is 1 − `SIGNIFICANCE` / `num_comparisons`.
+    The p value is multiplied by their number, up to 1; the interval's level is 1 − `SIGNIFICANCE` / `num_comparisons`.
+    If all differences are the same number, the t-test is undefined: p = 1 if the number is 0, else that of the exact
+    sign test, 2 · 2⁻ⁿ, whose interval for the median is the number itself if the test rejects, and else has no ends.
     """
     differences = np.subtract(values, baseline)
     count, mean = len(differences), float(np.mean(differences))
@@ -64,32 +57,25 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], *, num
 
 
 def unpaired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
-    """Compare the means of independent values by Welch's t-test, two-sided.
+    """Compare the means of independent values, at least two of each, by the t-test of B. Welch, Biometrika 34 (1947).
 
-    Source: B. L. Welch, Biometrika 34 (1947). If neither has any spread the test is undefined: then there is no
-    interval, unless the means are equal.
-
-    Args:
-        values: Values, at least two.
-        baseline: Values of the baseline, at least two.
-
-    Returns:
-        The mean of `values` minus that of `baseline`; `num_pairs` is the smaller number of values.
+    If neither has any spread the test is undefined: then there is no interval, unless the means are equal.
     """
     mean, count = float(np.mean(values) - np.mean(baseline)), min(len(values), len(baseline))
-    if max(np.ptp(values), np.ptp(baseline)) <= _EQUAL:
-        ends = (0.0, 0.0) if abs(mean) <= _EQUAL else (-math.inf, math.inf)
-        return Difference(
-            mean=mean, low=ends[0], high=ends[1], p_value=1.0 if ends[1] == 0 else math.nan, num_pairs=count
-        )
-    test = stats.ttest_ind(values, baseline, equal_var=False)
-    low, high = map(float, test.confidence_interval(1 - SIGNIFICANCE))
-    return Difference(mean=mean, low=low, high=high, p_value=float(test.pvalue), num_pairs=count)
+    if max(np.ptp(values), np.ptp(baseline)) > _EQUAL:
+        test = stats.ttest_ind(values, baseline, equal_var=False)
+        low, high = map(float, test.confidence_interval(1 - SIGNIFICANCE))
+        p_value = float(test.pvalue)
+    elif abs(mean) <= _EQUAL:
+        low, high, p_value = 0.0, 0.0, 1.0
+    else:
+        low, high, p_value = -math.inf, math.inf, math.nan
+    return Difference(mean=mean, low=low, high=high, p_value=p_value, num_pairs=count)
 
 
 @dataclass(frozen=True, kw_only=True)
 class McNemar:
-    """The exact McNemar test: two classifiers on the same examples."""
+    """The exact McNemar test of two classifiers on the same examples."""
 
     gained: int  # examples that the new one gets right and the old one wrong
     lost: int  # examples that the new one gets wrong and the old one right
@@ -113,13 +99,12 @@ def mcnemar(gained: int, lost: int, num_examples: int) -> McNemar:
     """Return the exact test of Q. McNemar, Psychometrika 12 (1947): binomial, given the examples that differ.
 
     The interval is that of C. Clopper and E. Pearson, Biometrika 26 (1934), for the share of the differing examples
-    that are gained, as a difference of accuracies: it excludes 0 exactly if the test rejects.
+    that are gained, as a difference of accuracies.
     """
-    differing = gained + lost
-    if differing == 0:
-        return McNemar(gained=0, lost=0, num_examples=num_examples, p_value=1.0, low=0.0, high=0.0)
-    test = stats.binomtest(gained, differing, 0.5)
-    share = test.proportion_ci(1 - SIGNIFICANCE, method="exact")
-    low, high = ((2 * float(end) - 1) * differing / num_examples for end in (share.low, share.high))
-    p_value = float(test.pvalue)
+    differing, low, high, p_value = gained + lost, 0.0, 0.0, 1.0
+    if differing:
+        test = stats.binomtest(gained, differing, 0.5)
+        share = test.proportion_ci(1 - SIGNIFICANCE, method="exact")
+        low, high = ((2 * float(end) - 1) * differing / num_examples for end in (share.low, share.high))
+        p_value = float(test.pvalue)
     return McNemar(gained=gained, lost=lost, num_examples=num_examples, p_value=p_value, low=low, high=high)

@@ -1,7 +1,6 @@
 """Tables for the terminal, all in one style."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -11,24 +10,16 @@ from rich.text import Text
 def table(
     title: str,
     rows: Sequence[Mapping[str, str | Text]],
-    right: Collection[str] = (),
+    right: Collection[str] = (),  # columns that are aligned right, such as numbers
     *,
-    no_wrap: Collection[str] = (),
-    styles: Sequence[str | None] = (),
+    no_wrap: Collection[str] = (),  # columns whose cells are never broken into two lines
+    styles: Sequence[str | None] = (),  # styles of the rows, such as `bold green`
 ) -> Table:
-    """Return a table whose columns are the keys of the first row.
-
-    Args:
-        title: Line above the table.
-        rows: Cells of each row, column → text.
-        right: Columns that are aligned right, such as numbers.
-        no_wrap: Columns whose cells are never broken into two lines.
-        styles: Styles of the rows, such as `bold green`; none by default.
-    """
+    """Return a table whose columns are the keys of the first row."""
     result = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in rows[0] if rows else ():
-        side: Literal["left", "right"] = "right" if column in right else "left"
-        result.add_column(column, justify=side, overflow="fold", no_wrap=column in no_wrap)
+        justify = "right" if column in right else "left"
+        result.add_column(column, justify=justify, overflow="fold", no_wrap=column in no_wrap)  # type: ignore[arg-type]
     for row, style in zip(rows, styles or [None] * len(rows), strict=True):
         result.add_row(*row.values(), style=style)
     return result

@@ -23,8 +23,7 @@ from gradtrail.core.xla.compile_log import Compilation, CompileLog
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, Wrapper
 from gradtrail.stages.common.files import scratch_folder, write_csv
 from gradtrail.stages.common.setup import compute_in_float32, only_compiler, set_up_cache
-from gradtrail.support.errors import one_line
-from gradtrail.support.tracing import Recorder
+from gradtrail.support.tracing import recording
 from gradtrail.tracking.journal import Journal
 from gradtrail.tracking.names import COMPILED
 
@@ -65,17 +64,12 @@ def _tracing(run: Journal) -> Iterator[Wrapper | None]:
         yield None
         return
     with scratch_folder(stage.folder, f"{stage.name}-{stage.state[:16]}-trace") as folder:
-        with Recorder(folder) as recorder:
-            yield recorder.recording
-        try:
-            trace = recorder.trace
-        except Exception as fault:  # of the profiler or the disk
-            print(f"{stage.name}: warning: no trace was recorded ({one_line(fault)[:200]})", file=sys.stderr)
-            return
-        if trace is None:
-            print(f"{stage.name}: runtime.trace: no trace: no compiled function was called", file=sys.stderr)
+        with recording(folder) as wrapper:
+            yield wrapper
+        if any(folder.iterdir()):
+            run.files(folder, "trace")
         else:
-            run.files(trace, "trace")
+            print(f"{stage.name}: runtime.trace: no trace: no compiled function was called twice", file=sys.stderr)
 
 
 def _log_profile(run: Journal, compiler: Compiler, log: CompileLog, process: dict[str, float]) -> None:

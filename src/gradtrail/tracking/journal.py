@@ -31,11 +31,10 @@ from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry, StageSpec
 from gradtrail.stages.common.stage import Stage
-from gradtrail.support.errors import UserError, is_store_fault, one_line
+from gradtrail.support.errors import UserError, is_store_fault, one_line, redacted
 from gradtrail.support.paths import SQLITE, private_folder, store_uri
 from gradtrail.support.ranks import is_follower
 from gradtrail.support.running_time import seconds_running
-from gradtrail.support.secrets import redacted
 from gradtrail.support.signals import stop_request
 from gradtrail.tracking.environment import environment
 from gradtrail.tracking.state import Identity, Snapshot, state_lock

@@ -32,10 +32,8 @@ WEIGHTS, EXPORT_DIGEST = "weights", "export_digest"  # tags of a logged model: f
 _OUT, _TEMPERATURE = "export_out", "temperature"  # tags: digest of the output, as DVC has it; fitted temperature
 _IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})  # MLflow refuses these
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
-LOADED = (  # the loader, and what it imports
-    *("gradtrail.tracking.pyfunc", "gradtrail.stages.artifacts.exported"),
-    *("gradtrail.support.errors", "gradtrail.support.secrets"),
-)
+# The loader, and what it imports
+LOADED = ("gradtrail.tracking.pyfunc", "gradtrail.stages.artifacts.exported", "gradtrail.support.errors")
 _PACKAGES = ("flatbuffers", "jax", "jaxlib", "jaxtyping", "mlflow", "numpy", "safetensors")  # which these import
 _PAGE_SIZE = 100
 

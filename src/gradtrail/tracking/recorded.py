@@ -40,7 +40,7 @@ from gradtrail.stages.common.pipeline_file import (
     stages_below_training,
 )
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import GitError, blob_ids, git, git_bytes
+from gradtrail.support.git import CommandError, blob_ids, git, git_bytes
 from gradtrail.support.paths import private_folder, working_folder
 from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
 
@@ -187,7 +187,7 @@ def _commit_snapshot(commit: str, ids: Sequence[str]) -> Snapshot | None:
     reads = {name: (blob, functools.partial(git_bytes, "cat-file", "blob", blob)) for name, blob in present.items()}
     try:
         return dataclasses.replace(_snapshot(reads), commit=commit)
-    except GitError:
+    except CommandError:
         raise
     except UserError:  # from another project, or with merge conflicts
         return None

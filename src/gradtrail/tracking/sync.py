@@ -7,7 +7,6 @@ changed until it is relocated; a server is always queried.
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import sqlite3
@@ -19,7 +18,6 @@ from filelock import FileLock
 from gradtrail.stages.common.dvc_cache import file_folder
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.pipeline_file import FILES
-from gradtrail.support.errors import UserError
 from gradtrail.support.git import git, head_commit
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri, working_folder
 from gradtrail.tracking.recorded import entry_files, find_experiments
@@ -67,19 +65,6 @@ def describe(report: Mapping[str, int], *, verbose: bool = False) -> str:
     keys = [key for key in _PARTS if key != "present" and report.get(key) and (verbose or key != "absent")]
     parts = [_PARTS[key].format(report[key]) for key in ("present", *keys)]
     return "; ".join([parts[0], *([f"rebuilt: {', '.join(rebuilt)}"] if rebuilt else []), *parts[1:]])
-
-
-def set_aside() -> Path:
-    """Rename the database and SQLite's files next to it to free names; return the database's."""
-    if not store_uri().startswith(SQLITE):
-        raise UserError(f"{store_uri()}: its database is damaged; repair it on the server")
-    database = database_path(store_uri())
-    number = next(n for n in itertools.count(1) if not database.with_name(f"{database.name}.damaged-{n}").exists())
-    for suffix in ("-wal", "-shm", ""):
-        path = database.with_name(f"{database.name}{suffix}")
-        if path.exists():
-            aside = path.rename(database.with_name(f"{database.name}.damaged-{number}{suffix}"))
-    return aside
 
 
 def _last_report(place: Path, sources: list[object]) -> dict[str, int] | None:

@@ -20,7 +20,7 @@ import psutil
 
 from gradtrail.stages.common.params import MEMBERS, PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
-from gradtrail.support.git import GitError, git, git_bytes, head_commit
+from gradtrail.support.git import CommandError, git, git_bytes, head_commit
 from gradtrail.tracking.state import Identity
 
 # Beginnings of lines in `git.diff` that are not part of the diff
@@ -132,7 +132,7 @@ def origin_tags() -> dict[str, str]:
         if commit := head_commit():
             is_dirty = git("status", "--porcelain", "--", ".", *_CHANGED_BY_STAGES) != ""
             tags |= {"mlflow.source.git.commit": commit, "git.dirty": str(is_dirty).lower()}
-    except GitError as error:
+    except CommandError as error:
         print(f"warning: {error}; the run in MLflow names no commit", file=sys.stderr)
     return tags
 
@@ -141,7 +141,7 @@ def write_diff(path: Path) -> bool:
     """Write the changes since the commit as bytes, as source files need not be UTF-8; return False if git fails."""
     try:
         path.write_bytes(working_diff())
-    except GitError as error:
+    except CommandError as error:
         print(f"warning: {error}; the run in MLflow has no git.diff", file=sys.stderr)
         return False
     return True

@@ -226,23 +226,6 @@ def test_commands_of_the_page_work(page: Path, project: Project) -> None:
             project.run("bash", "-c", command, env={"SEEDS": "0"} | own_code(project))
 
 
-@pytest.mark.nightly
-def test_commands_work_from_a_subfolder(project: Project) -> None:
-    """As at the root, be it an error: of a run that another page makes. A path is one that is right there."""
-    below = Project(project.folder / "docs")
-    typed = dict.fromkeys(line for page in PAGES for line in commands(page) if line.startswith("gradtrail "))
-    for command in typed:
-        _, verb, *words = command.partition("#")[0].split()
-        there = [f"../{word}" if (project.folder / word).exists() else word for word in words]
-        at_root, inside = (
-            place.run("sh", "-c", 'gradtrail "$@"; echo $?', "sh", verb, *arguments, env=own_code(project)).splitlines()
-            for place, arguments in ((project, words), (below, there))
-        )
-        assert at_root[-1] == inside[-1], command
-        assert verb not in ("runs", "show") or at_root == inside, "what reads only prints the same"
-    assert not [*below.folder.glob("**/mlflow.db"), *below.folder.glob("**/.gradtrail")]
-
-
 def serve(command: str, project: Project) -> None:
     """Start a command that serves until it is stopped, and wait for the link that it prints."""
     process = subprocess.Popen(

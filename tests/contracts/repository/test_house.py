@@ -1,6 +1,5 @@
 """The size of the packages, where a module lies, and what may import what. `make check` holds the layers."""
 
-import ast
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -155,14 +154,8 @@ def nearest_common_folder(modules: set[str]) -> str:
 
 def test_misplaced_module_is_noticed() -> None:
     graph = grimp.ImportGraph()
-    for name in (
-        "gradtrail",
-        "gradtrail.a",
-        "gradtrail.a.b",
-        "gradtrail.a.c",
-        "gradtrail.a.b.used",
-        "gradtrail.a.c.main",
-    ):
+    modules = ("gradtrail", "gradtrail.a", "gradtrail.a.b", "gradtrail.a.c", "gradtrail.a.b.used", "gradtrail.a.c.main")
+    for name in modules:
         graph.add_module(name)
     graph.add_import(importer="gradtrail.a.c.main", imported="gradtrail.a.b.used")
     assert dict(misplaced_modules(graph)) == {"gradtrail.a.b.used": "gradtrail.a.c"}
@@ -175,15 +168,3 @@ def test_every_folder_of_tests_is_one_of_the_package_or_of_whole_projects() -> N
     benchmarks = {path.parent.relative_to(ROOT) for path in (ROOT / "benchmarks").rglob("*.py")}
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")}
     assert folders - package - benchmarks - own == set()
-
-
-def test_make_finds_all_modules_with_slow_tests() -> None:
-    """By the mark, or by `cases`, which marks slow cases; so no worker imports the other modules."""
-    modules = (path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith("test_"))
-    assert [path.name for path in modules if has_slow_mark(path)] == ["factories.py"]
-    assert r"mark\.slow\|import.* cases\b" in (ROOT / "Makefile").read_text()
-
-
-def has_slow_mark(path: Path) -> bool:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return any(isinstance(node, ast.Attribute) and node.attr == "slow" for node in ast.walk(tree))

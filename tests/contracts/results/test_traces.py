@@ -11,7 +11,6 @@ import pytest
 from projects import STAGES, Project, finished_project, stop
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.support.tracing import LARGEST_BYTES
 
 pytestmark = pytest.mark.slow
 SILENT = {"fetch", "preprocess", "report"}  # which compute nothing with JAX
@@ -53,7 +52,6 @@ def test_stage_is_traced_and_writes_the_same_bytes(stage: str, project: Project)
         assert not traces_of(project, stage)
         return
     (trace,) = traces_of(project, stage)
-    assert 0 < sum(path.stat().st_size for path in trace.iterdir()) <= LARGEST_BYTES
     perfetto = json.loads(gzip.decompress((trace / "perfetto_trace.json.gz").read_bytes()))
     event_names = {event.get("name") for event in perfetto["traceEvents"]}
     (xplane,) = trace.glob("*.xplane.pb")
@@ -68,7 +66,7 @@ def test_stage_that_is_stopped_while_it_is_recorded_has_a_whole_run_and_no_trace
 ) -> None:
     before = traces_of(project, "train")
     process = project.start_stage("train")
-    stop(process, number, when=lambda: any((project.folder / ".outs").glob("train-*-trace.scratch/1")))
+    stop(process, number, when=lambda: any((project.folder / ".outs").glob("train-*-trace.scratch")))
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert traces_of(project, "train") == before
     project.run_stage("train")

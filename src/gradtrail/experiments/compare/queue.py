@@ -20,9 +20,8 @@ import psutil
 from gradtrail.stages.common.dvc_cache import require_copies
 from gradtrail.stages.common.params import as_options
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.support.interpreter import with_this_interpreter
+from gradtrail.support.git import CommandError, reason, run, with_interpreter
 from gradtrail.support.progress import progress_bar
-from gradtrail.support.shell import CommandError, reason, run
 from gradtrail.support.signals import stop_request
 
 _PAUSE_SECONDS = 0.5
@@ -140,7 +139,7 @@ def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
     command = [sys.executable, "-c", _RUN_ALL, json.dumps(commands)]
     with stop_request() as stop:
         try:
-            output = run(command, env=with_this_interpreter(), seconds=None)
+            output = run(command, env=with_interpreter(), seconds=None).decode()
         except CommandError as error:
             raise UserError(f"DVC did not queue the experiment: {reason(error.output)}") from None
     stop.obey("stopped while experiments were queued")
@@ -148,9 +147,7 @@ def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _dvc(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "dvc", *arguments], check=False, env=with_this_interpreter(), **options
-    )
+    return subprocess.run([sys.executable, "-m", "dvc", *arguments], check=False, env=with_interpreter(), **options)
 
 
 def _name(entry: Any) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from gradtrail.experiments.timed.ratio import SIDES, Ratio, TimedProcess, compare_times
 from gradtrail.stages.common.params import PARAMS, changed, flatten, read_yaml
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.support.git import GitError, git, git_bytes
+from gradtrail.support.git import CommandError, git, git_bytes
 from gradtrail.support.progress import progress_bar, stdout_console
 from gradtrail.support.signals import stopping_on_signals
 from gradtrail.tracking.tags import CUT_OFF, param_text
@@ -63,7 +63,7 @@ def check_out(name: str, commit: str, into: Path, patch: str = "") -> Path:
             archive.extractall(into, filter="data")
         if "diff --git " in patch:
             git_bytes("-C", str(into), "apply", "--whitespace=nowarn", stdin=patch.encode())
-    except GitError as error:
+    except CommandError as error:
         raise UserError(f"{name}: commit {commit[:12] or 'unknown'} cannot be unpacked: {one_line(error)}") from None
     return into / git("rev-parse", "--show-prefix")
 

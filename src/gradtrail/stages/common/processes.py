@@ -19,12 +19,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
+from unittest import mock
 
 from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.environment import processor_digest, set_cpu_devices
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, is_follower, is_launched, log_path
-from gradtrail.support.replaced import replaced
 
 HEARTBEAT_SECONDS = 10  # silence after which JAX considers a process dead and aborts the others
 _DAY_MS = 86_400_000  # longest wait for another process that is alive
@@ -75,7 +75,8 @@ def devices(shards: int) -> list[Any]:
         return list(jax.local_devices())
     options = {"hostname": "127.0.0.1"} if state.coordinator_address.startswith(_LOOPBACK) else {}
     library = importlib.import_module("jaxlib._jax")  # by default gloo listens on the host's address
-    with replaced(library, make_gloo_tcp_collectives=functools.partial(library.make_gloo_tcp_collectives, **options)):
+    make = functools.partial(library.make_gloo_tcp_collectives, **options)
+    with mock.patch.object(library, "make_gloo_tcp_collectives", make):
         by_process = [jax.local_devices(process_index=index) for index in range(state.num_processes)]
     return [device for local in by_process for device in local[:per_process]]
 
