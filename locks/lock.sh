@@ -16,6 +16,9 @@ compile_difference() {
 compile --output-file locks/base.lock
 compile_difference cuda13 locks/cuda.lock
 compile_difference cluster locks/cluster.lock
+# Hashes are those of base.lock, which uv reads as constraints.
+uv pip compile --group serve --no-header --no-annotate --no-emit-index-url --quiet \
+    --python-platform linux --constraints locks/base.lock --output-file locks/serve.lock
 # For `gradtrail export`, an environment of its own in front of this one: jax2onnx allows no newer orbax-checkpoint
 printf '%s\n' jax2onnx onnx onnx-ir onnxruntime sympy mpmath |
     uv pip compile - --no-deps --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \

@@ -1,18 +1,29 @@
-"""The files of `deploy/`: manifests against the schemas of Kubernetes, compose, container, and no secret in them."""
+"""The files of `deploy/`: valid by the schemas of Kubernetes and Compose, with names that agree, without a secret."""
 
 import configparser
 import re
 import subprocess
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
+import grimp
 import kubernetes_validate
 import pytest
 from projects import ROOT
 from ruamel.yaml import YAML
 
+from gradtrail.serving.metrics import ServerMetrics
+from gradtrail.serving.server.app import create_app
+from gradtrail.serving.server.batching import BatchingConfig
+from gradtrail.serving.server.router import Router
+
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+COMPOSE = sorted(DEPLOY.glob("*compose.yaml"))
+# Of modules, and in functions, that the server's own modules import, but that a server does not: networks, data sets.
+NEVER_IMPORTED = {"flax", "sklearn"}
 CREDENTIAL = re.compile(r"(PASSWORD|SECRET|TOKEN|ACCESS_KEY)")
 
 
@@ -22,6 +33,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def documents() -> list[dict[str, Any]]:
     return [document for path in MANIFESTS for document in read(path)]
+
+
+def services() -> dict[str, dict[str, Any]]:
+    """The services of the files of Compose."""
+    return {name: service for path in COMPOSE for name, service in read(path)[0]["services"].items()}
 
 
 def pods() -> list[dict[str, Any]]:
@@ -48,13 +64,19 @@ def test_manifests_are_valid_by_the_schemas_of_kubernetes() -> None:
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
+def test_compose_files_are_valid_by_its_schema() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *map(str, COMPOSE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_selectors_ports_volumes_and_references_meet() -> None:
-    services = [document for document in documents() if document["kind"] == "Service"]
+    leading = [document["spec"]["selector"] for document in documents() if document["kind"] == "Service"]
     for document in documents():
         if document["kind"] in ("Deployment", "StatefulSet"):
             labels = document["spec"]["template"]["metadata"]["labels"]
             assert document["spec"]["selector"]["matchLabels"] == labels
-            assert any(service["spec"]["selector"] == labels for service in services), "no service leads there"
+            assert labels in leading, "no service leads there"
     for pod in pods():
         volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])} | {*pod["claims"]}
         for container in pod["spec"]["containers"]:
@@ -76,38 +98,74 @@ def test_no_file_holds_a_secret() -> None:
         for container in pod["spec"]["containers"]:
             for variable in container.get("env", []):
                 assert not (CREDENTIAL.search(variable["name"]) and "value" in variable)
-    (compose,) = read(DEPLOY / "compose.yaml")
-    for service in compose["services"].values():
+    for service in services().values():
         for name, value in service["environment"].items():
             if CREDENTIAL.search(name) and name != "RAY_AUTH_MODE":
                 assert re.fullmatch(r"\$\{\w+:\?\}", value), f"{name} must come from the environment, and be set"
 
 
 def test_compose_publishes_only_on_loopback() -> None:
-    (compose,) = read(DEPLOY / "compose.yaml")
-    published = [port for service in compose["services"].values() for port in service.get("ports", [])]
-    assert published
+    published = [port for service in services().values() for port in service.get("ports", [])]
+    assert {port.rpartition(":")[2] for port in published} == {"5000", "8080", "8265"}
     assert all(port.startswith("127.0.0.1:") for port in published)
-    assert all(service.get("image") for service in compose["services"].values())
 
 
 def test_only_workers_mount_the_key_for_git_read_only() -> None:
-    (compose,) = read(DEPLOY / "compose.yaml")
-    mounts = {name: service.get("volumes", []) for name, service in compose["services"].items()}
+    mounts = {name: service.get("volumes", []) for name, service in services().items()}
     keys = {name: volume for name, volumes in mounts.items() for volume in volumes if ".ssh" in volume}
     assert keys == {"worker": "${GRADTRAIL_SSH_DIR:?}:/home/gradtrail/.ssh:ro"}
 
 
-def test_image_installs_the_lock_and_runs_without_root() -> None:
+def test_names_of_the_server_are_those_of_its_manifests() -> None:
+    """Its port and its writable folder in the image, the paths of the probes, the metric of the autoscaler."""
+    metrics = ServerMetrics()
+    paths = {route.path for route in create_app(Router(batching=BatchingConfig(), metrics=metrics)).routes}
+    kinds = {document["kind"]: document for document in read(DEPLOY / "kubernetes" / "server.yaml")}
+    deployment = kinds["Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    assert {probe["path"] for probe in probes} <= paths
+    assert {probe["port"] for probe in probes} == {kinds["Service"]["spec"]["ports"][0]["targetPort"]} == {port["name"]}
+    target = kinds["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
+    (metric,) = kinds["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] in {family.name for family in metrics.registry.collect()}
+
+    server = services()["server"]
+    image = (DEPLOY / "Containerfile").read_text()
+    assert f"\nEXPOSE {port['containerPort']}\n" in image
+    assert server["ports"] == [f"127.0.0.1:{port['containerPort']}:{port['containerPort']}"]
+    (folder,) = re.findall(r"^WORKDIR (.+)\nEXPOSE", image, re.MULTILINE)
+    writable = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert f"{folder}/.gradtrail" in writable
+    assert {mount.partition(":")[0] for mount in server["tmpfs"]} == writable
+    assert server["image"] == container["image"]
+    assert re.search(r":8080(/[^']+)", server["healthcheck"]["test"][-1])[1] in paths
+
+
+def test_images_install_the_locks_and_run_without_root() -> None:
     lines = (DEPLOY / "Containerfile").read_text()
     assert " wget " in lines, "KubeRay's probes call it"
-    assert "--require-hashes" in lines
-    assert "\nCOPY locks/base.lock locks/cluster.lock " in lines
-    users = re.findall(r"^USER (.+)$", lines, re.MULTILINE)
-    assert users == ["1000"]
+    locked = re.findall(r"pip install ([^&]*-r [^&]*)", lines)
+    assert len(locked) == 3
+    assert all("--no-deps --require-hashes" in arguments for arguments in locked)
+    assert re.findall(r"^USER (.+)$", lines, re.MULTILINE) == ["1000", "1000"]
     version = re.search(r'rayVersion: "(.+)"', (DEPLOY / "kubernetes/rayjob.yaml").read_text())
     assert version
     assert f"\nray=={version[1]} " in (ROOT / "locks/cluster.lock").read_text().replace("[default]", "")
+
+
+def test_lock_of_the_server_has_what_it_imports_at_the_versions_of_the_base() -> None:
+    locked = (ROOT / "locks" / "serve.lock").read_text().split()
+    assert {*locked} <= {*re.findall(r"^\S+==\S+", (ROOT / "locks" / "base.lock").read_text(), re.MULTILINE)}
+    graph = grimp.build_graph("gradtrail", include_external_packages=True, cache_dir=None)
+    modules = graph.find_upstream_modules("gradtrail.serving.serve")
+    imported = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - {"gradtrail"}
+    distributions = packages_distributions()
+    names = {name: {re.sub(r"[-_.]+", "-", one).lower() for one in distributions[name]} for name in imported}
+    packages = {line.partition("==")[0] for line in locked}
+    assert {name for name in imported if not names[name] & packages} == NEVER_IMPORTED
 
 
 @pytest.mark.parametrize("missing", ["MLFLOW_BACKEND_STORE_URI", "MLFLOW_TRACKING_PASSWORD"])

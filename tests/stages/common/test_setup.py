@@ -44,6 +44,14 @@ def test_compiled_function_comes_from_cache(cache: Path) -> None:
     assert [is_cached(Compiler(time.perf_counter, guard)) for _ in range(2)] == [False, True]
 
 
+def test_cache_of_another_kind_of_processor_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_cached(Compiler(time.perf_counter))
+    monkeypatch.setattr(setup, "processor_digest", lambda: "0123456789ab")
+    reset_cache()
+    assert setup.set_up_cache().parent == cache.parent
+    assert not is_cached(Compiler(time.perf_counter))
+
+
 def test_program_is_compiled_by_one_at_a_time(tmp_path: Path) -> None:
     inside, entered = [], threading.Event()
 

@@ -131,7 +131,7 @@ def _describing(router: Router) -> list[Route]:
         return Response("\n", media_type=JSON)
 
     async def version(_: Request) -> Response:
-        return Response(installed("mlflow"), media_type=JSON)
+        return Response(installed("mlflow-skinny"), media_type=JSON)  # the part in the image
 
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(router.metrics.registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})

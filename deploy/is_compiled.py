@@ -1,0 +1,10 @@
+"""Exit with status 0 if the server on this machine has compiled all batch sizes of models/export."""
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+
+sizes = json.loads(Path("models/export/manifest.json").read_text())["batch_sizes"]
+metrics = urllib.request.urlopen("http://127.0.0.1:8080/metrics").read()
+sys.exit(metrics.count(b"\ngradtrail_compile_seconds_count{") < len(sizes))
