@@ -78,7 +78,7 @@ class Batcher:
         self.num_images += len(images)
         self._start_or_wait()
         try:
-            answers = await asyncio.gather(*(request.answer for request in requests))
+            answers = [await request.answer for request in requests]
         except BaseException:  # cancelled, or a part failed: the other parts are not run
             for request in requests:
                 request.answer.cancel()
