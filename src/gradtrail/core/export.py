@@ -31,7 +31,7 @@ class ExportConfig:
     """The section `export` of `params.yaml`."""
 
     name: str  # name of the model in MLflow's registry and in the paths of a server's endpoints
-    # batch sizes that a server compiles before it answers, ascending
+    # batch sizes that a server compiles, ascending
     batch_sizes: tuple[Annotated[int, Bounds(at_least=1, at_most=65536)], ...]
 
     def check(self) -> None:

@@ -45,7 +45,7 @@ class Manifest:
     image_shape: tuple[int, int]  # height and width in pixels; images are uint8, bright ink on 0
     classes: tuple[str, ...]  # name of the class of each output
     temperature: float  # temperature of the probabilities, fitted on the validation split
-    batch_sizes: tuple[int, ...]  # batch sizes that a server compiles before it answers, ascending
+    batch_sizes: tuple[int, ...]  # batch sizes that a server compiles, ascending
     versions: Mapping[str, str]  # versions of jax, jaxlib and flax at the export
     calling_convention: int  # version of the serialized programs' calling convention
     files: Mapping[str, str]  # SHA-256 of each of the other files, hexadecimal, by name
