@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -101,6 +102,16 @@ def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None
         if not error.output or (_NO_REPOSITORY in error.output and not is_in_repository()):
             return b""
         raise
+
+
+def unpack(commit: str, into: Path, *paths: str, folder: str = ".") -> None:
+    """Unpack files of a commit, all below `folder` by default, without their modes; raise CommandError if it has none.
+
+    Not by tarfile: its filters are missing in the Python of Debian 12, and required by newer ones.
+    """
+    content = git_bytes("-C", folder, "archive", "--format=zip", commit, "--", *paths)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        archive.extractall(into)
 
 
 def reason(output: str) -> str:

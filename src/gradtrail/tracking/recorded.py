@@ -9,10 +9,8 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import io
 import json
 import re
-import tarfile
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +38,7 @@ from gradtrail.stages.common.pipeline_file import (
     stages_below_training,
 )
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import CommandError, blob_ids, git, git_bytes
+from gradtrail.support.git import CommandError, blob_ids, git, git_bytes, unpack
 from gradtrail.support.paths import private_folder, working_folder
 from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
 
@@ -173,9 +171,7 @@ def _commit_has(stage: Identity) -> bool:
     spec = StageSpec(cmd=entry.cmd, deps=tuple(code), params=params, outs=())
     with tempfile.TemporaryDirectory() as folder:
         try:
-            archive = git_bytes("archive", stage.commit, "--", *code, *params)
-            with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-                files.extractall(folder, filter="data")
+            unpack(stage.commit, Path(folder), *code, *params)
             return live_entry(spec, Path(folder)) == dataclasses.replace(entry, deps=code)
         except (UserError, OSError):  # the commit lacks a file, or it is no params file
             return False

@@ -6,11 +6,9 @@ one of them works at a time.
 
 import ast
 import contextlib
-import io
 import json
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +21,7 @@ import numpy as np
 from gradtrail.experiments.timed.ratio import SIDES, Ratio, TimedProcess, compare_times
 from gradtrail.stages.common.params import PARAMS, changed, flatten, read_yaml
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.support.git import CommandError, git, git_bytes
+from gradtrail.support.git import CommandError, git, git_bytes, unpack
 from gradtrail.support.progress import progress_bar, stdout_console
 from gradtrail.support.signals import stopping_on_signals
 from gradtrail.tracking.tags import CUT_OFF, param_text
@@ -58,9 +56,7 @@ def check_out(name: str, commit: str, into: Path, patch: str = "") -> Path:
     if any(line.startswith(CUT_OFF) for line in patch.splitlines()):
         raise UserError(f"{name}: its git.diff was too large to be stored, so its code is unknown")
     try:
-        content = git_bytes("-C", git("rev-parse", "--show-toplevel"), "archive", commit or "(none)")
-        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            archive.extractall(into, filter="data")
+        unpack(commit or "(none)", into, folder=git("rev-parse", "--show-toplevel"))
         if "diff --git " in patch:
             git_bytes("-C", str(into), "apply", "--whitespace=nowarn", stdin=patch.encode())
     except CommandError as error:
