@@ -147,15 +147,15 @@ class ServerMetrics:
         self.canary_share.set(share)
 
 
-def count_compilations(metrics: ServerMetrics, thread_prefix: str) -> Callable[[], None]:
-    """Count compilations in threads that answer, in `compiles_in_request`; return a function that ends this.
+def count_compilations(metrics: ServerMetrics, *threads: str) -> Callable[[], None]:
+    """Count compilations in threads whose names begin so, in `compiles_in_request`; return a function that ends this.
 
     JAX reports a compilation in the thread that causes it. Models are compiled in threads of other names.
     """
     import jax.monitoring
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:  # noqa: ARG001
-        if event == _COMPILED and threading.current_thread().name.startswith(thread_prefix):
+        if event == _COMPILED and threading.current_thread().name.startswith(threads):
             metrics.compiles_in_request.inc()
 
     jax.monitoring.register_event_duration_secs_listener(listen)

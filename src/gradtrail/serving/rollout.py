@@ -247,6 +247,7 @@ class Trial(Router):
         """Start the trial of this model without evidence; None ends the trial."""
         if served is not None:
             require_same_inputs(served, self.current)
+            served.batcher.short_sizes.clear()  # in the event loop, it could keep the primary from answering
         if self.evidence.challenger is not None:
             self.evidence.challenger.batcher.close()
         self.evidence = Evidence(self.evidence.thresholds, served)

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs 0.1 ms per batch
 
     metrics = ServerMetrics()
-    count_compilations(metrics, THREAD)
+    count_compilations(metrics, THREAD, threading.current_thread().name)
     router = make_router(rollout, BatchingConfig(max_wait_ms=options["max_wait_ms"]), metrics)
     metrics.ready.set_function(lambda: router.is_ready)
     limits = Limits(

@@ -26,6 +26,7 @@ from starlette.exceptions import HTTPException
 
 from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.serving.metrics import ServerMetrics
+from gradtrail.serving.server import router as routing
 from gradtrail.serving.server.batching import Batcher, BatchingConfig
 from gradtrail.stages.artifacts.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
@@ -276,6 +277,32 @@ async def test_single_client_never_waits(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(loop, "call_later", lambda *_: pytest.fail("waits"))
     for seed in range(20):
         await queue.predict(images(1, seed))
+
+
+async def test_only_a_lone_request_of_a_short_size_runs_in_the_event_loop() -> None:
+    threads = list[threading.Thread]()
+
+    def record_thread(batch: np.ndarray) -> np.ndarray:
+        threads.append(threading.current_thread())
+        return shares(batch)
+
+    queue = batcher(FakeModel(record_thread))
+    queue.short_sizes = {1}
+    answer = await queue.predict(images(1))
+    np.testing.assert_array_equal(answer, shares(images(1)))
+    await queue.predict(images(3))
+    queue.short_sizes = {8}
+    await asyncio.gather(*(queue.predict(images(1, seed)) for seed in range(5)))
+    assert [thread is threading.current_thread() for thread in threads] == [True, *[False] * (len(threads) - 1)]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(np.inf, {*SIZES}), (0.0, set())])
+async def test_sizes_are_short_by_their_measured_time(
+    limit: float, expected: set[int], folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "_SHORT_SECONDS", limit)
+    app = await started(folders[0])
+    assert app.router.current.batcher.short_sizes == expected
 
 
 async def test_concurrent_clients_share_batches() -> None:

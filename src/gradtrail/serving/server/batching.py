@@ -1,6 +1,7 @@
 """Collects the images of several requests into batches of the compiled sizes.
 
-One batch runs at a time, in its own thread; requests that arrive meanwhile are collected for the next one. A batch that
+One batch runs at a time, in its own thread, or, if it is short and has a single request, in the event loop: the way to
+the thread and back takes longer. Requests that arrive meanwhile are collected for the next one. A batch that
 could start waits for more requests only if the last one answered several: until there are as many again, for at most
 `max_wait_ms`. So a single client never waits, and concurrent clients share batches.
 """
@@ -48,6 +49,7 @@ class Batcher:
 
     def __init__(self, model: ExportedModel, config: BatchingConfig, metrics: ServerMetrics, sizes: Sequence[int]):
         self.sizes = tuple(sizes)  # sizes that the model is compiled for; more may be added at any time
+        self.short_sizes = set[int]()  # sizes that run in less time than the way to the thread and back
         self.queue: deque[_Request] = deque()  # requests that are not in a batch yet
         self.num_images = 0  # images in the queue
         self._model, self._config, self._metrics = model, config, metrics
@@ -121,14 +123,19 @@ class Batcher:
             count += len(requests[-1].images)
         self.num_images -= count
         self._is_running = True
+        if len(requests) == 1 and self._size_for(count) in self.short_sizes:
+            self._run(requests, count)
+            return
         if self._thread is None:  # also for a request that arrived before its model was replaced
             self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
         self._thread.submit(self._run, requests, count)
 
+    def _size_for(self, count: int) -> int:
+        return next(size for size in self.sizes if size >= count)
+
     def _run(self, requests: Sequence[_Request], count: int) -> None:
-        """Run a batch, in the thread."""
-        manifest, started = self._model.manifest, time.perf_counter()
-        size = next(size for size in self.sizes if size >= count)
+        """Run a batch."""
+        manifest, started, size = self._model.manifest, time.perf_counter(), self._size_for(count)
         answers: list[Probabilities | Exception] = []
         try:
             batch, row = np.zeros((size, *manifest.image_shape), np.uint8), 0

@@ -21,6 +21,7 @@ from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, probabi
 from gradtrail.support.errors import UserError, one_line
 
 LOG = logging.getLogger("gradtrail.serve")
+_SHORT_SECONDS = 0.001  # run time of a batch that may delay other requests
 _WARM_UP = (0, 255)  # pixels of the images that each compiled size answers before it is used: blank and full
 
 
@@ -125,9 +126,11 @@ class Router:
         LOG.info("answers in batches of %s", ", ".join(map(str, served.batcher.sizes)))
 
     async def _add_size(self, served: Served, size: int) -> None:
-        seconds, is_cached = await asyncio.to_thread(_compile, served.model, size)
+        seconds, is_cached, run_seconds = await asyncio.to_thread(_compile, served.model, size)
         self.metrics.compile_seconds.labels(str(size), "hit" if is_cached else "miss").observe(seconds)
         served.batcher.sizes += (size,)
+        if run_seconds < _SHORT_SECONDS:
+            served.batcher.short_sizes.add(size)
 
     def serve(self, model: ExportedModel, version: str, sizes: tuple[int, ...] | None = None) -> Served:
         """Give a model a queue and a thread; it is compiled for `sizes`, or all sizes of its manifest."""
@@ -151,8 +154,11 @@ class Router:
             self._current.batcher.close()
 
 
-def _compile(model: ExportedModel, size: int) -> tuple[float, bool]:
-    """Compile a batch size and answer images with it; return the seconds, and whether the compile cache had it."""
+def _compile(model: ExportedModel, size: int) -> tuple[float, bool, float]:
+    """Compile a batch size and answer images with it.
+
+    Returns the seconds of compiling, whether the compile cache had the program, and the seconds of the last run.
+    """
     from gradtrail.core.xla.compile_log import cache_hits
 
     started = time.perf_counter()
@@ -160,7 +166,9 @@ def _compile(model: ExportedModel, size: int) -> tuple[float, bool]:
         model.compile(size)
     seconds = time.perf_counter() - started
     for pixel in _WARM_UP:
+        started = time.perf_counter()
         answers = np.asarray(model.run(np.full((size, *model.manifest.image_shape), pixel, np.uint8)))
+        run_seconds = time.perf_counter() - started
         if fault := probability_fault(answers, model.manifest):
             raise fault
-    return seconds, bool(hits)
+    return seconds, bool(hits), run_seconds
