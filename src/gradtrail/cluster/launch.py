@@ -7,7 +7,6 @@ JAX aborts the others. If the launcher is killed (on Linux) or its terminal clos
 several machines a scheduler starts one launcher per machine.
 """
 
-import contextlib
 import ctypes
 import os
 import re
@@ -17,11 +16,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from gradtrail.support.errors import UserError
 from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, log_path, process_index
+from gradtrail.support.signals import handling
 
 _GRACE_SECONDS = 10.0  # time for process 0 to close its run after the first failure or signal
 _ABORT_SECONDS = 1.0  # time for the others to end, or for JAX to abort them, after a death or an error of process 0
@@ -49,8 +49,13 @@ def launch(count: int | None, command: Sequence[str]) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # no core dumps of aborts by JAX
 
     processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def forward(number: int, _: FrameType | None) -> None:
+        for process in processes.values():
+            process.send_signal(number)
+
     try:
-        with _forwarding_signals(processes):
+        with handling(forward, *_FORWARDED):
             signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until all have started: each gets a signal once
             try:
                 for index, environment in environments.items():
@@ -133,22 +138,6 @@ def _describe(failed: str, processes: Mapping[str, subprocess.Popen[bytes]], pre
 def _log(index: str) -> str:
     path = log_path(index)
     return path.read_text(errors="replace") if path.exists() else ""
-
-
-@contextlib.contextmanager
-def _forwarding_signals(processes: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Forward Ctrl-C and SIGTERM to all processes while the block runs."""
-
-    def forward(number: int, _: FrameType | None) -> None:
-        for process in processes.values():
-            process.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _before_command() -> None:

@@ -18,9 +18,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _ENVIRONMENT = {*FULL, *_CLOSED, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.EMFILE, errno.ENAMETOOLONG}
 _DAMAGE = ("file is not a database", "database disk image is malformed")  # words of SQLite's messages, in any exception
-_WITHOUT_DATABASE = (
-    "move mlflow.db* away, and `gradtrail sync` makes a new one, with the runs of all outputs in the cache"
-)
 # Defining packages of what MLflow's client raises: its own, its databases, its HTTP client, its artifact stores
 _STORE_LIBRARIES = {"mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "botocore", "boto3", "azure", "google"}
 

@@ -44,7 +44,7 @@ def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[St
         request.number = number
         when_asked()
 
-    with _handling(note, signal.SIGINT, signal.SIGTERM):
+    with handling(note, signal.SIGINT, signal.SIGTERM):
         yield request
 
 
@@ -65,14 +65,15 @@ def stopping_on_signals(message: str) -> Iterator[None]:
 
     previous_hook, sys.unraisablehook = sys.unraisablehook, send_again
     try:
-        with _handling(stop, signal.SIGTERM):
+        with handling(stop, signal.SIGTERM):
             yield
     finally:
         sys.unraisablehook = previous_hook
 
 
 @contextlib.contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+def handling(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle these signals by a function while the block runs."""
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

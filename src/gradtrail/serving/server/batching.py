@@ -59,11 +59,6 @@ class Batcher:
         self._is_running = self._is_closing = False
         self._expected = 1  # number of requests to wait for
 
-    @property
-    def num_ahead(self) -> int:
-        """Number of requests before the next one; the running batch counts as one."""
-        return len(self.queue) + self._is_running
-
     async def predict(self, images: Images) -> Probabilities:
         """Return the probabilities of any number of images; raise HTTPException (429) if too many images wait.
 
@@ -97,7 +92,7 @@ class Batcher:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        if self._is_closing and self._thread and not self.num_ahead:
+        if self._is_closing and self._thread and not (self.queue or self._is_running):
             self._thread.shutdown(wait=False)
             self._thread = None
 
