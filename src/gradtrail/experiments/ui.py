@@ -1,4 +1,7 @@
-"""`gradtrail ui`: MLflow's UI for this repository's store; the last line printed is the link to the training runs."""
+"""`gradtrail ui`: MLflow's UI for this repository's store; the last line printed is the link to the training runs.
+
+MLflow's own start page is one for GenAI, so the UI runs with an app (entry point `mlflow.app`) that leads to the runs.
+"""
 
 import contextlib
 import os
@@ -9,6 +12,8 @@ import time
 
 import psutil
 import requests
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, private_folder, store_uri
@@ -17,6 +22,19 @@ from gradtrail.tracking.sync import describe, sync
 from gradtrail.tracking.ui_view import share_view
 
 _GRACE_SECONDS = 5.0
+_START = "GRADTRAIL_UI_START"  # variable: the address of the runs, relative to that of the UI
+
+
+def create_app() -> ASGIApp:
+    """Return MLflow's server, with a redirect from its bare address to the training runs."""
+    from mlflow.server.fastapi_app import app  # late: it reads the settings that `mlflow ui` makes
+
+    async def redirected(scope: Scope, receive: Receive, send: Send) -> None:
+        is_bare = scope["type"] == "http" and scope["path"] == "/" and not scope["query_string"]
+        answer: ASGIApp = RedirectResponse(os.environ[_START]) if is_bare else app
+        await answer(scope, receive, send)
+
+    return redirected
 
 
 def serve(port: int) -> None:
@@ -25,7 +43,6 @@ def serve(port: int) -> None:
     Returns after Ctrl-C, SIGTERM or a closed terminal.
     """
     is_server = not store_uri().startswith(SQLITE)
-    base = store_uri() if is_server else f"http://127.0.0.1:{port}"
     if not is_server:
         try:
             socket.create_server(("127.0.0.1", port)).close()
@@ -35,30 +52,32 @@ def serve(port: int) -> None:
         print(describe(sync()))
     except UserError as error:  # the UI can still show the runs in the store
         print(f"gradtrail: {error}", file=sys.stderr)
-    link = f"training runs: {share_view(open_store(), base)}"
+    runs = share_view(open_store())
     if is_server:
-        print(link)
+        print(f"training runs: {store_uri()}/{runs}")
     else:
-        _run_until_stopped(port, link)
+        _run_until_stopped(port, start=f"/?runs{runs}")
 
 
-def _run_until_stopped(port: int, link: str) -> None:
+def _run_until_stopped(port: int, start: str) -> None:
     """Run the UI in a session of its own, which a terminal does not signal, and end it with all its processes."""
+    address = f"http://127.0.0.1:{port}"
     stopped: list[int] = []  # a signal may arrive twice: from a terminal and from make
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: stopped.append(number))
     path = private_folder() / "ui.log"
     command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--port", str(port)]
-    command += ["--backend-store-uri", store_uri()]
+    command += ["--backend-store-uri", store_uri(), "--app-name", "gradtrail"]
     env = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    env[_START] = start
     with path.open("wb") as log:
         server = psutil.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
     is_ready = False
     while not stopped and server.poll() is None:
         with contextlib.suppress(requests.RequestException):
-            if not is_ready and requests.get(f"http://127.0.0.1:{port}/health", timeout=1).ok:
+            if not is_ready and requests.get(f"{address}/health", timeout=1).ok:
                 is_ready = True
-                print(link, flush=True)
+                print(f"training runs: {address}", flush=True)
         time.sleep(0.2)
     if not stopped:
         raise UserError(f"MLflow's UI ended with exit status {server.returncode}; {path} says why")

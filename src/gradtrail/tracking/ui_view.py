@@ -18,15 +18,15 @@ _KEY = "gradtrail"
 _TAG = f"mlflow.sharedViewState.{_KEY}"
 
 
-def share_view(client: MlflowClient, base: str) -> str:
-    """Write the view to the experiment of trainings, unless it has it; return the link at the UI's address `base`."""
+def share_view(client: MlflowClient) -> str:
+    """Write the view to the experiment of trainings, unless it has it; return its link, relative to the UI's address."""
     experiment = experiment_id(client, "models")
     text = json.dumps(view_state(), sort_keys=True)
     value = "deflate;" + base64.b64encode(zlib.compress(text.encode())).decode()
     if client.get_experiment(experiment).tags.get(_TAG) != value:
         client.set_experiment_tag(experiment, _TAG, value)
     page = f"viewStateShareKey={_KEY}&compareRunsMode=CHART&workflowType=machine_learning"
-    return f"{base}/#/experiments/{experiment}/runs?{page}"
+    return f"#/experiments/{experiment}/runs?{page}"
 
 
 def view_state() -> dict[str, Any]:
