@@ -3,6 +3,7 @@
 A verb imports its function when it is called, as many functions import JAX or MLflow.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -26,7 +27,12 @@ def main() -> None:
     """Run a verb. An error that the user can correct is printed as one line on stderr, with exit status 2."""
     remove_variables()
     try:
-        sys.exit(with_store(lambda: gradtrail(prog_name="gradtrail", standalone_mode=False)))
+        status = with_store(lambda: gradtrail(prog_name="gradtrail", standalone_mode=False))
+        sys.stdout.flush()
+        sys.exit(status)
+    except BrokenPipeError:  # `head` or a pager has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except click.UsageError as error:
         verb = error.ctx.command_path if error.ctx else "gradtrail"
         print(f"{verb}: {printable(one_line(error.format_message()))} See `{verb} --help`.", file=sys.stderr)

@@ -43,8 +43,10 @@ def test_signal_ends_the_server_and_all_its_processes(
     process = project.start(*ways[command], env={"PYTHONPATH": str(project.folder / "src")})
     assert process.stdout
     link = next(line for line in process.stdout if "http" in line).split()[-1]
-    assert requests.get(link, timeout=_LONGEST).ok, "it is printed once the server answers"
-    assert "/runs?viewStateShareKey=" in link
+    page = requests.get(link, timeout=_LONGEST)
+    assert page.ok, "it is printed once the server answers"
+    assert "/runs?viewStateShareKey=" in page.url
+    assert "/runs?" not in requests.get(f"{link}/?runs", timeout=_LONGEST).url, "MLflow's page is still served"
     started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 1 + (command == "make")
     (os.killpg if to_all else os.kill)(process.pid, number)

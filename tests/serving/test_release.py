@@ -34,6 +34,7 @@ from gradtrail.serving.release import (
 from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict import verdict_tag
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.registry_history import keep_registry
 from gradtrail.tracking.store import open_store
 
 NAME, SLO = "digits", Path("deploy/slo.yaml")
@@ -159,6 +160,42 @@ def test_verdict_of_another_export_or_under_other_limits_does_not_count(
     assert crown(run) == 1
     client.set_tag(run.info.run_id, "verdict", tag)
     assert crown(run) == 0
+
+
+def test_registry_is_restored_in_a_new_database(
+    client: MlflowClient,
+    model: Callable[..., Run],
+    exported: Callable[[int], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = [model(seed) for seed in range(3)]
+    for run in runs:
+        judge(client, run, "pass")
+        assert challenge(run) == 0
+    assert crown(runs[1], force=True) == 0
+    assert crown(runs[2], force=True, reason="smaller") == 0
+    client.delete_model_version(NAME, "1")
+    keep_registry(client)
+    moves, numbers = moves_of(NAME), [version.version for version in versions_of(NAME)]
+    tags = [run.data.tags["verdict"] for run in map(client.get_run, (one.info.run_id for one in runs))]
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/new.db")
+    new = open_store()
+    keep_registry(new)
+    assert not new.search_registered_models(), "the exports are not here yet, and nothing is forgotten"
+    remade = [training(new, seed=seed, export=exported(seed)) for seed in range(3)]
+    keep_registry(new)
+    assert ([version.version for version in versions_of(NAME)], champion()) == (numbers, "3")
+    assert moves_of(NAME) == moves
+    assert [new.get_run(run.info.run_id).data.tags["verdict"] for run in remade] == tags
+    assert resolve(f"models:/{NAME}@champion").run_id == remade[2].info.run_id
+    assert rollback("") == 0
+    assert champion() == "2"
+
+    new.delete_registered_model(NAME)
+    keep_registry(new)
+    assert not new.search_registered_models(), "deleted by a person, not with the database"
 
 
 def test_errors_are_one_line(client: MlflowClient, model: Callable[..., Run]):

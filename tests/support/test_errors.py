@@ -41,8 +41,10 @@ def test_a_fault_of_the_store_is_one_line(fault: Exception) -> None:
         raise_in_store(fault)
 
 
-@pytest.mark.parametrize("bug", [KeyError("params"), TypeError("x"), AssertionError(), AttributeError("y")])
-def test_a_bug_is_raised_as_it_is(bug: Exception) -> None:
+@pytest.mark.parametrize(
+    "bug", [KeyError("params"), TypeError("x"), AssertionError(), AttributeError("y"), BrokenPipeError()]
+)
+def test_a_bug_or_closed_pipe_is_raised_as_it_is(bug: Exception) -> None:
     with pytest.raises(type(bug)) as caught:
         raise_in_store(bug)
     assert caught.value is bug

@@ -123,7 +123,7 @@ def test_view_is_written_once_and_its_sections_have_charts(monkeypatch: pytest.M
 
     monkeypatch.setattr(ui_view, "experiment_id", lambda *_: "1")
     store: Any = SimpleNamespace(get_experiment=lambda _: SimpleNamespace(tags=written), set_experiment_tag=write)
-    assert share_view(store, "http://x") == share_view(store, "http://x")
+    assert share_view(store) == share_view(store)
     assert written.keys() == {"mlflow.sharedViewState.gradtrail"}
     charts = view_state()["compareRunCharts"]
     assert {chart["metricSectionId"] for chart in charts} == {one["uuid"] for one in view_state()["compareRunSections"]}

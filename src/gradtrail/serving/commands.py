@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def promote(run: str, *, champion: bool, force: bool, reason: str) -> int:
     """
     from gradtrail.serving.release import promote
 
-    return promote(run, as_champion=champion, is_forced=force, reason=reason)
+    return _recorded(lambda: promote(run, as_champion=champion, is_forced=force, reason=reason))
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail rollback --reason slower")
@@ -139,7 +140,18 @@ def rollback(*, reason: str) -> int:
     """Move the alias champion back to the previous champion."""
     from gradtrail.serving.release import rollback
 
-    return rollback(reason)
+    return _recorded(lambda: rollback(reason))
+
+
+def _recorded(change: Callable[[], int]) -> int:
+    """Return the exit status of a change of the registry; what the registry has then is kept on disk."""
+    from gradtrail.tracking.registry_history import keep_registry
+    from gradtrail.tracking.store import open_store
+
+    keep_registry(open_store())
+    status = change()
+    keep_registry(open_store())
+    return status
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail export --onnx digits.onnx")

@@ -23,11 +23,12 @@ from mlflow.exceptions import MlflowException
 from gradtrail.serving.candidate import Candidate, find_candidate, find_champion, paired_predictions
 from gradtrail.serving.registry import CHALLENGER, CHAMPION, MODELS, registered_name, version_of
 from gradtrail.serving.slo import read_slo
-from gradtrail.serving.verdict import ARTIFACT, PASS, VERDICT, verdict_tag
+from gradtrail.serving.verdict import ARTIFACT, PASS, verdict_tag
 from gradtrail.support.errors import UserError, printable
 from gradtrail.support.git import git
 from gradtrail.support.significance import mcnemar, paired_difference, unpaired_difference
 from gradtrail.tracking.models import EXPORT_DIGEST
+from gradtrail.tracking.registry_history import VERDICT
 from gradtrail.tracking.store import open_store
 
 _TAG = re.compile(r"champion\.\d{6}\.[0-9a-f]{8}")

@@ -25,9 +25,9 @@ from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.artifacts import announce_tables
 from gradtrail.tracking.names import metric_name
+from gradtrail.tracking.registry_history import VERDICT, keep_registry
 from gradtrail.tracking.store import open_store
 
-VERDICT = "verdict"  # tag of a training's run: the text of `verdict_tag`
 ARTIFACT = "verdict/verdict.json"
 PASS, FAIL = "pass", "fail"
 AT_LEAST = {"accuracy_lower_bound", "worst_class_recall", "agreement", "images_per_second"}  # others: at most
@@ -84,6 +84,7 @@ def verdict(run: str, slo: Path, *, as_json: bool, measured: Callable[..., dict[
     client.log_dict(run_id, {"columns": [*cells[0]], "data": [[*row.values()] for row in cells]}, _TABLE)
     announce_tables(client, run_id, [_TABLE])
     client.set_tag(run_id, VERDICT, verdict_tag(content["verdict"], candidate.export.digest, limits))
+    keep_registry(client)
 
     console = stdout_console()
     if as_json:

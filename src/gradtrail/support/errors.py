@@ -95,7 +95,7 @@ def with_store(action: Callable[[], T]) -> T:
     """Return the result of an action on MLflow's store; a fault of the store or the system is a UserError."""
     try:
         return action()
-    except UserError:
+    except (UserError, BrokenPipeError):  # a broken pipe: `head` or a pager has read enough
         raise
     except Exception as error:
         if not is_store_fault(error):

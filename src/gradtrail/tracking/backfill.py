@@ -30,6 +30,7 @@ from gradtrail.tracking.recorded import (
     run_cache_entries,
     snapshot_of,
 )
+from gradtrail.tracking.registry_history import keep_registry
 from gradtrail.tracking.runs import (
     PARENT,
     RunIndex,
@@ -65,6 +66,7 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
     cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.known.__contains__)]
     states.link_children()
     states.copy_headlines([*cached, *trainings])  # those of recorded states last
+    keep_registry(client)
     elsewhere = [run.info.run_id for run in states.still_open if not is_of_this_host(run.data.tags)]
     present, num_unreadable = len(states.index.runs()) - states.rebuilt.total(), states.counts["unreadable"]
     report = {**states.counts, **states.rebuilt, "present": present, "absent": num_absent, "elsewhere": len(elsewhere)}

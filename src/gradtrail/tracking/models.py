@@ -83,6 +83,12 @@ def logged_exports(client: MlflowClient, experiment: str) -> set[tuple[str, str]
     return {(model.source_run_id, model.tags[_OUT]) for model in models if model.status == LoggedModelStatus.READY}
 
 
+def exports_by_digest(client: MlflowClient, experiment: str) -> dict[str, LoggedModel]:
+    """Return the complete model of each export, by the digest of its manifest."""
+    models = _search(client, experiment, f"tags.`{EXPORT_DIGEST}` != ''")
+    return {model.tags[EXPORT_DIGEST]: model for model in models if model.status == LoggedModelStatus.READY}
+
+
 def models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
     """Return the logged models of a training's run, the newest first."""
     models = _search(client, run.info.experiment_id, f"source_run_id = '{run.info.run_id}'")

@@ -19,7 +19,7 @@ _TAG = f"mlflow.sharedViewState.{_KEY}"
 
 
 def share_view(client: MlflowClient) -> str:
-    """Write the view to the experiment of trainings, unless it has it; return its link, relative to the UI's address."""
+    """Write the view to the experiment of trainings, unless it has it; return the link, relative to the UI."""
     experiment = experiment_id(client, "models")
     text = json.dumps(view_state(), sort_keys=True)
     value = "deflate;" + base64.b64encode(zlib.compress(text.encode())).decode()
