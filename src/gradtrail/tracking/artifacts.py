@@ -16,7 +16,7 @@ from PIL import Image
 
 from gradtrail.stages.common.files import read_json
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.names import SMALL_FIGURE, is_hidden_spread, metric_name
+from gradtrail.tracking.names import SMALL_FIGURE, is_hidden_spread, metric_name, rounded
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -108,10 +108,11 @@ def log_results(client: MlflowClient, run_id: str, folder: Path, costs: Path, *,
         frames = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
         for name, column in _RANKED.items():
             if (path := folder / f"{name}.parquet").is_file():
-                frames[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(_MAX_TABLE_ROWS, column).round(6)
+                frames[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(_MAX_TABLE_ROWS, column)
         if costs.is_file():
             frames["functions"] = pd.DataFrame([{"function": name, **cost} for name, cost in read_json(costs).items()])
-    for name, table in frames.items():
+    for name, full in frames.items():
+        table = full.map(lambda value: rounded(value) if isinstance(value, float) else value)
         client.log_dict(run_id, json.loads(table.to_json(orient="split", index=False)), f"tables/{name}.json")
     announce_tables(client, run_id, [f"tables/{name}.json" for name in frames])
 

@@ -25,7 +25,7 @@ from gradtrail.stages.common.files import scratch_folder, write_csv
 from gradtrail.stages.common.setup import compute_in_float32, only_compiler, set_up_cache
 from gradtrail.support.tracing import recording
 from gradtrail.tracking.journal import Journal
-from gradtrail.tracking.names import COMPILED
+from gradtrail.tracking.names import COMPILED, rounded
 
 _MIB = 2**20
 Row = dict[str, Any]
@@ -173,7 +173,10 @@ def _summary(functions: list[Row], compiler: Compiler, log: CompileLog) -> list[
     by_calls = [name for name in unplanned if name not in compiler.functions]
     unknown: Row = dict.fromkeys(rows[0])
     rows += [unknown | {"function": name, "retraces": unplanned[name] - 1} for name in by_calls]
-    return [_without_nan(row) for row in rows]
+    return [
+        {key: rounded(value) if isinstance(value, float) else value for key, value in _without_nan(row).items()}
+        for row in rows
+    ]
 
 
 def _without_nan(row: Row) -> Row:
