@@ -144,7 +144,7 @@ def rollback(*, reason: str) -> int:
 
 
 def _recorded(change: Callable[[], int]) -> int:
-    """Return the exit status of a change of the registry; what the registry has then is kept on disk."""
+    """Return the exit status of a change of the registry; what the registry has then is saved on disk."""
     from gradtrail.tracking.registry_history import keep_registry
     from gradtrail.tracking.store import open_store
 

@@ -33,8 +33,8 @@ def keep_registry(client: MlflowClient) -> None:
     created = client.get_experiment(experiment).creation_time  # identifies the database
     with store_lock(client.tracking_uri):
         if path.exists() and not client.search_registered_models():
-            kept = json.loads(path.read_bytes())
-            if kept["created"] != created and not _restore(client, exports_by_digest(client, experiment), kept):
+            history = json.loads(path.read_bytes())
+            if history["created"] != created and not _restore(client, exports_by_digest(client, experiment), history):
                 return
         versions: dict[str, list[dict[str, Any]]] = {}
         for version in client.search_model_versions():
@@ -48,15 +48,15 @@ def keep_registry(client: MlflowClient) -> None:
             write_json(path, content)
 
 
-def _restore(client: MlflowClient, exports: Mapping[str, LoggedModel], kept: Mapping[str, Any]) -> bool:
+def _restore(client: MlflowClient, exports: Mapping[str, LoggedModel], history: Mapping[str, Any]) -> bool:
     """Restore versions, aliases and verdicts; return False, with a warning, if the export of an alias is not here."""
-    for name, aliases in kept["aliases"].items():
-        digests = {str(version["number"]): version["tags"][EXPORT_DIGEST] for version in kept["versions"][name]}
+    for name, aliases in history["aliases"].items():
+        digests = {str(version["number"]): version["tags"][EXPORT_DIGEST] for version in history["versions"][name]}
         if missing := [alias for alias, number in aliases.items() if digests.get(str(number)) not in exports]:
             remedy = "`dvc fetch --all-commits` with a remote, then sync again"
             print(f"warning: {name}: the export of {', '.join(missing)} is not here; {remedy}", file=sys.stderr)
             return False
-    for name, versions in kept["versions"].items():
+    for name, versions in history["versions"].items():
         client.create_registered_model(name)
         tags = {version["number"]: version["tags"] for version in versions}
         for number in range(1, max(tags) + 1):
@@ -67,9 +67,9 @@ def _restore(client: MlflowClient, exports: Mapping[str, LoggedModel], kept: Map
                 continue
             source, run_id, model_id = f"models:/{model.model_id}", model.source_run_id, model.model_id
             client.create_model_version(name, source, run_id=run_id, tags=tags[number], model_id=model_id)
-        for alias, number in kept["aliases"][name].items():
+        for alias, number in history["aliases"][name].items():
             client.set_registered_model_alias(name, alias, str(number))
-    for verdict in kept["verdicts"]:
+    for verdict in history["verdicts"]:
         for digest in re.findall("export ([0-9a-f]{64})", verdict):
             if digest in exports:
                 client.set_tag(exports[digest].source_run_id, VERDICT, verdict)
