@@ -234,7 +234,7 @@ def serve(command: str, project: Project) -> None:
         assert process.stdout
         deadline = time.monotonic() + 120
         lines = iter(process.stdout.readline, "")
-        assert any("viewStateShareKey" in line for line in lines if time.monotonic() < deadline)
+        assert any(line.startswith("training runs: http") for line in lines if time.monotonic() < deadline)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.communicate(timeout=60)
