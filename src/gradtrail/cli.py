@@ -105,9 +105,7 @@ def repro(arguments: tuple[str, ...]) -> int:
 
 @gradtrail.command(epilog="Example: gradtrail plan -S train.epochs=3 -S train.model=cnn evaluate")
 @click.argument("stage", required=False)
-@click.option(
-    "-S", "changes", multiple=True, metavar="KEY=VALUE", help="Changed param, as for `dvc exp run`; repeatable."
-)
+@click.option("-S", "changes", multiple=True, metavar="KEY=VALUE", help="Changed param, as DVC takes it; repeatable.")
 def plan(stage: str | None, changes: tuple[str, ...]) -> int:
     """Show what `dvc repro` would do: stages to run, their seconds and memory.
 
