@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import gradtrail
-from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE
-from gradtrail.experiments.pace import Pace, set_up, time_training
 from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import MEMBERS, PARAMS, VERSIONS, active_params, flatten, read_yaml
 from gradtrail.stages.common.pipeline_file import TRAIN, StageSpec, read_locks, sha256_of
@@ -43,6 +41,15 @@ _PROGRAMS = {
     "profile": ("train.", "profile.precisions", "profile.smallest", "profile.largest"),
 }
 Params = Mapping[str, str]  # dotted key → value as text, as a run has it; those that have an effect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast a training is, and the memory that it needs."""
+
+    step_seconds: float
+    predict_seconds: float  # of an example
+    total_bytes: int  # memory of the largest compiled function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +88,10 @@ def estimate_stages(
     """Return the estimates of stages that have earlier runs, and notes for the user."""
     texts = active_params({key: param_text(value) for key, value in flatten(params).items()})
     reads_training = {stage for stage in stages if stage == TRAIN or stage in _PROGRAMS}
-    set_up(params)
+    if reads_training:
+        from gradtrail.experiments.pace import set_up  # late, as are all imports of JAX here: it takes a second
+
+        set_up(params)
     pace = _pace(params, _examples(texts)[TRAIN]) if TRAIN in stages and _examples(texts) else None
     history = _read_history([*stages, *([TRAIN] if reads_training else [])])
     estimates, notes = dict[str, Estimate](), list[str]()
@@ -206,6 +216,8 @@ def _pace(params: Mapping[str, Any], num_examples: int) -> Pace:
     file = private_folder() / "paces" / f"{sha256_of({'pace': about})}.json"
     if file.is_file():
         return Pace(**read_json(file))
+    from gradtrail.experiments.pace import time_training
+
     pace = time_training(params, num_examples)
     write_json(file, asdict(pace))
     return pace
@@ -257,6 +269,8 @@ def _pace_in(functions: Mapping[str, Mapping[str, Any]]) -> Pace | None:
     step, predict = (functions.get(name, {}).get("steady_call_seconds") for name in ("train_step", "predict"))
     if step is None or predict is None:
         return None
+    from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE
+
     most = max(row["total_bytes"] for row in functions.values())
     return Pace(step_seconds=step, predict_seconds=predict / VALIDATION_BATCH_SIZE, total_bytes=most)
 

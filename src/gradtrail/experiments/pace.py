@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import on_host
 from gradtrail.core.train.keys import keys_of
+from gradtrail.experiments.estimate import Pace
 from gradtrail.stages.artifacts.accounting import account
 from gradtrail.stages.artifacts.data_files import read_info
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_cpu_devices, set_up_jax
@@ -25,15 +25,6 @@ from gradtrail.stages.train.training import Training
 
 _SECONDS = 0.5  # time of the timed steps
 _STEPS = 10  # steps of a call
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How fast a training is, and the memory that it needs."""
-
-    step_seconds: float
-    predict_seconds: float  # of an example
-    total_bytes: int  # memory of the largest compiled function
 
 
 def set_up(params: Mapping[str, Any]) -> None:
