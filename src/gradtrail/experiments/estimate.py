@@ -218,7 +218,7 @@ def _pace(params: Mapping[str, Any], num_examples: int) -> Pace:
         return Pace(**read_json(file))
     from gradtrail.experiments.pace import time_training
 
-    pace = time_training(params, num_examples)
+    pace = Pace(**time_training(params, num_examples))
     write_json(file, asdict(pace))
     return pace
 

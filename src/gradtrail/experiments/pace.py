@@ -15,7 +15,6 @@ from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import on_host
 from gradtrail.core.train.keys import keys_of
-from gradtrail.experiments.estimate import Pace
 from gradtrail.stages.artifacts.accounting import account
 from gradtrail.stages.artifacts.data_files import read_info
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_cpu_devices, set_up_jax
@@ -43,8 +42,8 @@ def _configs(params: Mapping[str, Any]) -> tuple[TrainConfig, EnvironmentConfig,
     )
 
 
-def time_training(params: Mapping[str, Any], num_examples: int) -> Pace:
-    """Return the pace of a training on so many examples of the data set in `data/processed`.
+def time_training(params: Mapping[str, Any], num_examples: int) -> dict[str, Any]:
+    """Return seconds and memory of a training on so many examples of the data set in `data/processed`.
 
     Raises:
         UserError, ConfigError: the training cannot be made, or does not fit into memory; one line.
@@ -75,11 +74,11 @@ def time_training(params: Mapping[str, Any], num_examples: int) -> Pace:
     for _ in range(4):
         training.validate(weights)
     seconds = {function.name: function.calls.steady for function in training.functions if function.calls}
-    return Pace(
-        step_seconds=seconds["train_step"],
-        predict_seconds=seconds["predict"] / VALIDATION_BATCH_SIZE,
-        total_bytes=max(function.cost.total_bytes for function in training.functions),
-    )
+    return {
+        "step_seconds": seconds["train_step"],
+        "predict_seconds": seconds["predict"] / VALIDATION_BATCH_SIZE,  # of an example
+        "total_bytes": max(function.cost.total_bytes for function in training.functions),
+    }
 
 
 def _random_examples(count: int, shape: tuple[int, int], num_classes: int) -> Split:
