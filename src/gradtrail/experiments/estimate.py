@@ -98,8 +98,8 @@ def estimate_stages(
     for stage in stages:
         read = {*pipeline[stage].params.get(str(PARAMS), ()), "fetch", "preprocess"} - {"environment"}
         read |= {TRAIN} if stage in reads_training else set()
-        own = {key: value for key, value in texts.items() if key.partition(".")[0] in read}
-        if estimate := _estimate(stage, own, history[stage], pace, history.get(TRAIN, [])):
+        stage_params = {key: value for key, value in texts.items() if key.partition(".")[0] in read}
+        if estimate := _estimate(stage, stage_params, history[stage], pace, history.get(TRAIN, [])):
             estimates[stage] = estimate
         else:
             why = "no data set yet" if history[stage] else f"no earlier run on this kind of machine, {machine_key()}"
@@ -120,7 +120,7 @@ def _estimate(
             more = pace.total_bytes - run.pace.total_bytes if stage == TRAIN and pace and run.pace else 0
             peaks.append(run.peak_bytes + max(more, -run.peak_bytes / 2))
         if stage != TRAIN:
-            old, new = (_work(stage, each, pace, trainings) for each in (run.params, params))
+            old, new = (_work(stage, values, pace, trainings) for values in (run.params, params))
             share = _SCALED.get(stage, 0.0)
             predictions.append(fixed + share * run.work_seconds * (new / old - 1) if old and new else fixed)
         elif pace and run.pace and run.steps and examples:
@@ -137,11 +137,10 @@ def _estimate(
 
 def _compile_seconds(ranked: Sequence[Past], *, is_warm: bool) -> float:
     """Return the seconds of compiling, by the most similar runs that compiled, or that took all from the cache."""
-    alike = [run.compile_seconds for run in ranked if run.is_warm == is_warm][:_RUNS]
-    if alike:
-        return statistics.median(alike)
-    others = statistics.median(run.compile_seconds for run in ranked)
-    return others * (0.25 if is_warm else 4.0)
+    seconds = [run.compile_seconds for run in ranked if run.is_warm == is_warm][:_RUNS]
+    if seconds:
+        return statistics.median(seconds)
+    return statistics.median(run.compile_seconds for run in ranked) * (0.25 if is_warm else 4.0)
 
 
 def _work(stage: str, params: Params, pace: Pace | None, trainings: Sequence[Past]) -> float:
@@ -158,17 +157,17 @@ def _work(stage: str, params: Params, pace: Pace | None, trainings: Sequence[Pas
         precisions = set(re.findall(r"\w+", params["profile.precisions"])) - {params["train.precision"]}
         variants = len(sizes - {int(params["train.batch_size"])}) + len(precisions) + (params["train.model"] == "cnn")
         return (5 + variants) * (0.15 + float(params["profile.seconds"]))
-    same = (run.pace for run in trainings if run.pace and _same_programs("gradients", params, run.params))
-    own = next(same, pace)
-    if own is None or stage not in ("evaluate", "gradients"):
+    paces = (run.pace for run in trainings if run.pace and _same_programs("gradients", params, run.params))
+    model_pace = next(paces, pace)
+    if model_pace is None or stage not in ("evaluate", "gradients"):
         return 0.0
     members = int(params[MEMBERS])
     if stage == "evaluate":
-        return members * (0.3 + held_out * own.predict_seconds)  # a fixed part for tables and bootstrap samples
-    kept = {int(epoch) for epoch in re.findall(r"\d+", params["train.keep_epochs"])} | {int(params["train.epochs"])}
-    num_epochs = len([epoch for epoch in kept if epoch <= int(params["train.epochs"])])
+        return members * (0.3 + held_out * model_pace.predict_seconds)  # a fixed part for tables and bootstrap samples
+    epochs = {int(epoch) for epoch in re.findall(r"\d+", params["train.keep_epochs"])} | {int(params["train.epochs"])}
+    num_epochs = len([epoch for epoch in epochs if epoch <= int(params["train.epochs"])])
     visits = num_epochs * (3 * examples[TRAIN] + held_out) + examples[TRAIN] + held_out
-    return members * visits * own.predict_seconds
+    return members * visits * model_pace.predict_seconds
 
 
 def _steps(params: Params, num_examples: int) -> int:
