@@ -174,10 +174,10 @@ def apply_corrections(
         corrected[name] = correct(split, ids, labels, is_applied=name != "test")
 
     train = corrected["train"]
-    kept = ~np.isin(train.example_id, [row.example_id for row in rows if row.new == DROP])
-    if not kept.any():
+    remaining = ~np.isin(train.example_id, [row.example_id for row in rows if row.new == DROP])
+    if not remaining.any():
         raise UserError(f"{path}: all {len(train):,} training examples are dropped")
-    return {**corrected, "train": train[kept]}
+    return {**corrected, "train": train[remaining]}
 
 
 def _parse(row: Sequence[str], place: str) -> Correction:
