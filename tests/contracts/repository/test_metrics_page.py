@@ -11,9 +11,10 @@ from gradtrail.tracking.names import metric_name
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 NAMES = {name for cells in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`([^`]+)`", cells)}
 COMPILE = "compile_"  # begins the metrics that each compiling stage has; the page has those of `profile`
+# Parts that code adds to a name
 DERIVED = re.compile(
-    r"^ensemble_|^label_errors_|^compile_|_over_float32$|_flops$|_total_bytes$"
-)  # parts that code adds to a name
+    r"^(ensemble|label_errors|compile|rank_correlation|train|validation|test)_|_over_float32$|_flops$|_total_bytes$|_macro$"
+)
 
 
 def missing(names: set[str]) -> set[str]:
