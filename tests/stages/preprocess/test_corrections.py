@@ -17,6 +17,7 @@ from untrusted import damaged, fuzz, refusal
 from gradtrail.core.data import Split, prepare
 from gradtrail.stages.preprocess.corrections import (
     COLUMNS,
+    DROP,
     PATH,
     Correction,
     apply_corrections,
@@ -98,8 +99,12 @@ def test_forms_of_csv_that_are_read(tmp_path: Path, text: str) -> None:
         (f"{HEADER}\ntrain,7,1,2", "line 2: 4 values, expected 7"),
         (f"{HEADER}\n{ROW}\nTrain,8,1,2,,,", "line 3: split must be one of train, validation, test, got 'Train'"),
         (f"{HEADER}\ntrain,1.234,1,2,,,", "line 2: example_id must be digits only; got '1.234'"),
-        (f"{HEADER}\ntrain,7,1,=1+1,,,", "line 2: new must be digits only, or empty if it cannot be decided; got"),
-        (f"{HEADER}\ntrain,7,1,２,,,", "line 2: new must be digits only, or empty"),
+        (
+            f"{HEADER}\ntrain,7,1,=1+1,,,",
+            "line 2: new must be digits only, drop, or empty if it cannot be decided",
+        ),
+        (f"{HEADER}\ntrain,7,1,２,,,", "line 2: new must be digits only, drop, or empty"),
+        (f"{HEADER}\ntest,7,1,drop,,,", "line 2: a test example cannot be dropped"),
         (f"{HEADER}\ntrain,7,1,2,Ann,,=cmd()", "line 2: reason begins with '=', which a spreadsheet would run"),
         (f"{HEADER}\ntrain,7,1,2,@Ann,,", "line 2: reviewer begins with '@'"),
         (f'{HEADER}\ntrain,7,1,2,"A\nnn",,', "line 3: reviewer must be one line of at most 200 characters"),
@@ -181,6 +186,23 @@ def test_corrections_change_labels_but_not_given_test_labels() -> None:
         np.testing.assert_array_equal(corrected[name].images, split.images)
 
 
+def test_dropped_training_examples_are_gone_and_nothing_else_changes() -> None:
+    splits = splits_of()
+    dropped = [2, 5]
+    rows = [
+        correction(
+            split=name, example_id=int(splits[name].example_id[place]), old=int(splits[name].labels[place]), new=DROP
+        )
+        for name, places in (("train", dropped), ("validation", [0]))
+        for place in places
+    ]
+    remaining = applied(splits, rows)
+    expected = {**splits, "train": splits["train"][np.delete(np.arange(len(splits["train"])), dropped)]}
+    for name, split in expected.items():
+        for field in dataclasses.fields(Split):
+            np.testing.assert_array_equal(getattr(remaining[name], field.name), getattr(split, field.name))
+
+
 def test_planted_noise_comes_first_and_corrections_undo_it() -> None:
     splits = splits_of(label_noise=0.4)
     train = splits["train"]
@@ -218,6 +240,7 @@ def test_corrections_of_examples_outside_of_a_subset_are_left_out() -> None:
         (correction(example_id=60), "train 60: no such example, ids are 0 to 59"),
         (correction(split="test", example_id=20), "test 20: no such example, ids are 0 to 19"),
         (correction(new=3), "train 7: no class 3; classes are 0 to 2"),
+        (correction(old=3, new=DROP), "train 7: no class 3; classes are 0 to 2"),
         (correction(old=3, new=None), "train 7: no class 3; classes are 0 to 2"),
     ],
 )

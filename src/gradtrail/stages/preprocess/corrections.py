@@ -1,4 +1,4 @@
-"""The file of corrections, `pipeline/corrections.csv`: decisions of people about labels, and their application.
+"""The file of corrections, `pipeline/corrections.csv`: decisions about labels and examples, and their application.
 
 A row is a decision about one example. `gradtrail review` writes the file, and a person may edit it; spreadsheets damage
 such files, so that every value is checked.
@@ -22,6 +22,7 @@ from gradtrail.support.errors import UserError, one_line
 PATH = Path("pipeline/corrections.csv")
 COLUMNS = ("split", "example_id", "old", "new", "reviewer", "time", "reason")
 LONGEST_TEXT = 200
+DROP: Literal["drop"] = "drop"  # in the column `new`: the example is left out of the training split
 _SHOWN = 5  # most examples in an error
 _UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -33,7 +34,7 @@ class Correction:
     split: str  # split of the example; `train` and `validation` are parts of the same file of examples
     example_id: int  # position in the original file
     old: int  # given class
-    new: int | None  # correct class, `old` if the label was confirmed; None if it is undecidable
+    new: int | Literal["drop"] | None  # correct class, `old` if the label was confirmed; None if it is undecidable
     reviewer: str
     time: str  # UTC
     reason: str  # a note; may be empty
@@ -46,13 +47,15 @@ class Correction:
     @property
     def changes(self) -> bool:
         """Whether the label changes."""
-        return self.new is not None and self.new != self.old
+        return isinstance(self.new, int) and self.new != self.old
 
     @property
     def verdict(self) -> str:
         """The decision in words."""
         if self.new is None:
             return "it cannot be told"
+        if self.new == DROP:
+            return DROP
         return f"{self.old} → {self.new}" if self.changes else f"{self.old} is right"
 
     def __str__(self) -> str:
@@ -133,8 +136,8 @@ def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_cla
         for number, label in zip(split.example_id.tolist(), split.given_labels.tolist(), strict=True)
     }
     for row in rows:
-        if max(row.old, row.new or 0) >= num_classes:
-            raise UserError(f"{path}: {row}: no class {max(row.old, row.new or 0)}; classes are 0 to {num_classes - 1}")
+        if (largest := max(row.old, row.new if isinstance(row.new, int) else 0)) >= num_classes:
+            raise UserError(f"{path}: {row}: no class {largest}; classes are 0 to {num_classes - 1}")
         if labels.get(row.example, row.old) != row.old:
             actual = labels[row.example]
             raise UserError(f"{path}: {row}: old is {row.old}, but the label (after label noise) is {actual}")
@@ -147,7 +150,9 @@ def apply_corrections(
     num_classes: int,
     path: Path = PATH,
 ) -> dict[str, Split]:
-    """Return the splits with corrected labels; the test split keeps the given ones as its labels.
+    """Return the splits with corrected labels and without dropped training examples.
+
+    The test split keeps the given labels as its labels.
 
     Args:
         splits: splits after label noise.
@@ -167,7 +172,12 @@ def apply_corrections(
         new = {row.example_id: row.new for row in rows if row.changes and (row.split == "test") == (name == "test")}
         ids, labels = (np.array(list(values), np.int32) for values in (new.keys(), new.values()))
         corrected[name] = correct(split, ids, labels, is_applied=name != "test")
-    return corrected
+
+    train = corrected["train"]
+    remaining = ~np.isin(train.example_id, [row.example_id for row in rows if row.new == DROP])
+    if not remaining.any():
+        raise UserError(f"{path}: all {len(train):,} training examples are dropped")
+    return {**corrected, "train": train[remaining]}
 
 
 def _parse(row: Sequence[str], place: str) -> Correction:
@@ -177,12 +187,16 @@ def _parse(row: Sequence[str], place: str) -> Correction:
     if values["split"] not in SPLITS:
         raise UserError(f"{place}: split must be one of {', '.join(SPLITS)}, got {values['split'][:50]!r}")
     for name in ("example_id", "old", "new"):
-        if not re.fullmatch(r"[0-9]{1,9}", values[name]) and not (name == "new" and not values[name]):
-            empty = ", or empty if it cannot be decided" if name == "new" else ""
+        if not re.fullmatch(r"[0-9]{1,9}", values[name]) and not (name == "new" and values[name] in ("", DROP)):
+            empty = f", {DROP}, or empty if it cannot be decided" if name == "new" else ""
             raise UserError(f"{place}: {name} must be digits only{empty}; got {values[name][:50]!r}")
     reviewer, time, reason = (check_text(f"{place}: {name}", values[name]) for name in ("reviewer", "time", "reason"))
     example_id, old = int(values["example_id"]), int(values["old"])
-    new = int(values["new"]) if values["new"] else None
+    new: int | Literal["drop"] | None = None
+    if values["new"]:
+        new = DROP if values["new"] == DROP else int(values["new"])
+    if new == DROP and values["split"] == "test":
+        raise UserError(f"{place}: a test example cannot be dropped, or accuracies could not be compared")
     return Correction(
         split=values["split"], example_id=example_id, old=old, new=new, reviewer=reviewer, time=time, reason=reason
     )

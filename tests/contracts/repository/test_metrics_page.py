@@ -1,0 +1,46 @@
+"""The page of metrics has every metric that a run of the pipeline writes or logs, and none that no code writes."""
+
+import re
+
+import pytest
+from projects import ROOT, STAGES, finished_project
+
+from gradtrail.stages.common.files import read_json
+from gradtrail.tracking.names import metric_name
+
+PAGE = (ROOT / "docs" / "metrics.md").read_text()
+NAMES = {name for cells in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`([^`]+)`", cells)}
+COMPILE = "compile_"  # begins the metrics that each compiling stage has; the page has those of `profile`
+# Parts that code adds to a name
+DERIVED = re.compile(
+    r"^(ensemble|label_errors|compile|rank_correlation|train|validation|test)_|_over_float32$|_flops$|_total_bytes$|_macro$"
+)
+
+
+def missing(names: set[str]) -> set[str]:
+    """Return the names that are not on the page, neither by themselves nor as the end of an interval."""
+    base = {re.sub(r"_(low|high|sd)$", "", name) for name in names}
+    return {name for name in base if name.replace(name.partition(f"/{COMPILE}")[0], "profile", 1) not in NAMES} - NAMES
+
+
+@pytest.mark.slow
+def test_every_metric_of_a_run_is_on_the_page() -> None:
+    project = finished_project()
+    logged = {name for run in project.runs() for name in run["metrics"] if not name.startswith("system/")}
+    assert {"eval/error_percent", "steps/loss", "train/elapsed_seconds", "profile/compile_total_seconds"} <= logged
+    assert not missing(logged)
+
+    files = [project.folder / f"results/metrics/{stage}.json" for stage in STAGES]
+    files += sorted(project.folder.glob("results/*/other_metrics.json"))
+    for file in files:
+        stage = file.stem if file.parent.name == "metrics" else file.parent.name
+        keys = {metric_name(stage, key) for key, value in read_json(file).items() if not isinstance(value, str)}
+        assert not missing(keys), file
+
+
+def test_code_writes_every_metric_of_the_page() -> None:
+    code = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+    assert len(NAMES) > 100
+    for name in NAMES:
+        last = DERIVED.sub("", re.sub(r"<\w+>", "", name).rstrip("/").rpartition("/")[2])
+        assert re.search(rf"(?<![a-z]){last}(?![a-z])", code), name
