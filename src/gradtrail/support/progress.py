@@ -35,23 +35,26 @@ def stdout_console() -> Console:
     return console
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
+def sparkline(values: np.ndarray, width: int) -> str:
     """Return a curve as blocks, on a logarithmic scale between its lowest and its highest block.
 
     Args:
         values: Values at equal distances, NaN for those that are not known yet; not negative.
         width: Number of blocks; each is the mean of its finite values, or a space if it has none.
     """
-    finite = np.asarray(values, np.float64)
-    starts = np.arange(width) * len(finite) // width
-    stops = np.maximum(starts + 1, np.arange(1, width + 1) * len(finite) // width)
-    parts = [finite[start:stop][np.isfinite(finite[start:stop])] for start, stop in zip(starts, stops, strict=True)]
-    means = np.array([part.mean() if len(part) else np.nan for part in parts])
+    # Each block has at least one value; a value may belong to several blocks
+    starts = np.arange(width) * len(values) // width
+    stops = np.maximum(starts + 1, np.arange(1, width + 1) * len(values) // width)
+    parts = [values[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    finite_parts = [part[np.isfinite(part)] for part in parts]
+    means = np.array([part.mean() if len(part) else np.nan for part in finite_parts])
+
     positive = means[means > 0]
     if not len(positive):
         return "".join(" " if np.isnan(mean) else _BLOCKS[0] for mean in means)
     low, high = np.log(positive.min()), np.log(positive.max())
-    heights = (np.log(np.maximum(means, positive.min())) - low) / max(high - low, 1e-9) * (len(_BLOCKS) - 1)
+    shares = (np.log(np.maximum(means, positive.min())) - low) / max(high - low, 1e-9)
+    heights = shares * (len(_BLOCKS) - 1)
     return "".join(" " if np.isnan(height) else _BLOCKS[round(height)] for height in heights)
 
 
@@ -86,13 +89,13 @@ class ProgressBar:
         """Set the completed amount; show a message behind the bar."""
         self._update(message, completed=completed)
 
-    def draw(self, curves: Mapping[str, tuple[Sequence[float], str]]) -> None:
+    def draw(self, curves: Mapping[str, tuple[np.ndarray, str]]) -> None:
         """Draw curves below the bar: name → values as in `sparkline`, and the format of the first and the last."""
         width = self._progress.console.width - _LABEL_WIDTH - _RANGE_WIDTH
         lines = []
         for name, (values, form) in curves.items():
-            known = [value for value in values if np.isfinite(value)]
-            ends = f"{known[0]:{form}} → {known[-1]:{form}}" if known else ""
+            known = values[np.isfinite(values)]
+            ends = f"{known[0]:{form}} → {known[-1]:{form}}" if len(known) else ""
             lines.append(Text(f"{name:<{_LABEL_WIDTH}}{sparkline(values, width)} {ends}", no_wrap=True))
         self._progress.lines = lines if width > 0 else ()
 
