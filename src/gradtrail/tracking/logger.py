@@ -179,7 +179,7 @@ class RunLog:
 
     def _use(self, stored: StoredRun) -> None:
         """Log to a run from now on."""
-        self._stored = stored
+        self._stored, self._alerts = stored, []
         write_json(self._journal / _RUN, {"run_id": stored.run_id, "attempt": stored.attempt})
         stored.describe(self._stage, self._begin["environment"])
         if (diff := self._journal / DIFF).exists():
