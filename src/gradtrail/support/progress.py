@@ -94,8 +94,8 @@ class ProgressBar:
         width = self._progress.console.width - _LABEL_WIDTH - _RANGE_WIDTH
         lines = []
         for name, (values, form) in curves.items():
-            known = values[np.isfinite(values)]
-            ends = f"{known[0]:{form}} → {known[-1]:{form}}" if len(known) else ""
+            finite = values[np.isfinite(values)]
+            ends = f"{finite[0]:{form}} → {finite[-1]:{form}}" if len(finite) else ""
             lines.append(Text(f"{name:<{_LABEL_WIDTH}}{sparkline(values, width)} {ends}", no_wrap=True))
         self._progress.lines = lines if width > 0 else ()
 
