@@ -1,15 +1,19 @@
 """A bar is drawn on stderr only where that is a terminal; lines are always written."""
 
+import math
 import re
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from gradtrail.support.progress import Unit, progress_bar, stdout_console
+from gradtrail.support.progress import Unit, progress_bar, sparkline, stdout_console
 
 
 def test_without_a_terminal_there_are_only_lines(capfd: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +42,34 @@ def test_a_bar_on_a_terminal_shows_count_and_last_message_as_they_are(
     assert out == ""
     assert all(text in re.sub(r"\x1b\[[\d;]*m", "", err) for text in (count, "[train]", "epoch [1/3] loss 0.05"))
     assert "a line for logs" not in err
+
+
+@given(st.lists(st.one_of(st.floats(1e-3, 1e3), st.just(0.0), st.just(math.nan)), min_size=1), st.integers(1, 60))
+def test_sparkline_has_a_block_for_each_part_with_a_value_in_their_order(values: list[float], width: int) -> None:
+    line = sparkline(np.array(values), width)
+    assert len(line) == width
+    assert (line.strip() == "") == all(map(math.isnan, values))
+    if len(values) == width:
+        assert [block == " " for block in line] == [math.isnan(value) for value in values]
+        known = [(value, block) for value, block in zip(values, line, strict=True) if block != " "]
+        assert [block for _, block in sorted(known)] == sorted(block for _, block in known)
+    assert sparkline(np.array([1.0, 10.0, 100.0]), 3) == "▁▅█"
+
+
+@pytest.mark.parametrize("columns", [20, 80, 120])
+def test_curves_fit_the_terminal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_bar("train", 10, unit="steps") as bar:
+        bar.update(10, message="epoch 1")
+        bar.draw({"validation error": (np.geomspace(0.5, 0.01, 300), ".2%")})
+    lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capfd.readouterr().err).splitlines()
+    assert all(len(line) <= columns for line in lines)
+    drawn = [line for line in lines if "█" in line]
+    assert bool(drawn) == (columns > 36)
+    assert all(line.endswith("50.00% → 1.00%") for line in drawn)
 
 
 def test_control_characters_of_texts_are_escaped(

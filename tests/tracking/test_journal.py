@@ -91,6 +91,7 @@ def write_all(run: Journal, weights: str = "weights") -> None:
     """Do what a stage does, with every kind of event."""
     for epoch in range(3):
         run.curves({"train/loss": {epoch: 1.0 / (1 + epoch)}, "train/elapsed_seconds": {epoch: epoch}})
+        run.alert(f"stalled: {epoch}")
     run.metrics({"seconds": 2.0, "compile/total_seconds": 1.0})
     Path("profile").mkdir(exist_ok=True)
     Path("profile/process.csv").write_text("quantity,value\n")
@@ -142,6 +143,7 @@ def test_run_has_all_that_the_stage_wrote(stage: Stage) -> None:
     assert found["profile"] == "quantity,value\n", "a file is logged as it was"
     assert sorted(json.loads(found["tags"][OUTS_TAG])) == OUTS
     assert found["tags"]["attempts"] == "1"
+    assert found["tags"]["alert"] == "stalled: 0\nstalled: 1\nstalled: 2"
     assert found["timed"] == ["data", "imports", "work"]
     assert journals() == []
 

@@ -100,6 +100,13 @@ def test_changes_beyond_the_limit_are_left_out(repository: Path, monkeypatch: py
     assert working_diff().splitlines()[-1].startswith(b"# cut off here: ")
 
 
+def test_diff_does_not_have_the_address_of_a_webhook(repository: Path) -> None:
+    (repository / "params.yaml").write_text("runtime:\n  alert: 'https://hooks.example.com/secret'\n  trace: false\n")
+    diff = working_diff()
+    assert b"secret" not in diff
+    assert b"+  alert: ''\n+  trace: false\n" in diff
+
+
 def test_failing_git_is_a_warning_and_omits_only_the_commit(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

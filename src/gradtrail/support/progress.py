@@ -2,16 +2,20 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import rich.progress
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from gradtrail.support.errors import printable
 
 _LOG_WIDTH = 140  # columns if there is no terminal
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_LABEL_WIDTH, _RANGE_WIDTH = 18, 18  # columns before and after a curve
 Unit = Literal["bytes", "steps"]
 
 
@@ -31,11 +35,48 @@ def stdout_console() -> Console:
     return console
 
 
+def sparkline(values: np.ndarray, width: int) -> str:
+    """Return a curve as blocks, on a logarithmic scale between its lowest and its highest block.
+
+    Args:
+        values: Values at equal distances, NaN for those that are not known yet; not negative.
+        width: Number of blocks; each is the mean of its finite values, or a space if it has none.
+    """
+    # Each block has at least one value; a value may belong to several blocks
+    starts = np.arange(width) * len(values) // width
+    stops = np.maximum(starts + 1, np.arange(1, width + 1) * len(values) // width)
+    parts = [values[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    finite_parts = [part[np.isfinite(part)] for part in parts]
+    means = np.array([part.mean() if len(part) else np.nan for part in finite_parts])
+
+    positive = means[means > 0]
+    if not len(positive):
+        return "".join(" " if np.isnan(mean) else _BLOCKS[0] for mean in means)
+    low, high = np.log(positive.min()), np.log(positive.max())
+    shares = (np.log(np.maximum(means, positive.min())) - low) / max(high - low, 1e-9)
+    heights = shares * (len(_BLOCKS) - 1)
+    return "".join(" " if np.isnan(height) else _BLOCKS[round(height)] for height in heights)
+
+
+class _Progress(rich.progress.Progress):
+    """A progress display with lines below the bar."""
+
+    lines: Sequence[Text] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from (*super().get_renderables(), *self.lines)
+
+
 class ProgressBar:
     """The bar of a `progress_bar` block; amounts are in its unit."""
 
-    def __init__(self, progress: rich.progress.Progress, task: rich.progress.TaskID) -> None:
+    def __init__(self, progress: _Progress, task: rich.progress.TaskID) -> None:
         self._progress, self._task = progress, task
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether stderr is a terminal."""
+        return not self._progress.disable
 
     def advance(self, amount: float = 1.0, *, message: str | None = None) -> None:
         """Add an amount; show a message behind the bar, or in a line if no bar is drawn."""
@@ -48,13 +89,23 @@ class ProgressBar:
         """Set the completed amount; show a message behind the bar."""
         self._update(message, completed=completed)
 
+    def draw(self, curves: Mapping[str, tuple[np.ndarray, str]]) -> None:
+        """Draw curves below the bar: name → values as in `sparkline`, and the format of the first and the last."""
+        width = self._progress.console.width - _LABEL_WIDTH - _RANGE_WIDTH
+        lines = []
+        for name, (values, form) in curves.items():
+            finite = values[np.isfinite(values)]
+            ends = f"{finite[0]:{form}} → {finite[-1]:{form}}" if len(finite) else ""
+            lines.append(Text(f"{name:<{_LABEL_WIDTH}}{sparkline(values, width)} {ends}", no_wrap=True))
+        self._progress.lines = lines if width > 0 else ()
+
     def print(self, line: str) -> None:
         """Print a line on stderr, above the bar if there is one."""
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def log(self, line: str) -> None:
         """Print a line on stderr if no bar is drawn."""
-        if self._progress.disable:
+        if not self.is_drawn:
             self.print(line)
 
     def _update(self, message: str | None, **amount: float) -> None:
@@ -74,5 +125,5 @@ def progress_bar(description: str, total: float, *, unit: Unit) -> Iterator[Prog
     )
     columns = (label, rich.progress.BarColumn(), *counts, rich.progress.TimeRemainingColumn(), message)
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
-    with rich.progress.Progress(*columns, console=console, disable=is_hidden) as progress:
+    with _Progress(*columns, console=console, disable=is_hidden) as progress:
         yield ProgressBar(progress, progress.add_task(description, total=total, message=""))

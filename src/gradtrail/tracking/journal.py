@@ -206,6 +206,11 @@ class Journal:
         with self.best_effort():
             self._write("curves", points={name: list(curve.items()) for name, curve in points.items()})
 
+    def alert(self, message: str) -> None:
+        """Add a line to the tag `alert` of the run."""
+        with self.best_effort():
+            self._write("alert", message=message)
+
     def files(self, path: Path, under: str) -> None:
         """Log a file, or the files of a folder, as they are now, as artifacts; they replace earlier ones."""
         if not self.is_open:

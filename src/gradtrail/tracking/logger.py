@@ -56,7 +56,7 @@ from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.state import Identity, lock_file
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.stored_run import REPLACED, Points, StoredRun, attempt_file, continue_run, open_run, remove_run
-from gradtrail.tracking.tags import outputs
+from gradtrail.tracking.tags import ALERT, outputs
 
 Event = dict[str, Any]
 _RUN = "run.json"  # the run that a logger opened for the journal
@@ -107,6 +107,7 @@ class RunLog:
         self._is_live = is_live
         self._is_finished = False
         self._points: list[tuple[Points, float]] = []
+        self._alerts: list[str] = []
         self._stage: Identity
         self._stored: StoredRun
 
@@ -141,6 +142,9 @@ class RunLog:
                 self._open(event)
             case {"event": "metrics", "values": values}:
                 self._stored.log_points((self._as_points(values), event["time"]))
+            case {"event": "alert", "message": message}:
+                self._alerts.append(message)
+                self._stored.set_tags({ALERT: "\n".join(self._alerts)})
             case {"event": "files", "path": path, "under": under}:
                 self._stored.log_files(self._journal / path, under)
             case {"event": "outs"}:
@@ -175,7 +179,7 @@ class RunLog:
 
     def _use(self, stored: StoredRun) -> None:
         """Log to a run from now on."""
-        self._stored = stored
+        self._stored, self._alerts = stored, []
         write_json(self._journal / _RUN, {"run_id": stored.run_id, "attempt": stored.attempt})
         stored.describe(self._stage, self._begin["environment"])
         if (diff := self._journal / DIFF).exists():

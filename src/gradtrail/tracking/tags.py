@@ -8,6 +8,7 @@ import colorsys
 import getpass
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -26,6 +27,7 @@ from gradtrail.tracking.state import Identity
 # Beginnings of lines in `git.diff` that are not part of the diff
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"
 WEIGHTS = "weights"  # tag: digest of a training's final weights
+ALERT = "alert"  # tag: lines about a training that diverged, stalled or became slow
 OUTS = "mlflow.gradtrail.outs"  # tag: digests of all outputs, as JSON
 PROCESS = "mlflow.gradtrail.process"  # tag: host, number and start of the process that worked on the run last
 _FINAL = "models/final.safetensors"
@@ -38,6 +40,7 @@ _CHANGED_BY_STAGES = (  # and by benchmarks
 )
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _MAX_DIFF_BYTES = 2**24
+_NEW_WEBHOOK = re.compile(rb"(?m)^(\+ *alert: *).*https?://.*$")  # an address in `runtime.alert` may be a secret
 _MAX_UNTRACKED_BYTES = 2**17  # larger files are data rather than code
 
 
@@ -164,6 +167,7 @@ def working_diff() -> bytes:
             add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
             git_bytes(*add, stdin=b"\0".join(text), env=with_index)
         diff = git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", ".", *_CHANGED_BY_STAGES, env=with_index)
+    diff = _NEW_WEBHOOK.sub(rb"\1''", diff)
     if len(diff) > _MAX_DIFF_BYTES:
         diff = f"{CUT_OFF}: {len(diff)} bytes of changes\n".encode()
     return b"".join(NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text) + diff

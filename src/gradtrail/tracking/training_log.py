@@ -1,18 +1,22 @@
-"""Logs the learning curves of a training while it runs."""
+"""Logs the learning curves of a training while it runs, and reports one that needs attention."""
 
 import contextlib
 import dataclasses
+import math
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 
 import jax
 
 from gradtrail.core.train.config import MemberSeeds
-from gradtrail.core.train.history import History
+from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.stages.train.checkpoints import Checkpoints
 from gradtrail.stages.train.privacy import redacted_history, redacted_steps
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.stages.train.training import Training
+from gradtrail.tracking.alerts import NOT_FINITE, Alert, Sender, Watch, silent
 from gradtrail.tracking.artifacts import Curves, curves
 from gradtrail.tracking.journal import Journal
 from gradtrail.tracking.state import state_lock
@@ -24,28 +28,40 @@ class TrainingLog:
     def __init__(self, run: Journal, training: Training):
         self._run = run
         self._training = training
+        self._sender = Sender(training.runtime.alert)
+        self._raised = set[str]()  # kinds of alerts: each once in a run
+        self._watch = self._new_watch()
+        self._timer: threading.Timer | None = None
 
     @contextlib.contextmanager
     def member(self, training: Training, seeds: MemberSeeds) -> Iterator[Checkpoints]:
         """Yield the checkpoints of a network; those of one of several stay, for trainings with other members."""
         stage, state = self._run.stage, self._run.stage.member_state(dataclasses.asdict(seeds))
+        self._watch = self._new_watch()
         with state_lock(stage.name, state) if state != stage.state else contextlib.nullcontext():  # its lock is held
             checkpoints = training.checkpoints(state, user=stage.state)
             is_kept = training.config.members > 1 or checkpoints.is_complete
             if checkpoints.has_checkpoints:
                 self._run.timings(resumed=True)
-            yield checkpoints
+            try:
+                yield checkpoints
+            finally:
+                self._wait_for_epoch(None)
             if not is_kept:
                 self._run.at_end(checkpoints.remove)
 
     def after_epoch(self, history: History, seconds: float) -> None:
         """Log the points that the last epoch adds to the curves; those of means over members are known at the end."""
+        public = redacted_history(history, self._training.config.privacy)
+        last = public.epochs[-1]
+        for alert in self._watch.after_epoch(last, seconds):
+            self._report(alert, last.epoch, last)
+        self._wait_for_epoch(last)
         if self._training.config.members > 1:
             return
         with self._run.best_effort():
-            public = redacted_history(history, self._training.config.privacy)
             points = live_curves(public, self._training.program.num_steps, self._training.epsilons)
-            self._run.curves({**points, "train/elapsed_seconds": {history.epochs[-1].epoch: seconds}})
+            self._run.curves({**points, "train/elapsed_seconds": {last.epoch: seconds}})
 
     def diverged(self, chunk: Chunk) -> None:
         """Log the steps of the epoch in which the training diverged."""
@@ -54,6 +70,33 @@ class TrainingLog:
             records = redacted_steps(jax.device_get(chunk.records), self._training.config.privacy)
             steps = step_table([records], before=(chunk.epoch - 1) * program.steps_per_epoch)
             self._run.curves(curves(epoch_table([]), steps[steps["step"] <= chunk.step], program.num_steps))
+        self._report(NOT_FINITE, chunk.epoch)
+
+    def _new_watch(self) -> Watch:
+        return Watch(self._training.config.epochs, self._training.info.num_classes)
+
+    def _wait_for_epoch(self, last: EpochRecord | None) -> None:
+        """Report the training if the next epoch does not end in time; None for a network that ended."""
+        if self._timer:
+            self._timer.cancel()
+        seconds = self._watch.longest_silence
+        if last and last.epoch < self._training.config.epochs and math.isfinite(seconds):
+            self._timer = threading.Timer(seconds, self._report, (silent(seconds), last.epoch, last))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _report(self, alert: Alert, epoch: int, last: EpochRecord | None = None) -> None:
+        """Print an alert, tag the run and send it, once for each kind."""
+        if alert.kind in self._raised:
+            return
+        self._raised.add(alert.kind)
+        stage = self._run.stage
+        if alert is not NOT_FINITE:  # else the stage ends with a more detailed message
+            print(f"{stage.name}: {alert.kind}: {alert.message}", file=sys.stderr)
+        self._run.alert(f"{alert.kind}: {alert.message}")
+        metrics = {name: value for name, value in vars(last).items() if math.isfinite(value)} if last else {}
+        about = {"state": stage.state, "stage": stage.name, "alert": alert.kind, "message": alert.message}
+        self._sender.send(about | {"epoch": epoch, "metrics": metrics})
 
 
 def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] = ()) -> Curves:

@@ -239,17 +239,19 @@ class Training:
                 state, seconds = chunk.state, time.perf_counter() - started
                 try:
                     history.check(chunk)
+                    if chunk.ends_epoch:
+                        params = on_host(program.evaluation_params(state))
+                        history.add(chunk, params, agreed(functools.partial(self.validate, params)))
                 except FloatingPointError:
                     listener.diverged(chunk)
                     raise
-                if chunk.ends_epoch:
-                    params = on_host(program.evaluation_params(state))
-                    history.add(chunk, params, agreed(functools.partial(self.validate, params)))
-                    listener.after_epoch(history, seconds)
                 line = self._describe(history)
                 bar.update(chunk.step, message=line)
+                if bar.is_drawn:
+                    bar.draw(self._curves(chunk, history))
                 if chunk.ends_epoch:
                     bar.log(f"{name}: {line} ({chunk.epoch}/{config.epochs}, {seconds:.1f} s)")
+                    listener.after_epoch(history, seconds)
 
                 # Stop, end, or go on; all processes alike
                 parts = functools.partial(_parts, _with_keys(state, public_keys), chunk, history, seconds)
@@ -297,6 +299,15 @@ class Training:
         """Return the line of progress: the last epoch, and what a private training has spent until its end."""
         spent = self.epsilons[: len(history.epochs)]
         return f"{history.describe()} · epsilon {spent[-1]:.3g}" if spent else history.describe()
+
+    def _curves(self, chunk: Chunk, history: History) -> dict[str, tuple[np.ndarray, str]]:
+        """Return the loss of each step and the validation error of each epoch, NaN for those to come."""
+        losses = np.full(self.program.num_steps, np.nan)
+        parts = [part.loss for part in history.steps] + ([] if chunk.ends_epoch else [chunk.records.loss])
+        losses[: chunk.step] = np.concatenate(parts)[: chunk.step]  # entries of later steps are 0
+        errors = np.full(self.config.epochs, np.nan)
+        errors[: len(history.epochs)] = [1 - record.validation_accuracy for record in history.epochs]
+        return {"loss": (losses, ".4g"), "validation error": (errors, ".2%")}
 
 
 def _with_keys(state: TrainState, keys: RunKeys | None) -> TrainState:
