@@ -90,16 +90,6 @@ def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> s
     )
 
 
-def measure(sources: Sources, gallery: Gallery, page: str) -> dict[str, Any]:
-    """Return the metrics: the data set, the numbers of figures and of images in the gallery, the size of the page."""
-    return {
-        **sources.info.as_metrics(),
-        "num_figures": page.count('<figure class="png">'),
-        "num_images": len(gallery.examples),
-        "size_bytes": len(page.encode()),
-    }
-
-
 def lineage(sources: Sources) -> list[Row]:
     """Return for each stage the digests of what it reads and writes by path, and its params by dotted key."""
     return [
