@@ -33,7 +33,7 @@ def main(stage: Stage) -> None:
         answers = export.answers(exported, forward, test)
 
         with stage.writing_outs() as new:
-            metrics = export.measure(exported, folder, evaluated, predictions, answers)
+            metrics = export.measure(folder, evaluated, predictions, answers)
             stage.write_metrics(new, {**info.as_metrics(), **metrics}, export.COMPARED)
             stage.write_costs(new, static_costs([forward]))
             folder.rename(new / "models" / "export")

@@ -118,7 +118,7 @@ def test_metrics_of_an_export(tmp_path: Path) -> None:
     changed = probabilities.copy()
     changed[4] = np.roll(changed[4], 1)
     evaluated = predictions(changed)
-    metrics = export.measure(exported, folder, EVALUATED, evaluated, probabilities)
+    metrics = export.measure(folder, EVALUATED, evaluated, probabilities)
 
     is_correct = np.asarray(evaluated["predicted"]) == SPLIT.labels
     recalls = {label: is_correct[SPLIT.labels == label] for label in np.unique(SPLIT.labels)}

@@ -118,7 +118,7 @@ def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFra
 
 
 def measure(
-    exported: ExportedModel, folder: Path, evaluated: Evaluated, evaluation: pd.DataFrame, probabilities: Probabilities
+    folder: Path, evaluated: Evaluated, evaluation: pd.DataFrame, probabilities: Probabilities
 ) -> dict[str, Any]:
     """Return flat metrics of an export.
 

@@ -87,7 +87,7 @@ def _how_to_undo(value: Any, section: str, path: Path) -> str:
         for content in blobs("HEAD", [str(path)]).values():
             committed = flatten({section: parse_yaml(content, str(path)).get(section)})
     now = flatten({section: value})
-    changes = [f"{key}={_as_override(old)}" for key, old in committed.items() if now.get(key, value) != old]
+    changes = [f"{key}={_as_override(old)}" for key, old in committed.items() if key not in now or now[key] != old]
     return f"; `git checkout {path}` restores {', '.join(changes)}" if changes else ""
 
 
