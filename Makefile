@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|import.* cases\b" tests))
 
 .DEFAULT_GOAL := help
-.PHONY: help env lock repro test test-slow nightly check gate format audit privacy-audit ui compare bench sync clean
+.PHONY: help env lock repro test test-slow nightly check gate docs format audit privacy-audit ui compare bench sync clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,10 @@ check: env ## ruff (lint and format), mypy, import-linter
 
 gate: env ## compare costs of compiled functions with the accepted ones; TIMED=1 times the training too, for two to five minutes
 	@$(BIN)/gradtrail gate $(if $(TIMED),--timed)
+
+docs: env ## the site of the docs, with search, in .gradtrail/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file deploy/mkdocs.yml
+	@echo "docs: open .gradtrail/site/index.html"
 
 format: env ## format the code with ruff
 	@$(BIN)/ruff check --fix .

@@ -11,6 +11,7 @@ from PIL import Image
 from projects import ROOT
 
 from gradtrail.core.data import Split
+from gradtrail.stages.artifacts.calibration import write_rule
 from gradtrail.stages.artifacts.data_files import DatasetInfo, write_processed
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, write_guarantee
 from gradtrail.stages.common.params import parse_yaml, read_yaml
@@ -98,7 +99,7 @@ def make_report_folder(folder: Path) -> Path:
     for name in FIGURES:
         Image.new("L", (100, 50)).save(folder / f"results/{name}.png")
     (folder / "results/gradients/summary.md").write_text(SUMMARY)
-    (folder / "results/evaluate/calibration.json").write_text("{}")  # whose digest is shown
+    write_model(folder, "aaaa")
     write_examples(folder)
     (folder / "pipeline").mkdir()
     for name in ("dvc.yaml", "params.yaml", "pipeline/versions.yaml", "pipeline/corrections.csv"):
@@ -127,6 +128,13 @@ def write_examples(folder: Path) -> None:
     test = scores[scores["split"] == "test"].assign(probability=np.linspace(0.5, 0.9, len(EXAMPLES["test"])))
     predictions = test[["example_id", "label", "predicted", "probability"]]
     predictions.to_parquet(folder / "results/evaluate/predictions.parquet", index=False)
+
+
+def write_model(folder: Path, digest: str) -> None:
+    """Write what `evaluate` writes of the weights that it evaluated, given their digest."""
+    content = {"members": [{"weights": "models/final.safetensors", "weights_digest": digest}]}
+    (folder / "results/evaluate/calibration.json").write_text(json.dumps(content))
+    write_rule(folder / "results/evaluate")
 
 
 def write_metrics(folder: Path, stage: str, metrics: dict[str, Any]) -> None:

@@ -103,6 +103,20 @@ def repro(arguments: tuple[str, ...]) -> int:
     return reproduce([*arguments])
 
 
+@gradtrail.command(epilog="Example: gradtrail plan -S train.epochs=3 -S train.model=cnn evaluate")
+@click.argument("stage", required=False)
+@click.option("-S", "changes", multiple=True, metavar="KEY=VALUE", help="Changed param, as DVC takes it; repeatable.")
+def plan(stage: str | None, changes: tuple[str, ...]) -> int:
+    """Show what `dvc repro` would do: stages to run, their seconds and memory.
+
+    Runs no stage and changes no file of the project. With a STAGE, it and the stages before it. Seconds follow from
+    earlier runs on this kind of machine; a changed training is compiled, and some steps of it are timed.
+    """
+    from gradtrail.experiments.plan import plan
+
+    return plan(changes, stage)
+
+
 @gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss")
 @click.option("--sort-by", default="eval/accuracy", metavar="METRIC", show_default=True, help="Metric to sort by.")
 @click.option("--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="Order.")

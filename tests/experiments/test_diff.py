@@ -45,7 +45,12 @@ def test_larger_batch_is_reported_for_every_word_for_a_run(project: Project) -> 
     for before in (old["id"], old["id"][:8], old["tags"]["state"]):
         output = project.gradtrail("diff", before, "workspace").splitlines()
         assert output[0].startswith("A  ")
-        assert re.match(r"\d+\.\d s, then \d+\.\d s \([+-]\d+\.\d s\)", output[2])
+        total, *parts = map(float, re.findall(r"([+-]\d+\.\d) s", output[2]))
+        assert sum(parts) == pytest.approx(total, abs=0.2)
+        assert re.search(
+            r"training loop .* compiling .* \(cached: \d of 4, then \d of 4\), startup and rest", output[2]
+        )
+        assert output[3].startswith("train.batch_size can explain only the training loop")
         assert any(line.strip().startswith("train_step") and " other " in line for line in output)
         assert any("train.batch_size" in line for line in output)
     result = json.loads(project.gradtrail("diff", old["id"], new["id"], "--json"))

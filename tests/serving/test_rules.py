@@ -1,4 +1,4 @@
-"""The metrics of a server; alerts, dashboard and docs/monitoring.md fit them, `deploy/slo.yaml` and each other."""
+"""The metrics of a server; alerts, dashboard and docs/deploying.md fit them, `deploy/slo.yaml` and each other."""
 
 import json
 import re
@@ -69,12 +69,12 @@ def test_rules_count_the_routes_that_classify() -> None:
 
 
 def test_every_alert_is_tested_and_has_an_entry_in_the_runbook() -> None:
-    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8")
     tests = "".join(path.read_text() for path in (DEPLOY / "prometheus").glob("tests*.yaml"))
     alerts = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES if "alert" in rule}
     assert len(alerts) > 10
     for name, url in alerts.items():
-        assert url == f"docs/monitoring.md#{name.lower()}"
+        assert url == f"docs/deploying.md#{name.lower()}"
         assert f"\n### {name}\n" in page
         assert f"alertname: {name}\n" in tests
 

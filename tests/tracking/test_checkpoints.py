@@ -151,7 +151,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_snippet_of_the_docs_trains_on_to_the_bits_of_an_uninterrupted_training(
     finished_run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/pipeline.md").read_text(encoding="utf-8")
     snippet = page.split("```python\n")[1].split("```")[0]
     left: dict[str, Any] = {}
     exec(snippet.replace("0123456789abcdef" * 2, finished_run), left)  # noqa: S102 - of our own page

@@ -35,6 +35,7 @@ from gradtrail.tracking.stored_run import REBUILT, attempt_file
 Rows = list[dict[str, Any]]
 
 _MOST_ROWS = 12  # printed rows of instructions per function
+_MOST_KEYS = 4  # params that a sentence names
 _COSTS = {
     "flops": "FLOPs",
     "bytes_accessed": "bytes",
@@ -44,6 +45,7 @@ _COSTS = {
     "compile_seconds": "compile, s",
 }
 _ABSENT = "–"
+_COMPILING, _LOOP, _WORK = "compiling", "training loop", "work"  # parts of the seconds that params can change
 _IMAGES = re.compile(r"uint8\[(\d+),(\d+),(\d+)\]")
 
 
@@ -58,6 +60,10 @@ class RunDetails:
     @property
     def stage(self) -> str:
         return str(self.run.data.tags["stage"])
+
+    @property
+    def is_last(self) -> bool:
+        return self.attempt == int(self.run.data.tags.get("attempts", 1))
 
     @property
     def name(self) -> str:
@@ -95,9 +101,20 @@ class RunDetails:
         if not seconds or self.timings.get("resumed"):
             return {}
         compiling = min(float(self.timings.get("compile_seconds", 0.0)), seconds["work"])
-        parts = {"imports": seconds["imports"], "data": seconds["data"], "compile": compiling}
+        parts = {"imports": seconds["imports"], "data": seconds["data"], _COMPILING: compiling}
+        work = {_WORK: seconds["work"] - compiling}
+        if self.stage == TRAIN:
+            # The metric is of the last attempt; the loop of an earlier one includes writing the outputs
+            loop = self.run.data.metrics.get("train/seconds", math.inf) if self.is_last else math.inf
+            loop = min(loop, work[_WORK])
+            work = {_LOOP: loop, "outputs": work[_WORK] - loop}
         # A run that was logged after its stage has no seconds of tracking: the stage did not wait
-        return parts | {"compute": seconds["work"] - compiling, "tracking": seconds.get("tracking", 0.0)}
+        return parts | work | {"tracking": seconds.get("tracking", 0.0)}
+
+    @cached_property
+    def num_cached(self) -> int:
+        """Number of functions that came from the compilation cache."""
+        return sum(bool(row.get("cached")) for row in self.functions.values())
 
     def deps(self, *, code: bool) -> dict[str, str]:
         """Return the deps of the stage that are code, or those that are data, path → digest."""
@@ -185,7 +202,8 @@ def diff(
     for letter, side in zip("AB", sides, strict=True):
         console.print(f"{letter}  {side.name}", soft_wrap=True)
     if tables["seconds"]:
-        console.print(_headline(tables["seconds"]), style="bold", soft_wrap=True)
+        console.print(_headline(tables["seconds"], *sides), style="bold", soft_wrap=True)
+        console.print(_attribution(tables, *sides), soft_wrap=True)
     for line in (*notes, *([f"timed: {ratio.describe()}"] if ratio else [])):
         console.print(line, soft_wrap=True)
     for title, rows in tables.items():
@@ -218,11 +236,9 @@ def time_runs(sides: Sequence[RunDetails], pythons: Sequence[Path], seconds: flo
 
 
 def _seconds(before: RunDetails, after: RunDetails) -> Rows:
-    """Return the seconds of each part of the stage, and the number of functions that the cache had compiled before."""
+    """Return the seconds of each part of the stage, and in total; empty if those of a run are unknown."""
     if not (before.seconds and after.seconds):
         return []
-    cached = [sum(bool(row.get("cached")) for row in side.functions.values()) for side in (before, after)]
-    from_cache = f"{cached[0]} of {len(before.functions)}, then {cached[1]} of {len(after.functions)} from the cache"
     totals = [side.seconds | {"total": sum(side.seconds.values())} for side in (before, after)]
     return [
         {
@@ -230,18 +246,40 @@ def _seconds(before: RunDetails, after: RunDetails) -> Rows:
             "A": round(totals[0][part], 2),
             "B": round(totals[1][part], 2),
             "B − A": round(totals[1][part] - totals[0][part], 2),
-            "functions": from_cache if part == "compile" else "",
         }
         for part in totals[0]
     ]
 
 
-def _headline(seconds: Rows) -> str:
-    """Return the difference of the totals, and the parts that it consists of, the largest first."""
-    *parts, total = seconds
-    parts = sorted((part for part in parts if abs(part["B − A"]) >= 0.05), key=lambda part: -abs(part["B − A"]))
-    differences = ", ".join(f"{part['part']} {part['B − A']:+.1f} s" for part in parts)
-    return f"{total['A']:.1f} s, then {total['B']:.1f} s ({total['B − A']:+.1f} s){': ' if parts else ''}{differences}"
+def _headline(seconds: Rows, before: RunDetails, after: RunDetails) -> str:
+    """Return the totals and their difference, and the parts of the difference."""
+    differences = {row["part"]: row["B − A"] for row in seconds}
+    total = differences.pop("total")
+    computing = _LOOP if _LOOP in differences else _WORK
+    computed, compiled = differences[computing], differences[_COMPILING]
+    cached = (
+        f"cached: {before.num_cached} of {len(before.functions)}, then {after.num_cached} of {len(after.functions)}"
+    )
+    return (
+        f"{seconds[-1]['A']:.1f} s, then {seconds[-1]['B']:.1f} s ({total:+.1f} s): {computing} {computed:+.1f} s, "
+        f"{_COMPILING} {compiled:+.1f} s ({cached}), startup and rest {total - computed - compiled:+.1f} s"
+    )
+
+
+def _attribution(tables: Mapping[str, Rows], before: RunDetails, after: RunDetails) -> str:
+    """Return which of the seconds the differing params and data can explain, in a sentence."""
+    if tables["code"] or tables["environment"]:
+        return "Code or environment differ, which can explain any of these seconds."
+    same_cache = before.num_cached == after.num_cached
+    chance = "the load of the machine" if same_cache else "the compilation cache and the load of the machine"
+    keys = [row["key"] for row in (*tables["params"], *tables["data"])]
+    if not keys:
+        return f"Params, data and code are the same: these seconds come from {chance}."
+    names = ", ".join(keys) if len(keys) <= _MOST_KEYS else f"The {len(keys)} differences in params and data"
+    parts = f"the {_LOOP if before.stage == TRAIN else _WORK}"
+    if same_cache and any(row["program"] != "same" for row in tables["functions"]):
+        parts += f" and {_COMPILING}"
+    return f"{names} can explain only {parts}; the other seconds come from {chance}."
 
 
 def _functions(before: RunDetails, after: RunDetails) -> tuple[Rows, Rows]:

@@ -23,6 +23,7 @@ from gradtrail.stages.datasets import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, suggestion, with_store
 from gradtrail.support.git import git
 from gradtrail.support.paths import private_folder
+from gradtrail.tracking.earlier import warn_of_earlier_model
 from gradtrail.tracking.sync import sync
 
 
@@ -48,6 +49,7 @@ def reproduce(arguments: list[str]) -> int:
     if all(argument.startswith("-") for argument in arguments):
         # Not after only some stages: results/metrics/ may belong to another state
         _summarize(time.monotonic() - started)
+    warn_of_earlier_model(Path())
     remind_of_stand_in()
     return 0
 

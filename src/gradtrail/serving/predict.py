@@ -130,7 +130,7 @@ def _draw(paths: Sequence[Path], images: Images, probabilities: np.ndarray, mani
 def predict_into(out: Path, paths: Sequence[Path], model: ExportedModel, version: str | None = None) -> int:
     """Write the answers to images to a parquet file; print and return how many images have none.
 
-    The columns are those of `docs/predict.md`. The schema's metadata name the model, and its version in the registry.
+    The columns are those of `docs/release.md`. The schema's metadata name the model, and its version in the registry.
     """
     started, parts = time.perf_counter(), out.with_name(f".{out.name}.parts")
     if out.is_dir():

@@ -21,6 +21,7 @@ from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError, is_store_fault, one_line
 from gradtrail.support.paths import store_uri
+from gradtrail.tracking.earlier import warn_of_earlier_model
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -129,6 +130,8 @@ def _resolve_folder(path: Path) -> Reference:
     if folder is None:
         raise UserError(f"{path}: no exported model here (no {MANIFEST}); a model is {_FORMS}, or a folder")
     manifest = verify_export(folder)
+    if folder.resolve().match("models/export"):
+        warn_of_earlier_model(folder.resolve().parents[1], ["export"])
     return Reference(name=manifest.name, version=None, run_id=None, digest=manifest.digest, folder=folder)
 
 

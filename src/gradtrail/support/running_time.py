@@ -1,6 +1,8 @@
-"""How long this process has been running, and on how many cores it may run."""
+"""How long this process has been running, its peak memory, and the cores that it may use."""
 
 import os
+import resource
+import sys
 import time
 
 import psutil
@@ -12,6 +14,12 @@ def seconds_running() -> float:
     if hasattr(time, "CLOCK_BOOTTIME"):  # Linux gives the boot in whole seconds, which cancel out
         return time.clock_gettime(time.CLOCK_BOOTTIME) - (began - psutil.boot_time())
     return time.time() - began
+
+
+def peak_memory_bytes() -> int:
+    """Return the largest resident set that this process had."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def allowed_cores() -> int:

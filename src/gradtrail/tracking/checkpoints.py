@@ -1,4 +1,4 @@
-"""The checkpoint of a finished training on its run, from which training can continue: `docs/checkpoints.md` shows how.
+"""The checkpoint of a finished training on its run, from which training can continue: `docs/pipeline.md` shows how.
 
 It is a compressed Orbax checkpoint of the training state, without the final weights: the run has them as a model.
 """

@@ -34,7 +34,7 @@ from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError, is_store_fault, one_line, redacted
 from gradtrail.support.paths import SQLITE, private_folder, store_uri
 from gradtrail.support.ranks import is_follower
-from gradtrail.support.running_time import seconds_running
+from gradtrail.support.running_time import peak_memory_bytes, seconds_running
 from gradtrail.support.signals import stop_request
 from gradtrail.tracking.environment import environment
 from gradtrail.tracking.state import Identity, Snapshot, state_lock
@@ -316,7 +316,7 @@ def tracked(stage: Stage) -> Iterator[Journal]:
             journal.hurry()
             raise
         finally:
-            journal.timings(seconds=seconds | {"work": time.time() - work_began})
+            journal.timings(seconds=seconds | {"work": time.time() - work_began}, peak_memory_bytes=peak_memory_bytes())
             with stop_request(journal.hurry) as request:
                 journal.end(status)
         request.obey(f"stopped; `dvc repro` restarts {stage.name}")

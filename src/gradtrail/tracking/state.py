@@ -192,7 +192,7 @@ class PlannedStages:
     def __init__(self) -> None:
         self.pipeline = read_pipeline()
         self.params = read_yaml(PARAMS)
-        self._lock = read_locks(Path())
+        self.lock = read_locks(Path())
         self._digests: dict[str, str] = {}  # dep → digest of the file or folder as it is now; empty if it is missing
 
     def values(self, stage: str, params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -203,17 +203,18 @@ class PlannedStages:
 
     def entry(self, stage: str, params: Mapping[str, Any], outs: Mapping[str, str]) -> Entry | None:
         """Return what determines a stage's outputs, given those before it (path → digest); None if a dep is unknown."""
-        deps = {dep: self._digest(dep, outs) for dep in self.pipeline[stage].deps}
+        deps = {dep: self.digest(dep, outs) for dep in self.pipeline[stage].deps}
         if "" in deps.values():
             return None
         return Entry(cmd=self.pipeline[stage].cmd, params=self.values(stage, params), deps=deps)
 
     def locked_outs(self, stage: str, entry: Entry | None) -> dict[str, str] | None:
         """Return the outputs of a stage, path → digest, if `dvc.lock` records this entry."""
-        section = self._lock.get(stage)
+        section = self.lock.get(stage)
         return output_digests(section) if section and locked_entry(section) == entry else None
 
-    def _digest(self, dep: str, outs: Mapping[str, str]) -> str:
+    def digest(self, dep: str, outs: Mapping[str, str]) -> str:
+        """Return the digest of a dep, that of an output of `outs` or else of the current file; empty if unknown."""
         for out, md5 in outs.items():
             if contains_path(out, dep):
                 return digest_within(out, md5, dep) or ""

@@ -154,7 +154,7 @@ def only_needed(tmp_path: Path) -> Path:
 
 def test_lines_of_the_docs_load_it_with_four_packages_alone(tmp_path: Path, only_needed: Path) -> None:
     folder = write_small_export(tmp_path / "models" / "export", batch_sizes=(8,))
-    page = (ROOT / "docs/export.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/release.md").read_text(encoding="utf-8")
     (snippet,) = (part.split("```")[0] for part in page.split("```python\n")[1:])
     code = f"""
 import importlib.util, sys

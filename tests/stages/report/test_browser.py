@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, browser, needs_chromium
+from report_folder import make_report_folder, render_page, write_model
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
 
 @pytest.fixture(scope="module")
-def file(page: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(page)
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_report_folder(tmp_path_factory.mktemp("page"))
+    path = folder / "results/report.html"
+    path.write_text(render_page(folder))
     return path
 
 
@@ -29,7 +31,7 @@ def opened(chromium: Browser, file: Path) -> Iterator[Browser]:
     chromium.size(1440, 900)
     chromium.open(file)
     yield chromium
-    assert chromium.requests == [file.as_uri()]
+    assert chromium.requests == [file.as_uri(), (file.parent / "evaluate/model.css").as_uri()]
     assert chromium.errors == []
 
 
@@ -102,11 +104,35 @@ def test_charts_say_their_values_under_the_pointer_and_by_keyboard(opened: Brows
 def test_link_of_the_contents_opens_its_section_and_paper_opens_all(opened: Browser) -> None:
     opened.click("nav a[href='#costs']")
     opened.run("new Promise((done) => setTimeout(done, 50))")
-    assert opened.run("[...document.querySelectorAll('.fold')].map((each) => each.open)") == [False, False, True, False]
+    assert opened.run("[...document.querySelectorAll('.fold')].map((each) => each.open)") == [False, False, True]
     opened.run("dispatchEvent(new Event('beforeprint'))")
     assert opened.run("document.querySelectorAll('.fold:not([open])').length") == 0
     opened.run("dispatchEvent(new Event('afterprint'))")
     assert opened.run("document.querySelectorAll('.fold[open]').length") == 1
+
+
+def test_contents_mark_the_section_on_screen_also_after_a_click(opened: Browser) -> None:
+    marked = "[...document.querySelectorAll('nav [aria-current]')].map((link) => link.hash.slice(1))"
+    names = opened.run("[...document.querySelectorAll('nav a')].map((link) => link.hash.slice(1))")
+    for name in names:
+        opened.click(f"nav a[href='#{name}']")
+        opened.run("new Promise((done) => setTimeout(done, 600))")
+        assert opened.run(marked) == [name]
+    for place in ("0", "document.body.scrollHeight"):
+        opened.run(f"scrollTo({{top: {place}, behavior: 'instant'}})")
+        opened.wait(f"{marked}.join() === {names[-1 if int(place != '0') else 0]!r}")
+
+
+def test_report_of_an_earlier_model_says_so(opened: Browser, file: Path) -> None:
+    is_shown = "document.getElementById('earlier').checkVisibility()"
+    assert not opened.run(is_shown)
+    write_model(file.parents[1], "bbbb")
+    opened.open(file)
+    assert opened.run(is_shown)
+    write_model(file.parents[1], "aaaa")
+    opened.open(file)
+    assert not opened.run(is_shown)
+    opened.requests = opened.requests[-2:]
 
 
 def test_without_javascript_a_cell_leads_to_its_first_image(chromium: Browser, file: Path) -> None:

@@ -1,4 +1,7 @@
-"""The temperatures that calibrate weights: `results/evaluate/calibration.json`, written by `evaluate`."""
+"""The evaluated weights and the temperatures that calibrate them, written by `evaluate`.
+
+`results/evaluate/calibration.json`, and `model.css`, which shows a banner in a report of other weights.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -49,6 +52,18 @@ def write_calibration(
         "temperature": ensemble.temperature,
     }
     write_json(folder / _FILE, content)
+    write_rule(folder)
+
+
+def write_rule(folder: Path) -> None:
+    """Write `model.css`: a style sheet, as it cannot run code; a report that was sent without it ignores it."""
+    rule = f':root:not([data-model="{model_digest(folder)}"]) #earlier {{ display: block !important }}\n'
+    (folder / "model.css").write_text(rule, encoding="utf-8")
+
+
+def model_digest(results: Path) -> str:
+    """Return the digests of the evaluated weights, joined."""
+    return "-".join(row["weights_digest"] for row in read_json(results / _FILE)["members"])
 
 
 def read_evaluated(results: Path, models: Path) -> Evaluated:

@@ -2,7 +2,7 @@
 
 A folder with `manifest.json`, `weights.safetensors`, and `forward.<platform>.bin` for each platform, the forward pass
 as `jax.export` serializes it. `stages/export` writes it; servers, `predict` and logged models of MLflow read it. This
-module needs jax, jaxtyping, numpy, flatbuffers and safetensors; `docs/export.md` reads one without it.
+module needs jax, jaxtyping, numpy, flatbuffers and safetensors; `docs/release.md` reads one without it.
 """
 
 import dataclasses

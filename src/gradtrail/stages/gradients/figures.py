@@ -157,7 +157,7 @@ def draw_influence(influence: pd.DataFrame, splits: Mapping[str, Split], title: 
             images.append(_image(splits["train"], row.train_example))
             captions.append(f"{row.effect} #{row.train_example}\n{row.train_label}  {_signed(row.influence)}")
     columns = 1 + int(influence.groupby("test_example").size().iloc[0])
-    heading = f"Training examples that lowered (helped) or raised (hurt) the loss of a test example most · {title}"
+    heading = f"Training examples that lowered (helped) or raised (hurt) the loss of a test example, in nats · {title}"
     return plotting.gallery(np.stack(images), captions, heading, columns=columns)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gradtrail.core.gradients.analysis import GradientAnalysis, GradientsConfig
-from gradtrail.core.gradients.exact import ERROR, NUM_EXAMPLES
 from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, REDACTED, PrivacyGuarantee
 from gradtrail.stages.gradients import every_example
@@ -51,11 +50,6 @@ def summarize(
         "suspects": {split: ranked.head(_NAMED).to_dict("records") for split, ranked in suspects},
         "detection": next(iter(tables.label_error_scores.to_dict("records")), None),
         "batch_size": batch_size,
-        "num_exact": NUM_EXAMPLES,
-        "errors": {
-            name.removeprefix(ERROR): error
-            for name, error in sorted(analyses.errors.items(), key=lambda item: -item[1])
-        },
     }
     if tables.has_training_rows:
         values |= _training_values(tables, analyses.first, metrics)

@@ -19,9 +19,9 @@ from gradtrail.core.data import Split
 from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info, read_samples
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
-from gradtrail.stages.common.files import digest, read_json
+from gradtrail.stages.common.files import read_json
 from gradtrail.stages.common.params import active_params, flatten, read_yaml
-from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline, stages_before
+from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError
 
 Row: TypeAlias = dict[Hashable, Any]  # column → value
@@ -60,14 +60,11 @@ class Sources:
     folder: Path  # the working folder
     info: DatasetInfo
     params: dict[str, Any]  # section → key → value
-    versions: dict[str, Any]  # package → version
     metrics: dict[str, dict[str, Any]]  # stage → metric → value
     costs: dict[str, dict[str, Row]]  # stage → compiled function → static cost → value
     predictions: pd.DataFrame  # a row for each test example
     scores: pd.DataFrame  # gradient scores, a row for each example, or for each one of a sample
     splits: dict[str, Split]
-    stages: dict[str, StageSpec]  # the stages that the report depends on
-    digests: dict[str, str]  # file or folder that a stage reads or writes → digest, as in `dvc.lock`
     guarantee: PrivacyGuarantee | None  # None if the training is not private
 
     @property
@@ -116,6 +113,8 @@ def read_sources(folder: Path) -> Sources:
 
     info, metrics = read_info(folder / "data/processed"), read_all("metrics")
     for stage, values in metrics.items():
+        others = folder / f"results/{stage}/other_metrics.json"
+        values.update(read_json(others) if others.exists() else {})
         if not info.digest.startswith(values.get("dataset_digest", "")):
             raise UserError(
                 f"results/metrics/{stage}.json: of another data set than data/processed, which is {info.label}; "
@@ -126,14 +125,11 @@ def read_sources(folder: Path) -> Sources:
         folder=folder,
         info=info,
         params=read_yaml(folder / "params.yaml"),
-        versions=read_yaml(folder / "pipeline/versions.yaml"),
         metrics=metrics,
         costs=read_all("costs"),
         predictions=read_parquet(folder / "results/evaluate/predictions.parquet", _PREDICTIONS),
         scores=read_parquet(folder / "results/gradients/scores.parquet", _SCORES),
         splits=read_samples(folder / "data/processed"),
-        stages=stages,
-        digests={path: digest(folder / path) for path in paths},
         guarantee=read_guarantee(folder / "results/train"),
     )
 
@@ -155,7 +151,6 @@ def compute_numbers(sources: Sources) -> dict[str, Any]:
         "changed_labels": round(params["preprocess"]["label_noise"] * sources.metrics["preprocess"]["train_examples"]),
         "params_in_force": params_in_force(params),
         "variants": [row | {"work": flops(row)} for row in sources.table("profile/costs")],
-        "stage_costs": stage_costs(sources),
     }
 
 
@@ -207,22 +202,6 @@ def confusion_matrix(predictions: pd.DataFrame, classes: int) -> list[list[Row]]
         return {"label": label, "predicted": predicted, "number": number, "shade": shade}
 
     return [[cell(label, predicted) for predicted in range(classes)] for label in range(classes)]
-
-
-def stage_costs(sources: Sources) -> list[Row]:
-    """Return the costs of the functions that the stages compiled; those of `profile` are by variant."""
-    batch_sizes = {
-        ("train", "train_step"): sources.params["train"]["batch_size"],
-        ("evaluate", "predict"): sources.params["evaluate"]["batch_size"],
-    }
-    return [
-        cost
-        | {"function": name, "stage": stage, "work": flops(cost)}
-        | {"batch_size": batch_sizes.get((stage, name), "set by the stage")}
-        for stage, functions in sources.costs.items()
-        if stage != "profile"
-        for name, cost in sorted(functions.items())
-    ]
 
 
 def flops(cost: Row, examples: int = 1) -> str:

@@ -1,7 +1,8 @@
 """The report: a self-contained HTML page, with equal bytes for equal results.
 
-Its sentences are in the templates beside this module, its numbers in `numbers.py`. All text is escaped: the page loads
-nothing and runs no script but its own, whatever the files contain.
+Its sentences are in the templates beside this module, its numbers in `numbers.py`. All text is escaped: the page runs
+no script but its own, whatever the files contain. As a local file it also applies `results/evaluate/model.css`, which
+shows that the page is of an earlier model.
 """
 
 import base64
@@ -16,13 +17,12 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from gradtrail.core.config import config
+from gradtrail.stages.artifacts.calibration import model_digest
 from gradtrail.stages.artifacts.privacy import NOT_COVERED
-from gradtrail.stages.common.params import flatten
-from gradtrail.stages.common.pipeline_file import values_of
 from gradtrail.stages.datasets import stands_in_for, title
 from gradtrail.stages.report import charts
 from gradtrail.stages.report.gallery import Gallery
-from gradtrail.stages.report.numbers import Row, Sources, compute_numbers, flops, size
+from gradtrail.stages.report.numbers import Sources, compute_numbers, flops, size
 
 _TEMPLATES = Path(__file__).parent
 
@@ -85,22 +85,8 @@ def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> s
         charts=charts.make_charts(sources),
         plot=charts,
         gallery=gallery,
-        lineage=lineage(sources),
-        versions=sources.versions,
+        model_digest=model_digest(sources.folder / "results/evaluate"),
     )
-
-
-def lineage(sources: Sources) -> list[Row]:
-    """Return for each stage the digests of what it reads and writes by path, and its params by dotted key."""
-    return [
-        {
-            "name": stage,
-            "reads": {path: sources.digests[path] for path in spec.data_deps},
-            "writes": {path: sources.digests[path] for path in spec.outs},
-            "params": flatten(values_of(sources.params, spec.params.get("params.yaml", ()), "params.yaml")),
-        }
-        for stage, spec in sources.stages.items()
-    ]
 
 
 def format_value(value: Any, form: str = "") -> str:

@@ -171,17 +171,24 @@ addEventListener("hashchange", unfold);
 for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", () => setTimeout(unfold));
 unfold();
 
-const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
-const seen = new IntersectionObserver(
-  (entries) => {
-    for (const { target, isIntersecting } of entries) {
-      if (isIntersecting) links.get(target.id).setAttribute("aria-current", "true");
-      else links.get(target.id).removeAttribute("aria-current");
-    }
-  },
-  { rootMargin: "-20% 0px -79% 0px" },
-);
-for (const id of links.keys()) seen.observe(byId(id));
+// The current section is the last one that begins in the upper third of the window, or the last one at the end of the page
+const links = [...document.querySelectorAll("nav a")];
+let clicked = null; // stays current until the reader scrolls, as a section near the end cannot reach the top
+
+function mark() {
+  const begun = links.filter((link) => byId(link.hash.slice(1)).getBoundingClientRect().top < innerHeight / 3);
+  const isEnd = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+  const current = clicked ?? (isEnd ? links.at(-1) : begun.at(-1) ?? links[0]);
+  for (const link of links) {
+    if (link === current) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+for (const link of links) link.addEventListener("click", () => { clicked = link; mark(); });
+for (const move of ["wheel", "touchmove", "keydown", "pointerdown", "scrollend"]) addEventListener(move, () => { clicked = null; }, { passive: true });
+for (const change of ["scroll", "resize"]) addEventListener(change, mark, { passive: true });
+mark();
 
 let closed = [];
 addEventListener("beforeprint", () => {

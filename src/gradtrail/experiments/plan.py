@@ -1,0 +1,168 @@
+"""`gradtrail plan`: what `dvc repro` would do with some params, and how long it would take, before anything runs.
+
+Out of scope: the optional pipelines, and the time that DVC itself takes, one to three seconds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from typing import Any
+
+from gradtrail.stages.common.dvc_cache import is_here
+from gradtrail.stages.common.params import PARAMS, changed, flatten, parse_yaml, validate
+from gradtrail.stages.common.pipeline_file import (
+    Entry,
+    is_code,
+    locked_entry,
+    output_digests,
+    stages_before,
+    upstream_stages,
+)
+from gradtrail.support.errors import UserError, suggestion
+from gradtrail.support.progress import stdout_console
+from gradtrail.support.tables import table
+from gradtrail.tracking.recorded import run_cache_entries
+from gradtrail.tracking.state import Identity, PlannedStages
+
+UP_TO_DATE, CACHED, TO_BE_MADE = "up to date", "cached", "to be made"
+_MIB = 2**20
+_MOST_REASONS = 3  # changed params and files that the table lists for a stage
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """What `dvc repro` would do with a stage."""
+
+    stage: str
+    status: str
+    why: str  # what changed; empty if nothing did
+
+
+def plan(overrides: Sequence[str], stage: str | None) -> int:
+    """Print what would run with some params changed, `key=value` as DVC's `-S` takes them; return the exit status."""
+    stages = PlannedStages()
+    params = override(stages.params, overrides)
+    if stage is not None and stage not in stages.pipeline:
+        raise UserError(f"{stage}: dvc.yaml has no such stage{suggestion(stage, stages.pipeline)}")
+    names = [*stages_before(stage, stages.pipeline), stage] if stage else [*stages.pipeline]
+    planned = [one for one in plan_stages(stages, params) if one.stage in names]
+    console = stdout_console()
+    if all(one.status == UP_TO_DATE for one in planned):
+        console.print(f"all {len(planned)} stages are up to date: nothing would run")
+        return 0
+
+    from gradtrail.experiments.estimate import estimate_stages  # late: it imports MLflow, and JAX if a training changed
+
+    estimates, notes = estimate_stages(
+        stages.pipeline, params, [one.stage for one in planned if one.status != UP_TO_DATE]
+    )
+    rows, totals = [], [0.0, 0.0, 0.0]
+    for one in planned:
+        estimate = estimates.get(one.stage) if one.status == TO_BE_MADE else None
+        seconds = (1.0, 0.0, 2.0) if one.status == CACHED else estimate.interval if estimate else None
+        totals = [total + part for total, part in zip(totals, seconds or (0.0, 0.0, 0.0), strict=True)]
+        rows.append(
+            {
+                "stage": one.stage,
+                "status": one.status,
+                "seconds": _interval(seconds) if seconds else "" if one.status == UP_TO_DATE else "unknown",
+                "memory, MiB": f"{estimate.peak_bytes / _MIB:,.0f}" if estimate and estimate.peak_bytes else "",
+                "why": one.why,
+            }
+        )
+    console.print(table("plan", rows, right=("seconds", "memory, MiB"), no_wrap=("stage", "status", "seconds")))
+    for note in notes:
+        console.print(note, soft_wrap=True)
+    # A stage before may make the outputs that it made last; then those after it do not run
+    word = "at most about" if any("after " in one.why for one in planned) else "about"
+    console.print(f"in total {word} {_interval(totals)} s, without the seconds of DVC itself", soft_wrap=True)
+    return 0
+
+
+def override(params: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    """Return params with changes such as `train.epochs=3`, all validated; raise UserError if one is invalid."""
+    from gradtrail.experiments.repro import validate_params
+
+    flat, changes = flatten(params), dict[str, Any]()
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not (key and sign):
+            raise UserError(f"-S: must be KEY=VALUE, such as train.epochs=3; got {text!r}")
+        if key not in flat:
+            raise UserError(f"-S {text}: {PARAMS} has no key {key!r}{suggestion(key, flat)}")
+        changes[key] = parse_yaml(f"value: {value}".encode(), f"-S {key}")["value"]
+    validate_params()
+    result = changed(params, changes)
+    if changes:
+        from gradtrail.experiments.sections import SECTIONS  # late: the config classes take a second to import
+
+        for section in {key.partition(".")[0] for key in changes} & SECTIONS.keys():
+            validate(result[section], SECTIONS[section], f"-S {section}")
+    return result
+
+
+def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[PlannedStage]:
+    """Return what `dvc repro` would do with each stage if `params.yaml` had this content, in the pipeline's order."""
+    pipeline = stages.pipeline
+    outs: dict[str, str] = {}  # output → digest, of the stages that are up to date or cached
+    planned: dict[str, PlannedStage] = {}
+    lock = Identity(next(iter(pipeline)), from_lock=True)
+    cached: list[dict[str, Any]] | None = None  # entries of the run-cache, newest first, once they are needed
+    for name in TopologicalSorter({name: upstream_stages(name, pipeline) for name in pipeline}).static_order():
+        unmade = [before for before in upstream_stages(name, pipeline) if planned[before].status == TO_BE_MADE]
+        entry = None if unmade else stages.entry(name, params, outs)
+        section = stages.lock.get(name)
+        why = ", ".join([*_changes(stages, name, params, entry, section), *(f"after {before}" for before in unmade)])
+        if entry and section and locked_entry(section) == entry:
+            if lock.has_outs_of_lock(name):
+                planned[name] = PlannedStage(name, UP_TO_DATE, "")
+                outs |= output_digests(section)
+                continue
+            why = "its outputs are missing or changed"
+        cached = [*reversed(run_cache_entries().values())] if cached is None and entry else cached
+        candidates = [*([section] if section else []), *(cached or [])] if entry else []
+        if made := next((one for one in candidates if locked_entry(one) == entry and _is_complete(one)), None):
+            planned[name] = PlannedStage(name, CACHED, why)
+            outs |= output_digests(made)
+        else:
+            planned[name] = PlannedStage(name, TO_BE_MADE, why)
+    return [planned[name] for name in pipeline]
+
+
+def _is_complete(section: Mapping[str, Any]) -> bool:
+    return all(is_here(out, md5) for out, md5 in output_digests(section).items())
+
+
+def _changes(
+    stages: PlannedStages,
+    name: str,
+    params: Mapping[str, Any],
+    entry: Entry | None,
+    section: Mapping[str, Any] | None,
+) -> Iterator[str]:
+    """Yield what differs from the lock, in few words."""
+    if section is None:
+        yield "never made here"
+        return
+    locked = locked_entry(section)
+    values = stages.values(name, params)
+    before, after = (
+        {k: v for part in content.values() for k, v in flatten(part).items()} for content in (locked.params, values)
+    )
+    keys = [key for key in after | before if after.get(key) != before.get(key)]
+    deps = (
+        dict(entry.deps)
+        if entry
+        else {dep: stages.digest(dep, {}) for dep in stages.pipeline[name].deps if is_code(dep)}
+    )
+    files = [dep for dep, md5 in deps.items() if locked.deps.get(dep) != md5]
+    reasons = [f"{key} {before.get(key)} → {after.get(key)}" for key in keys] + [f"{file} changed" for file in files]
+    yield from reasons[:_MOST_REASONS]
+    if len(reasons) > _MOST_REASONS:
+        yield f"{len(reasons) - _MOST_REASONS} more"
+
+
+def _interval(seconds: Sequence[float]) -> str:
+    """Return seconds as text, such as `9.8 (7.8 to 11.8)`."""
+    middle, low, high = seconds
+    return f"{middle:.1f} ({low:.1f} to {high:.1f})"

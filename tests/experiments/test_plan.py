@@ -1,0 +1,107 @@
+"""`gradtrail plan`: its statuses are those of `dvc repro`, more work never takes less time, and errors are one line."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from factories import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from small_project import finished_small_project
+
+from gradtrail.experiments import estimate
+from gradtrail.experiments.estimate import Pace, Past
+from gradtrail.experiments.plan import CACHED, TO_BE_MADE, UP_TO_DATE, override
+from gradtrail.stages.common.params import PARAMS, active_params, flatten, read_yaml
+from gradtrail.support.errors import UserError
+from gradtrail.tracking.tags import param_text
+
+STATUSES = """
+import json, sys
+from gradtrail.experiments.plan import plan_stages
+from gradtrail.stages.common.params import changed
+from gradtrail.tracking.state import PlannedStages
+stages = PlannedStages()
+planned = plan_stages(stages, changed(stages.params, json.loads(sys.argv[1])))
+print(json.dumps({one.stage: one.status for one in planned}))
+"""
+PACE = Pace(step_seconds=0.002, predict_seconds=5e-6, total_bytes=2**26)
+
+
+def test_statuses_are_what_dvc_does(tmp_path: Path) -> None:
+    project = finished_small_project().copy(tmp_path / "project")
+    first = project.get("evaluate.calibration_bins")
+    steps: list[tuple[dict[str, object], dict[str, str]]] = [
+        ({}, {}),
+        ({"train.adamw.learning_rate": 0.25}, {"train": TO_BE_MADE, "evaluate": TO_BE_MADE, "gradients": TO_BE_MADE}),
+        ({"evaluate.calibration_bins": first + 1}, {"evaluate": TO_BE_MADE}),
+        ({"evaluate.calibration_bins": first}, {"evaluate": CACHED}),
+    ]
+    for changes, expected in steps:
+        planned = json.loads(project.python("-c", STATUSES, json.dumps(changes)))
+        assert {stage: status for stage, status in planned.items() if status != UP_TO_DATE} == expected
+        for key, value in changes.items():
+            project.set(key, value)
+        output = project.dvc("repro")
+        assert project.ran(output) == [stage for stage, status in planned.items() if status == TO_BE_MADE]
+        restored = [stage for stage in planned if f"Stage '{stage}' is cached" in output]
+        assert restored == [stage for stage, status in planned.items() if status == CACHED]
+
+
+def test_missing_outputs_are_cached_and_changed_code_is_made(tmp_path: Path) -> None:
+    project = finished_small_project().copy(tmp_path / "project")
+    (project.folder / "models/final.safetensors").unlink()
+    (project.folder / "src/gradtrail/core/third.py").write_text("WORD = 'new'\n")
+    planned = json.loads(project.python("-c", STATUSES, "{}"))
+    assert planned == {"fetch": UP_TO_DATE, "train": CACHED, "evaluate": TO_BE_MADE, "gradients": TO_BE_MADE}
+    assert project.ran(project.dvc("repro")) == ["evaluate", "gradients"]
+
+
+@given(few=st.integers(1, 50), more=st.integers(1, 50), members=st.integers(1, 3))
+def test_more_epochs_never_take_less_time(few: int, more: int, members: int) -> None:
+    few, more = sorted((few, more))
+    assert seconds_of(few, members) <= seconds_of(more, members) <= seconds_of(more, members + 1)
+
+
+def seconds_of(epochs: int, members: int) -> float:
+    """Return the estimate of a training, after one of ten epochs that took 10 s, 8 s of them for its steps."""
+    texts = {key: param_text(value) for key, value in flatten(read_yaml(ROOT / PARAMS)).items()}
+    params = active_params(texts)
+    past = Past(
+        stage="train",
+        params=params,
+        seconds=10.0,
+        work_seconds=8.2,
+        compile_seconds=0.5,
+        loop_seconds=8.0,
+        steps=4300,
+        is_warm=True,
+        pace=dataclasses.replace(PACE, step_seconds=0.0018),
+        peak_bytes=2**29,
+    )
+    planned = {**params, "train.epochs": str(epochs), "train.members": str(members)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimate, "_examples", lambda _: {"train": 55_000, "validation": 5_000, "test": 10_000})
+        result = estimate._estimate("train", planned, [past], PACE, [past])
+    assert result is not None
+    assert result.half_width <= 0.25
+    return result.seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train.epoch=3", "did you mean 'train.epochs'?"),
+        ("train.epochs", "must be KEY=VALUE"),
+        ("train.epochs=ten", "train.epochs: Input should be a valid integer"),
+        ("train.model=ccn", "train.model"),
+        ("train.mlp.hidden=[512", "not readable as YAML"),
+    ],
+)
+def test_errors_are_one_line(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(UserError, match=r"-S") as error:
+        override(read_yaml(PARAMS), [text])
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
