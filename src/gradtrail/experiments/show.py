@@ -28,7 +28,8 @@ from gradtrail.tracking.tags import outputs
 _SHORT = 12  # digits of a state or an id in the output
 _FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
 _FOLDER = Path(".gradtrail/restore")  # of the changes to apply
-_COLUMNS = r"Experiment|train\.(seed|model|precision|epochs)$|evaluate\.json:accuracy$|validation_accuracy$"  # of `dvc exp show`
+# Columns of `dvc exp show`
+_COLUMNS = r"Experiment|train\.(seed|model|precision|epochs)$|evaluate\.json:accuracy$|validation_accuracy$"
 Lineage = Mapping[str, Mapping[str, Any]]  # stage → its state, command, params and deps
 
 
