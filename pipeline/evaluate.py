@@ -45,7 +45,7 @@ def main(stage: Stage) -> None:
             write_calibration(results, evaluation.by_weights, evaluation.ensemble, num_examples=len(validation))
             title = f"{model.config.name}, {about.title(config.weights, len(paths))} on {info.label}, test"
             evaluate.draw_figures(results, evaluation.ensemble, test, title, config.num_mistakes)
-            stage.write_metrics(new, {**info.as_metrics(), **evaluation.metrics(test)})
+            stage.write_metrics(new, {**info.as_metrics(), **evaluation.metrics(test)}, evaluate.COMPARED)
             stage.write_costs(new, static_costs([predict]))
 
         run.outs()

@@ -33,9 +33,8 @@ def main(stage: Stage) -> None:
         answers = export.answers(exported, forward, test)
 
         with stage.writing_outs() as new:
-            stage.write_metrics(
-                new, {**info.as_metrics(), **export.measure(exported, folder, evaluated, predictions, answers)}
-            )
+            metrics = export.measure(folder, evaluated, predictions, answers)
+            stage.write_metrics(new, {**info.as_metrics(), **metrics}, export.COMPARED)
             stage.write_costs(new, static_costs([forward]))
             folder.rename(new / "models" / "export")
 

@@ -55,7 +55,7 @@ def main(stage: Stage) -> None:
             figures.draw(results, tables, analyses.first, analyzed, title, batch_size)
             words = summary.summarize(title, tables, analyses, config, batch_size, guarantee, every)
             (results / "summary.md").write_text(words, encoding="utf-8")
-            stage.write_metrics(new, info.as_metrics() | analyses.metrics() | every)
+            stage.write_metrics(new, info.as_metrics() | analyses.metrics() | every, outputs.COMPARED)
             stage.write_costs(new, static_costs(passes.functions))
 
         run.outs()

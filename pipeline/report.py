@@ -9,7 +9,7 @@ from pathlib import Path
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.report.gallery import make_gallery
 from gradtrail.stages.report.numbers import read_sources
-from gradtrail.stages.report.page import ReportConfig, measure, render
+from gradtrail.stages.report.page import ReportConfig, render
 from gradtrail.tracking.journal import tracked
 
 
@@ -23,10 +23,10 @@ def main(stage: Stage) -> None:
 
         with stage.writing_outs() as new:
             (new / "results" / "report.html").write_text(page, encoding="utf-8")
-            stage.write_metrics(new, measure(sources, gallery, page))
+            stage.write_metrics(new, sources.info.as_metrics())
 
         run.outs()
 
 
 if __name__ == "__main__":
-    run_stage(main, "report", shows=("size_bytes",))
+    run_stage(main, "report")

@@ -8,6 +8,7 @@ from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.common.setup import cached_compiler
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.train.outputs import Outputs
+from gradtrail.stages.train.tables import COMPARED
 from gradtrail.stages.train.training import NullListener, Training
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.journal import tracked
@@ -25,7 +26,7 @@ def main(stage: Stage) -> None:
 
         with stage.writing_outs() as new:
             outputs.write(new)
-            stage.write_metrics(new, outputs.metrics)
+            stage.write_metrics(new, outputs.metrics, COMPARED)
             stage.write_costs(new, static_costs(training.functions))
 
         run.metrics({"seconds": outputs.seconds})

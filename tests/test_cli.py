@@ -49,7 +49,6 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
         ("rums", ": No such command 'rums'. Did you mean 'runs'? See"),
         ("sync --verbos", " sync: No such option '--verbos'. Did you mean '--verbose'?"),
         ("ui --port 0", " ui: Invalid value for '--port': 0 is not in the range"),
-        ("show", " show: Missing argument 'RUN'. See `gradtrail show --help`."),
         ("runs --sort-order up", " runs: Invalid value for '--sort-order': 'up' is not one of 'asc', 'desc'."),
         ("runs --where train.model", " runs: Invalid value for '--where': must be KEY=VALUE, such as "),
         (

@@ -136,16 +136,16 @@ def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limi
 
 
 @gradtrail.command(epilog="Example: gradtrail show models/final.safetensors")
-@click.argument("run")
+@click.argument("run", required=False)
 @click.pass_obj
-def show(folder: Path, run: str) -> int:
-    """Show the lineage of a run, its outputs, and how to restore them.
+def show(folder: Path, run: str | None) -> int:
+    """Show the lineage of a run, its outputs, and how to restore them; without RUN, DVC's table of experiments.
 
     RUN is the id or name of a run, a state, a DVC experiment, or a file that a run wrote.
     """
-    from gradtrail.experiments.show import show
+    from gradtrail.experiments.show import show, show_experiments
 
-    return show(run, folder)
+    return show(run, folder) if run else show_experiments()
 
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")

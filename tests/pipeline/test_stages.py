@@ -112,13 +112,10 @@ def test_report_is_logged_with_the_numbers_of_the_evaluation(project: Project) -
     assert run["name"].startswith("report mlp adamw digits · ")
     page = (project.folder / "results/report.html").read_bytes()
     assert (run["artifacts"] / "report.html").read_bytes() == page
-    assert project.metrics_of("report")["size_bytes"] == len(page)
     assert f"{project.metrics_of('evaluate')['accuracy']:.2%}" in page.decode()
     assert "not comparable with results on other data sets" in page.decode()
     assert "report.html" not in project.git("status", "--porcelain", "--untracked-files=all")
     assert (project.folder / "results/gradients/label_error_scores.png").exists()
-    assert project.metrics_of("report")["num_figures"] == 9
-    assert project.metrics_of("report")["num_images"] >= project.metrics_of("evaluate")["num_mistakes"]
 
 
 WITH_A_SMALL_SAMPLE = """

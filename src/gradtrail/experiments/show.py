@@ -1,7 +1,9 @@
-"""`gradtrail show`: the lineage of a run down to the raw data, its outputs, and the commands that restore them."""
+"""`gradtrail show`: DVC's experiments as a table, or the lineage of a run and the commands that restore its outputs."""
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +28,15 @@ from gradtrail.tracking.tags import outputs
 _SHORT = 12  # digits of a state or an id in the output
 _FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
 _FOLDER = Path(".gradtrail/restore")  # of the changes to apply
+# Columns of `dvc exp show`
+_COLUMNS = r"Experiment|train\.(seed|model|precision|epochs)$|evaluate\.json:accuracy$|validation_accuracy$"
 Lineage = Mapping[str, Mapping[str, Any]]  # stage → its state, command, params and deps
+
+
+def show_experiments() -> int:
+    """Run `dvc exp show` with the columns that people compare; return its exit status."""
+    command = [sys.executable, "-m", "dvc", "exp", "show", "--no-pager", "--only-changed", "--drop", ".*"]
+    return subprocess.run([*command, "--keep", _COLUMNS], check=False).returncode
 
 
 def show(word: str, place: Path) -> int:

@@ -27,6 +27,10 @@ from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.artifacts.weights import read_members
 
+COMPARED = (  # metrics that people compare
+    *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "members"),
+    *("loss", "expected_calibration_error", "num_mistakes", "ensemble_accuracy", "ensemble_loss"),
+)
 _ENSEMBLE = (
     *("accuracy", "accuracy_low", "accuracy_high", "loss", "brier", "temperature"),
     *("expected_calibration_error", "expected_calibration_error_uncalibrated"),

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from gradtrail.core.batching import join, map_batches
 from gradtrail.core.data import Split
 from gradtrail.core.evaluate import share_metrics
-from gradtrail.core.export import TEMPERATURE, ExportConfig, Platform, export_forward, tensors
+from gradtrail.core.export import ExportConfig, Platform, export_forward, tensors
 from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts.calibration import Evaluated
@@ -29,6 +29,7 @@ from gradtrail.stages.common.files import write_json
 from gradtrail.stages.datasets import class_names
 from gradtrail.support.errors import UserError
 
+COMPARED = ("size_bytes", "worst_class_recall")  # metrics that people compare
 _PACKAGES = ("flax", "jax", "jaxlib")  # packages whose versions are recorded
 
 Probabilities = Float[np.ndarray, "examples classes"]
@@ -117,20 +118,19 @@ def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFra
 
 
 def measure(
-    exported: ExportedModel, folder: Path, evaluated: Evaluated, evaluation: pd.DataFrame, probabilities: Probabilities
+    folder: Path, evaluated: Evaluated, evaluation: pd.DataFrame, probabilities: Probabilities
 ) -> dict[str, Any]:
     """Return flat metrics of an export.
 
-    Sizes in bytes, numbers of parameters and classes, the temperature; the accuracy and the worst class's recall on the
-    test split with Wilson's 95 % intervals, and the calibration error with its interval, from `evaluate`; and the
-    largest difference between the export's answers and those.
+    The size of the folder in bytes; the accuracy and the worst class's recall on the test split with Wilson's 95 %
+    intervals, and the calibration error with its interval, from `evaluate`; and the largest difference between the
+    export's answers and those.
 
     Args:
         folder: folder of the export.
         evaluation: the predictions of `evaluate`.
         probabilities: the probabilities of the same examples by the exported program.
     """
-    sizes = {f"{path.stem.replace('.', '_')}_bytes": path.stat().st_size for path in sorted(folder.iterdir())}
     error, num_classes = evaluated.calibration_error, probabilities.shape[1]
     labels, predicted = evaluation["label"].to_numpy(), evaluation["predicted"].to_numpy()
     is_correct = predicted == labels
@@ -145,12 +145,7 @@ def measure(
         "largest_difference": float(np.max(np.abs(probabilities - evaluation[_columns(num_classes)].to_numpy()))),
         "num_other_labels": int(np.sum(probabilities.argmax(axis=1) != predicted)),
         "num_examples": len(evaluation),
-        "num_classes": num_classes,
-        "num_networks": len(exported.manifest.seeds),
-        "num_parameters": sum(tensor.size for name, tensor in exported.tensors.items() if name != TEMPERATURE),
-        "temperature": evaluated.temperature,
-        "size_bytes": sum(sizes.values()),
-        **sizes,
+        "size_bytes": sum(path.stat().st_size for path in folder.iterdir()),
     }
 
 

@@ -3,6 +3,7 @@
 This module knows no config class: each stage passes its own. YAML is read as YAML 1.2, where `1e-3` is a number.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -22,6 +23,7 @@ from ruamel.yaml.error import YAMLError
 
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError, one_line, suggestion
+from gradtrail.support.git import blobs
 
 Section = TypeVar("Section")
 Value = TypeVar("Value")
@@ -67,7 +69,26 @@ def load_section(section: str, into: type[Section], path: Path = PARAMS) -> Sect
     if section not in content:
         sections = one_line(", ".join(map(str, content)))[:_MAX_LINE]
         raise UserError(f"{path}: section '{section}' is missing; found {sections}")
-    return validate(content[section], into, f"{path}: {section}")
+    return validate_section(content[section], into, section, path)
+
+
+def validate_section(value: Any, into: type[Section], section: str, path: Path = PARAMS) -> Section:
+    """Validate a section; an error also names the last commit's values, as `dvc exp run -S` keeps a wrong one."""
+    try:
+        return validate(value, into, f"{path}: {section}")
+    except UserError as error:
+        raise UserError(f"{error}{_how_to_undo(value, section, path)}") from None
+
+
+def _how_to_undo(value: Any, section: str, path: Path) -> str:
+    """Return the values of the last commit that differ, and the command that restores them; empty if none differ."""
+    committed: dict[str, Any] = {}
+    with contextlib.suppress(UserError):
+        for content in blobs("HEAD", [str(path)]).values():
+            committed = flatten({section: parse_yaml(content, str(path)).get(section)})
+    now = flatten({section: value})
+    changes = [f"{key}={_as_override(old)}" for key, old in committed.items() if key not in now or now[key] != old]
+    return f"; `git checkout {path}` restores {', '.join(changes)}" if changes else ""
 
 
 def validate(value: Any, into: type[Section], name: str) -> Section:

@@ -8,7 +8,7 @@ import contextlib
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,14 @@ from gradtrail.stages.common.environment import (
     set_up_jax,
 )
 from gradtrail.stages.common.files import Stamps, changed_files, read_json, stamps_of, write_json, writing_outs
-from gradtrail.stages.common.params import PARAMS, VERSIONS, flatten, load_section, require_recorded_versions, validate
+from gradtrail.stages.common.params import (
+    PARAMS,
+    VERSIONS,
+    flatten,
+    load_section,
+    require_recorded_versions,
+    validate_section,
+)
 from gradtrail.stages.common.pipeline_file import Entry, StageSpec, is_code, live_entry, read_pipelines
 from gradtrail.stages.common.processes import describe_fault, exit_with, is_connected, join, write_log
 from gradtrail.support.errors import UserError, environment_error
@@ -36,6 +43,7 @@ from gradtrail.support.signals import Stopped, stopping_on_signals
 
 Section = TypeVar("Section")
 
+_DATASET = ("dataset", "dataset_digest")  # keys of every metrics file
 _CLOCK_SECONDS = 0.02  # largest difference of the clocks: a tick of 10 ms for processes, of 4 ms for files
 
 
@@ -142,7 +150,7 @@ class Stage:
     def params(self, into: type[Section], section: str | None = None) -> Section:
         """Validate a section of the params, by default that of the stage's name, as it was at the start."""
         section = section or self.name
-        return validate(self.inputs.entry.params[str(PARAMS)][section], into, f"{PARAMS}: {section}")
+        return validate_section(self.inputs.entry.params[str(PARAMS)][section], into, section)
 
     @cached_property
     def runtime(self) -> RuntimeConfig:
@@ -183,18 +191,31 @@ class Stage:
             yield new
             self.inputs.require_unchanged()
 
-    def write_metrics(self, new: Path, metrics: Mapping[str, Any]) -> None:
-        """Write the metrics file to the folder of the new outs: flat keys, numbers rounded to 9 significant digits."""
-        path = new / "results" / "metrics" / f"{self.name}.json"
-        write_json(path, {key: _plain(value) for key, value in metrics.items()})
+    def write_metrics(self, new: Path, metrics: Mapping[str, Any], compared: Sequence[str] = ()) -> None:
+        """Write the metrics to the folder of the new outs: flat keys, numbers rounded to 9 significant digits.
+
+        Args:
+            compared: Metrics that people compare; `dvc metrics diff` shows them. The others are written to
+                `results/<stage>/other_metrics.json`. By default all metrics are compared.
+        """
+        plain = {key: _plain(value) for key, value in metrics.items()}
+        others = {key: plain.pop(key) for key in metrics if compared and key not in (*compared, *_DATASET)}
+        write_json(new / self._metrics_files[0], plain)
+        if compared:
+            write_json(new / self._metrics_files[1], others)
 
     def write_costs(self, new: Path, costs: Mapping[str, Mapping[str, int]]) -> None:
         """Write function → static cost → value to the folder of the new outputs, as `results/costs/<stage>.json`."""
         write_json(new / "results" / "costs" / f"{self.name}.json", costs)
 
     def read_metrics(self) -> dict[str, Any]:
-        metrics: dict[str, Any] = read_json(self.folder / "results" / "metrics" / f"{self.name}.json")
-        return metrics
+        """Return all metrics of the stage; those that people compare alone if its outputs are not here."""
+        metrics, others = (self.folder / path for path in self._metrics_files)
+        return {**read_json(metrics), **(read_json(others) if others.exists() else {})}
+
+    @property
+    def _metrics_files(self) -> tuple[str, str]:
+        return f"results/metrics/{self.name}.json", f"results/{self.name}/other_metrics.json"
 
 
 def run_stage(

@@ -23,6 +23,10 @@ from gradtrail.core.gradients.scores import largest, rank_correlation, summarize
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.stages.artifacts.members import FOLDER, over_members
 
+COMPARED = (  # metrics that people compare
+    *("grad_norm_median", "validation_grad_norm_median", "noise_scale_typical", "coherence_within_classes"),
+    *("label_errors_auroc", "members"),
+)
 SCORES = "scores.parquet"
 SUSPICION = "suspicion"
 SUSPECT_SPLITS = ("train", "test")

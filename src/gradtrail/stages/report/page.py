@@ -89,16 +89,6 @@ def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> s
     )
 
 
-def measure(sources: Sources, gallery: Gallery, page: str) -> dict[str, Any]:
-    """Return the metrics: the data set, the numbers of figures and of images in the gallery, the size of the page."""
-    return {
-        **sources.info.as_metrics(),
-        "num_figures": page.count('<figure class="png">'),
-        "num_images": len(gallery.examples),
-        "size_bytes": len(page.encode()),
-    }
-
-
 def format_value(value: Any, form: str = "") -> str:
     """Write a number by a format specification, or by `size`; NaN is empty, and a text stays as it is."""
     if isinstance(value, str):

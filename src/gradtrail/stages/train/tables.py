@@ -19,6 +19,10 @@ from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.train.privacy import REDACTED_COLUMNS
 
+COMPARED = (  # metrics that people compare
+    *("accuracy", "cross_entropy", "validation_accuracy", "validation_accuracy_sd", "validation_loss", "epochs"),
+    *("num_parameters", "members", "epsilon"),
+)
 _DIGITS = "%.9g"
 WINDOWS = 20  # number of parts of a training over which the noise scale is averaged
 
