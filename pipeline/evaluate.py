@@ -4,7 +4,6 @@ from gradtrail.tracking.journal import start_logger
 
 start_logger(__name__)
 
-import os
 from pathlib import Path
 
 from gradtrail.core.evaluate import EvaluateConfig
@@ -15,9 +14,7 @@ from gradtrail.stages.artifacts import data_files, weights
 from gradtrail.stages.artifacts.calibration import write_calibration
 from gradtrail.stages.artifacts.members import weights_paths
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.support.errors import NO_SOURCE_FLAG
 from gradtrail.support.memory import require_memory
-from gradtrail.support.paths import root
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.earlier import warn_of_earlier_model
 from gradtrail.tracking.journal import tracked
@@ -50,9 +47,7 @@ def main(stage: Stage) -> None:
 
         run.outs()
 
-    # Not in DVC's temporary copy, nor under `gradtrail repro`, whose last line it is
-    if stage.folder == root() and NO_SOURCE_FLAG not in os.environ:
-        warn_of_earlier_model(stage.folder)
+    warn_of_earlier_model(stage.folder)
 
 
 if __name__ == "__main__":

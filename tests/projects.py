@@ -187,7 +187,10 @@ class Project:
             (self.folder / ".git" / "hold").unlink(missing_ok=True)
 
     def metrics_of(self, stage: str) -> dict[str, Any]:
-        return json.loads((self.folder / "results" / "metrics" / f"{stage}.json").read_text())
+        """Return all metrics of a stage, those that people compare and the others."""
+        files = f"results/metrics/{stage}.json", f"results/{stage}/other_metrics.json"
+        paths = [self.folder / file for file in files if (self.folder / file).exists()]
+        return {key: value for path in paths for key, value in json.loads(path.read_text()).items()}
 
     def lock(self) -> bytes:
         return (self.folder / "dvc.lock").read_bytes()

@@ -242,7 +242,7 @@ def test_journal_of_a_killed_stage_is_logged_as_killed(stage: Stage) -> None:
             journal.write_identity(self.folder, run.stage)  # as a logger does when it begins
             with (self.folder / "events.jsonl").open() as events:
                 lines = events.readlines()
-            (self.folder / "events.jsonl").write_text("".join(lines[:3]) + '{"event": "cur')
+            (self.folder / "events.jsonl").write_text("".join(lines[:4]) + '{"event": "cur')
             raise SystemExit
 
     with pytest.MonkeyPatch.context() as patch:

@@ -28,15 +28,15 @@ from gradtrail.tracking.tags import outputs
 _SHORT = 12  # digits of a state or an id in the output
 _FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
 _FOLDER = Path(".gradtrail/restore")  # of the changes to apply
-# Columns of `dvc exp show`
-_COLUMNS = r"Experiment|train\.(seed|model|precision|epochs)$|evaluate\.json:accuracy$|validation_accuracy$"
+# Columns of `dvc exp show` that people do not compare: all but accuracies and changed params
+_DROPPED = r"(?!Experiment$|State$|accuracy$|validation_accuracy$|(fetch|preprocess|train)\.)"
 Lineage = Mapping[str, Mapping[str, Any]]  # stage → its state, command, params and deps
 
 
 def show_experiments() -> int:
-    """Run `dvc exp show` with the columns that people compare; return its exit status."""
-    command = [sys.executable, "-m", "dvc", "exp", "show", "--no-pager", "--only-changed", "--drop", ".*"]
-    return subprocess.run([*command, "--keep", _COLUMNS], check=False).returncode
+    """Run `dvc exp show` with the accuracies and the params that differ; return its exit status."""
+    command = [sys.executable, "-m", "dvc", "exp", "show", "--no-pager", "--only-changed", "--drop", _DROPPED]
+    return subprocess.run(command, check=False).returncode
 
 
 def show(word: str, place: Path) -> int:

@@ -116,4 +116,4 @@ def test_metrics_and_words_to_publish_leave_the_training_split_out(
     words = summary.summarize("a title", made_tables, analyses_of_part, CONFIG, 5, PUBLISHED)
     assert words.startswith(f"# Summary of per-example gradients: a title\n\n{REDACTED}\n\n## Suspected")
     assert "train split" not in words
-    assert words.count("## ") == 2
+    assert words.count("## ") == 1

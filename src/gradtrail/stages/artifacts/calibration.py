@@ -57,13 +57,8 @@ def write_calibration(
 
 def write_rule(folder: Path) -> None:
     """Write `model.css`: a style sheet, as it cannot run code; a report that was sent without it ignores it."""
-    rule = f':root:not([data-model="{model_digest(folder)}"]) #earlier {{ display: block !important }}\n'
+    rule = f':root:not([data-evaluation="{digest(folder / _FILE)}"]) #earlier {{ display: block !important }}\n'
     (folder / "model.css").write_text(rule, encoding="utf-8")
-
-
-def model_digest(results: Path) -> str:
-    """Return the digests of the evaluated weights, joined."""
-    return "-".join(row["weights_digest"] for row in read_json(results / _FILE)["members"])
 
 
 def read_evaluated(results: Path, models: Path) -> Evaluated:

@@ -199,10 +199,10 @@ class Stage:
                 `results/<stage>/other_metrics.json`. By default all metrics are compared.
         """
         plain = {key: _plain(value) for key, value in metrics.items()}
-        others = {key: plain.pop(key) for key in metrics if compared and key not in (*compared, *_DATASET)}
-        write_json(new / self._metrics_files[0], plain)
         if compared:
-            write_json(new / self._metrics_files[1], others)
+            remaining = {key: plain.pop(key) for key in metrics if key not in (*compared, *_DATASET)}
+            write_json(new / self._metrics_files[1], remaining)
+        write_json(new / self._metrics_files[0], plain)
 
     def write_costs(self, new: Path, costs: Mapping[str, Mapping[str, int]]) -> None:
         """Write function → static cost → value to the folder of the new outputs, as `results/costs/<stage>.json`."""
@@ -210,8 +210,8 @@ class Stage:
 
     def read_metrics(self) -> dict[str, Any]:
         """Return all metrics of the stage; those that people compare alone if its outputs are not here."""
-        metrics, others = (self.folder / path for path in self._metrics_files)
-        return {**read_json(metrics), **(read_json(others) if others.exists() else {})}
+        compared, remaining = (self.folder / path for path in self._metrics_files)
+        return {**read_json(compared), **(read_json(remaining) if remaining.exists() else {})}
 
     @property
     def _metrics_files(self) -> tuple[str, str]:

@@ -113,8 +113,8 @@ def read_sources(folder: Path) -> Sources:
 
     info, metrics = read_info(folder / "data/processed"), read_all("metrics")
     for stage, values in metrics.items():
-        others = folder / f"results/{stage}/other_metrics.json"
-        values.update(read_json(others) if others.exists() else {})
+        remaining = folder / f"results/{stage}/other_metrics.json"
+        values.update(read_json(remaining) if remaining.exists() else {})
         if not info.digest.startswith(values.get("dataset_digest", "")):
             raise UserError(
                 f"results/metrics/{stage}.json: of another data set than data/processed, which is {info.label}; "

@@ -17,8 +17,8 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from gradtrail.core.config import config
-from gradtrail.stages.artifacts.calibration import model_digest
 from gradtrail.stages.artifacts.privacy import NOT_COVERED
+from gradtrail.stages.common.files import digest
 from gradtrail.stages.datasets import stands_in_for, title
 from gradtrail.stages.report import charts
 from gradtrail.stages.report.gallery import Gallery
@@ -85,7 +85,7 @@ def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> s
         charts=charts.make_charts(sources),
         plot=charts,
         gallery=gallery,
-        model_digest=model_digest(sources.folder / "results/evaluate"),
+        evaluation_digest=digest(sources.folder / "results/evaluate/calibration.json"),
     )
 
 

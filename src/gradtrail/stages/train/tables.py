@@ -20,7 +20,7 @@ from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.train.privacy import REDACTED_COLUMNS
 
 COMPARED = (  # metrics that people compare
-    *("accuracy", "cross_entropy", "validation_accuracy", "validation_accuracy_sd", "validation_loss", "epochs"),
+    *("cross_entropy", "validation_accuracy", "validation_accuracy_sd", "validation_loss", "epochs"),
     *("num_parameters", "members", "epsilon"),
 )
 _DIGITS = "%.9g"
