@@ -111,7 +111,7 @@ def left_behind(project: Project) -> list[Path]:
     return [*(project.folder.parent / "scratch").glob("gradtrail-timed-*")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_timing_a_program_against_itself_leaves_nothing(timed_project: Project) -> None:
     before = timed_project.git("status", "--porcelain")
     result = json.loads(timed_project.gradtrail("diff", "workspace", "HEAD", "--time", "--seconds", "1", "--json"))

@@ -149,7 +149,7 @@ run("tuned", entry, Engine(1))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_trial_that_goes_on_has_the_bytes_of_a_training_that_was_never_stopped(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project")
     small = {"fetch.dataset": "digits", "train.epochs": 100, "train.batch_size": 16, "train.mlp.hidden": [16]}

@@ -249,7 +249,7 @@ def test_memory_does_not_grow_with_the_images(
     assert taken < 96 << 20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_kill_loses_no_finished_part(export: Path, tmp_path: Path) -> None:
     source = tmp_path / "images.parquet"
     pq.write_table(pa.table({"image": [png(pixels(1)[0])] * 150_000}), source)

@@ -32,13 +32,13 @@ _READ = 20  # newest runs of a stage whose timings are read
 _LEAST_HALF_WIDTH, _LARGEST_HALF_WIDTH = 0.2, 0.25  # shares of the estimate: the speed of a machine drifts
 # Stage → share of its work that the amount of `_work` scales
 _SCALED = {"preprocess": 0.5, "evaluate": 0.8, "gradients": 0.85, "profile": 0.8}
-# Params that select which earlier runs compiled the same functions; those of the stage's own section
+# Params that select which earlier runs compiled most of the same functions
 _MODEL = ("train.model", "train.precision", "train.mlp.", "train.cnn.", "train.mixer.", "train.features")
 _PROGRAMS = {
-    "evaluate": (*_MODEL, "evaluate.batch_size"),
-    "export": (*_MODEL, "export.batch_sizes", MEMBERS),
-    "gradients": (*_MODEL, "train.label_smoothing", "gradients.num_influenced", "gradients.test_examples"),
-    "profile": ("train.", "profile.precisions", "profile.smallest", "profile.largest"),
+    "evaluate": _MODEL,
+    "export": (*_MODEL, MEMBERS),
+    "gradients": (*_MODEL, "train.label_smoothing"),
+    "profile": ("train.",),
 }
 Params = Mapping[str, str]  # dotted key → value as text, as a run has it; those that have an effect
 
@@ -145,8 +145,7 @@ def _compile_seconds(ranked: Sequence[Past], *, is_warm: bool) -> float:
 
 def _work(stage: str, params: Params, pace: Pace | None, trainings: Sequence[Past]) -> float:
     """Return the amount of a stage's work that params change, in units of the stage; 0 if it is unknown."""
-    examples = _examples(params)
-    if not examples:
+    if stage not in _SCALED or not (examples := _examples(params)):
         return 0.0
     held_out = examples["validation"] + examples["test"]
     if stage == "preprocess":
@@ -223,7 +222,7 @@ def _pace(params: Mapping[str, Any], num_examples: int) -> Pace:
 
 
 def _same_programs(stage: str, params: Params, other: Params) -> bool:
-    """Whether a stage with these params compiles the same functions as with others."""
+    """Whether a stage with these params compiles most of the functions that it compiled with others."""
     keys = [key for key in {*params, *other} if key.startswith(_PROGRAMS.get(stage, ())) and key != "train.seed"]
     return all(params.get(key) == other.get(key) for key in keys)
 

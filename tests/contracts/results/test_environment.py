@@ -135,6 +135,7 @@ OTHER = {
     "download_timeout_seconds": 1.0,
     "tracking_seconds": 1.0,
     "mirrors": ["http://127.0.0.1:9/mnist"],
+    "alert": "cat > /dev/null",
 }
 
 

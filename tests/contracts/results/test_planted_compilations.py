@@ -27,7 +27,7 @@ def grown(values):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_project_warns_of_all_five_with_cold_and_warm_cache(tmp_path: Path) -> None:
     """Planted in the code of the training loop; the second execution finds all programs in the persistent cache."""
     project = finished_project().copy(tmp_path / "project")

@@ -60,7 +60,7 @@ def test_stage_is_traced_and_writes_the_same_bytes(stage: str, project: Project)
     assert functions_of(run) & event_names & read
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
 def test_stage_that_is_stopped_while_it_is_recorded_has_a_whole_run_and_no_trace(
     number: signal.Signals, project: Project
 ) -> None:

@@ -43,7 +43,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     return project
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def make_folder(project: Project, name: str, *, days: int) -> Path:
     return file.parent
 
 
+@pytest.mark.nightly
 def test_what_is_not_recorded_is_removed_after_30_days(project: Project) -> None:
     project.dvc("exp", "run", "-S", f"{LR}=0.5", "--name", "here")
     project.git("checkout", "-q", ".")

@@ -126,7 +126,7 @@ def test_an_experiment_is_restored(project: Project) -> None:
     assert digests(project)[WEIGHTS] != before[WEIGHTS]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_state_in_no_lock_is_reproduced(project: Project) -> None:
     """From the commit and its diff."""
     project.set(LR, 0.5)

@@ -81,12 +81,11 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.mark.slow
-def test_a_new_stage_runs_is_tracked_reported_and_rebuilt(project: Project) -> None:
+def test_a_new_stage_runs_is_tracked_and_rebuilt(project: Project) -> None:
     assert project.ran(project.dvc("repro")) == ["toy", "report"]
     size = (project.folder / "models/final.safetensors").stat().st_size
     assert (project.folder / "results/toy/sizes.txt").read_text() == f"{size}\n" * 2
     check_runs(project, size)
-    assert digest(project.folder / "results/toy") in (project.folder / "results/report.html").read_text()
 
     (project.folder / "mlflow.db").unlink()
     assert "toy" in project.sync()

@@ -90,7 +90,8 @@ def check_whole_story(project: Project, server: TrackingServer, folder: Path) ->
     assert {run["tags"]["attempts"] for run in server.runs()} == {"2"}
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("count", [2, 4])
 def test_simultaneous_clones_have_one_run_per_state_after_a_sync(
     count: int, project: Project, server: TrackingServer, tmp_path: Path
 ) -> None:

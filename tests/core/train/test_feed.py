@@ -167,6 +167,6 @@ print("same bits")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_shards_give_the_bits_of_the_whole_split() -> None:
     assert run_on_devices(SHARDED, 2) == "same bits\n"
