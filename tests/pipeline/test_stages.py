@@ -97,7 +97,7 @@ def test_every_example_has_its_scores(project: Project) -> None:
 
 def test_the_export_answers_as_the_evaluation_did(project: Project) -> None:
     metrics, evaluate = project.metrics_of("export"), project.metrics_of("evaluate")
-    for name in ("accuracy", "accuracy_low", "expected_calibration_error", "num_examples", "temperature"):
+    for name in ("accuracy", "accuracy_low", "expected_calibration_error", "num_examples"):
         assert metrics[name] == pytest.approx(evaluate[name])
     output = pd.read_parquet(project.folder / "results/evaluate/predictions.parquet").filter(regex="^probability_")
     own_result = read_export(project.folder / "models/export").predict(
