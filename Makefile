@@ -67,7 +67,7 @@ gate: env ## compare costs of compiled functions with the accepted ones; TIMED=1
 
 docs: env ## the site of the docs, with search, in .gradtrail/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file deploy/mkdocs.yml
-	@echo "docs: open .gradtrail/site/index.html"
+	@echo "docs: .gradtrail/site; 'python3 -m http.server -d .gradtrail/site' serves it, with search"
 
 format: env ## format the code with ruff
 	@$(BIN)/ruff check --fix .
