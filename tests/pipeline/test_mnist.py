@@ -1,6 +1,5 @@
 """The real pipeline with default params on the real MNIST: what the README promises."""
 
-import json
 import os
 from pathlib import Path
 
@@ -23,11 +22,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def test_default_model_reaches_the_promised_accuracy(project: Project) -> None:
-    evaluation = json.loads((project.folder / "results/metrics/evaluate.json").read_text())
+    evaluation = project.metrics_of("evaluate")
     assert evaluation["dataset"] == "mnist"
     assert evaluation["num_examples"] == 10_000
     assert evaluation["accuracy"] >= 0.983
-    assert json.loads((project.folder / "results/metrics/gradients.json").read_text())["num_examples"] == 70_000
+    assert project.metrics_of("gradients")["num_examples"] == 70_000
 
 
 @pytest.mark.nightly
