@@ -57,7 +57,7 @@ def test_figures_of_a_quick_training(project: Project) -> None:
     assert costs["train_step"]["flops"] > 0
     assert evaluate["accuracy_low"] < evaluate["accuracy"] < evaluate["accuracy_high"]
     assert evaluate["accuracy"] > 0.6
-    assert evaluate["num_mistakes"] < 0.4 * project.metrics_of("fetch")["test_examples"]
+    assert evaluate["num_examples"] == project.metrics_of("fetch")["test_examples"]
     assert project.metrics_of("preprocess")["noisy_labels"] > 0
     remaining = sorted(path.name for path in (project.folder / "models/epochs").iterdir())
     assert remaining == ["000.safetensors", "002.safetensors"]
@@ -275,7 +275,7 @@ def test_tables_of_examples_are_sorted(project: Project) -> None:
         values = [line[table["columns"].index(column)] for line in table["data"]]
         every = pd.read_parquet(project.folder / f"results/{stage}/{name}.parquet")[column]
         assert values == sorted(values, reverse=True)
-        assert values[0] == pytest.approx(every.max(), rel=1e-3)
+        assert values[0] == pytest.approx(every.max(), rel=5e-4), "four significant digits"
         assert len(values) == min(1000, len(every))
 
 
