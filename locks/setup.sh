@@ -53,8 +53,6 @@ trap 'rm -rf "$temporary"' EXIT
 run() {
     if [ -t 2 ]; then "$@" >&2; else "$@" >"$log" 2>&1; fi
 }
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-uv() { "$venv/bin/uv" "$@"; }
 why() {
     [ -s "$log" ] || echo "see above"
     grep -m 1 -iE '^ *(error|×)' "$log" 2>/dev/null || tail -n 1 "$log" 2>/dev/null
@@ -88,10 +86,13 @@ if ! is_kept; then
     else
         faults="no suitable Python on the path ($python)"
         command -v uv >/dev/null 2>&1 || fail "$faults, and no uv to download one; $remedy"
-        run command uv venv --seed --python ">=3.11,<3.14" "$venv" || fail "$faults, and uv failed: $(why); $remedy"
+        run uv venv --seed --python ">=3.11,<3.14" "$venv" || fail "$faults, and uv failed: $(why); $remedy"
         say "created $venv with Python $(version_of "$venv/bin/python") from uv: $faults"
     fi
 fi
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+uv() { "$venv/bin/uv" "$@"; }
 
 # The locks are complete and hold the build backend: nothing is resolved, and nothing is built in isolation.
 with_uv() {

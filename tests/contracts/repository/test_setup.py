@@ -121,7 +121,7 @@ def test_uv_installs_the_lock_and_comes_from_it_itself(folder: Path) -> None:
 @pytest.fixture
 def path(folder: Path) -> str:
     """Return a path of one folder, which has no Python."""
-    for name in (
+    for name in [
         "awk",
         "cp",
         "date",
@@ -136,7 +136,7 @@ def path(folder: Path) -> str:
         "sed",
         "sh",
         "tail",
-    ):
+    ]:
         script(folder / "bin" / name, f'#!/bin/sh\nexec {shutil.which(name)} "$@"\n')
     return str(folder / "bin")
 
