@@ -38,7 +38,7 @@ ifneq ($(shell tail -n 1 $(READY)),$(LOCK))
 endif
 endif
 ifneq ($(PYTHON),)
-ifneq ($(shell "$(PYTHON)" --version 2>&1),$(shell $(BIN)/python --version 2>&1))
+ifneq ($(shell "$(PYTHON)" --version 2>/dev/null),$(shell $(BIN)/python --version 2>/dev/null))
 .PHONY: $(READY)
 endif
 endif

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from projects import ROOT
 
-SHIM = "#!/bin/sh\nexit 127\n"  # of pyenv, for a version that is not selected
+SHIM = "#!/bin/sh\necho not selected >&2\nexit 127\n"  # of pyenv, for a version that is not selected
 OLD = "#!/bin/sh\necho 3.9.2\n"
 PYTHON = """#!/bin/sh
 # A Python whose environments write down what pip is asked to install.
@@ -121,22 +121,8 @@ def test_uv_installs_the_lock_and_comes_from_it_itself(folder: Path) -> None:
 @pytest.fixture
 def path(folder: Path) -> str:
     """Return a path of one folder, which has no Python."""
-    for name in [
-        "awk",
-        "cp",
-        "date",
-        "dirname",
-        "grep",
-        "head",
-        "ln",
-        "make",
-        "mkdir",
-        "mktemp",
-        "rm",
-        "sed",
-        "sh",
-        "tail",
-    ]:
+    names = ["awk", "cp", "date", "dirname", "grep", "head", "ln", "make", "mkdir", "mktemp", "rm", "sed", "sh", "tail"]
+    for name in names:
         script(folder / "bin" / name, f'#!/bin/sh\nexec {shutil.which(name)} "$@"\n')
     return str(folder / "bin")
 
@@ -192,6 +178,8 @@ def test_environment_keeps_its_python_until_another_is_named(folder: Path, path:
     assert (status, calls) == (0, INSTALLED_BY_UV)
     assert lines[0] == f"setup: creating .venv with Python 3.11.1 ({path}/python3.11), which PYTHON names"
     assert run_with_fakes(folder, "python3.11", PATH=path) == (0, [], [])
+    status, lines, _ = run_with_fakes(folder, script(folder / "shim", SHIM), PATH=path)
+    assert (status, len(lines)) == (2, 1)
 
 
 @pytest.mark.parametrize(
