@@ -64,32 +64,24 @@ fi
 if [ -s "$venv/.ready" ] && [ "$lock" = locks/base.lock ]; then
     lock=$(tail -n 1 "$venv/.ready") # an environment stays one for GPUs or clusters
 fi
+# A Python that PYTHON names replaces one of another version
+[ -z "$python" ] || [ "$(version_of "$python")" = "$(version_of "$venv/bin/python")" ] || rm -rf "$venv"
 began=$(date +%s)
-
-# An environment is kept until PYTHON names another version.
-is_kept() {
-    "$venv/bin/python" -c 'import pip' 2>/dev/null &&
-        { [ -z "$python" ] || [ "$(version_of "$python")" = "$(version_of "$venv/bin/python")" ]; }
-}
-create() {
-    version=$(version_of "$python")
-    case $version in 3.14.*) untried="; 3.14 was not tried" ;; *) untried= ;; esac
-    say "creating $venv with Python $version ($(command -v "$python")), $1$untried"
-    "$python" -m venv "$venv" >/dev/null || fail "$python could not make the environment $venv"
-}
-if ! is_kept; then
+"$venv/bin/python" -c 'import pip' 2>/dev/null || {
     rm -rf "$venv"
-    if [ -n "$python" ]; then
-        create "which PYTHON names"
-    elif python=$(find_python); then
-        create "the first of 3.13, 3.12, 3.11 and 3.14 on the path"
+    [ -n "$python" ] && reason="which PYTHON names" || reason="the first of 3.13, 3.12, 3.11 and 3.14 on the path"
+    if python=${python:-$(find_python)}; then
+        version=$(version_of "$python")
+        case $version in 3.14.*) reason="$reason; 3.14 was not tried" ;; esac
+        say "creating $venv with Python $version ($(command -v "$python")), $reason"
+        "$python" -m venv "$venv" >/dev/null || fail "$python could not make the environment $venv"
     else
-        faults="no suitable Python on the path ($python)"
-        command -v uv >/dev/null 2>&1 || fail "$faults, and no uv to download one; $remedy"
-        run uv venv --seed --python ">=3.11,<3.14" "$venv" || fail "$faults, and uv failed: $(why); $remedy"
-        say "created $venv with Python $(version_of "$venv/bin/python") from uv: $faults"
+        missing="no suitable Python on the path ($python)"
+        command -v uv >/dev/null 2>&1 || fail "$missing, and no uv to download one; $remedy"
+        run uv venv --seed --python ">=3.11,<3.14" "$venv" || fail "$missing, and uv failed: $(why); $remedy"
+        say "created $venv with Python $(version_of "$venv/bin/python") from uv: $missing"
     fi
-fi
+}
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 uv() { "$venv/bin/uv" "$@"; }
