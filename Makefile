@@ -1,6 +1,7 @@
 # repro · test · check · ui · compare · bench: each target sets up what it needs. `make help` lists all.
 
-PYTHON ?= python3
+# A name or a path; without one locks/setup.sh chooses a Python of the path
+PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -26,13 +27,18 @@ help: ## list the targets
 env: $(READY) ## the environment in .venv, from locks/base.lock; with GPU=1 or CLUSTER=1 from cuda.lock or cluster.lock
 
 # Scripts of an environment contain its path, so a moved or copied repository gets a new one.
-# An environment made with GPU=1 or CLUSTER=1 keeps its lock until it is removed.
+# An environment made with GPU=1 or CLUSTER=1 keeps its lock until it is removed, and any its Python until PYTHON names another.
 ifneq ($(wildcard $(READY)),)
 ifneq ($(shell head -n 1 $(READY)),$(realpath $(VENV)))
 .PHONY: $(READY)
 endif
 ifneq ($(GPU)$(CLUSTER),)
 ifneq ($(shell tail -n 1 $(READY)),$(LOCK))
+.PHONY: $(READY)
+endif
+endif
+ifneq ($(PYTHON),)
+ifneq ($(shell "$(PYTHON)" --version 2>/dev/null),$(shell $(BIN)/python --version 2>/dev/null))
 .PHONY: $(READY)
 endif
 endif

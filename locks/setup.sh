@@ -1,35 +1,49 @@
 #!/bin/sh
 # Make the environment: `sh locks/setup.sh PYTHON VENV LOCK`. What is missing is named in one line.
+# Without PYTHON, it is made with the newest Python on the path that was tried, or with one that uv finds or downloads.
 set -eu
 python=$1
 venv=$2
 lock=$3
+remedy="install Python 3.11 to 3.13 (on Debian with python3-venv), or name one: make PYTHON=/path/to/python3.12 ..."
 
 say() { echo "setup: $1" >&2; }
 fail() {
     say "$1"
     exit 2
 }
+version_of() { "$1" -c 'import platform; print(platform.python_version())' 2>/dev/null; }
 
-command -v "$python" >/dev/null 2>&1 ||
-    fail "no $python on the path; install Python 3.11 to 3.13, or name one: make PYTHON=/path/to/python3.12 ..."
-"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
-    fail "$python is $("$python" -c 'import platform; print(platform.python_version())'), but 3.11 to 3.13 is needed; name another: make PYTHON=/path/to/python3.12 ..."
-"$python" -c 'import venv, ensurepip' 2>/dev/null ||
-    fail "$python has no venv module; on Debian: apt install python3-venv"
-
-if [ -s "$venv/.ready" ]; then
-    [ "$(head -n 1 "$venv/.ready")" = "$(cd "$venv" && pwd -P)" ] || rm -rf "$venv" # it came here from elsewhere
-fi
-if [ -s "$venv/.ready" ] && [ "$lock" = locks/base.lock ]; then
-    lock=$(tail -n 1 "$venv/.ready") # an environment stays one for GPUs or clusters
-fi
-began=$(date +%s)
-[ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null || {
-    say "creating $venv with $("$python" --version)"
-    rm -rf "$venv"
-    "$python" -m venv "$venv" >/dev/null || fail "$python could not make the environment $venv"
+# Print why a Python cannot make the environment, or nothing.
+fault_of() {
+    case $(version_of "$1") in
+    3.1[1-4].*) "$1" -c 'import venv, ensurepip' 2>/dev/null || echo "has no venv module" ;;
+    "") echo "does not run" ;; # such as a shim of pyenv for a version that is not selected
+    *) echo "is $(version_of "$1"), not 3.11 to 3.14" ;;
+    esac
 }
+
+# Print the path of the first suitable Python, or fail and print why each is not suitable.
+find_python() {
+    faults=
+    IFS=:
+    for name in python3.13 python3.12 python3.11 python3.14 python3 python; do # 3.14 was not tried
+        for folder in $PATH; do
+            [ -x "$folder/$name" ] || continue
+            fault="$name $(fault_of "$folder/$name")"
+            [ "$fault" != "$name " ] || { echo "$folder/$name" && return; }
+            case $faults in *"$fault"*) ;; *) faults="${faults:+$faults; }$fault" ;; esac
+        done
+    done
+    echo "${faults:-it has no python3}"
+    return 1
+}
+
+if [ -n "$python" ]; then
+    command -v "$python" >/dev/null 2>&1 || fail "no $python on the path; $remedy"
+    fault=$(fault_of "$python")
+    [ -z "$fault" ] || fail "$python $fault; $remedy"
+fi
 
 temporary=$(mktemp -d)
 log=$temporary/log
@@ -39,12 +53,38 @@ trap 'rm -rf "$temporary"' EXIT
 run() {
     if [ -t 2 ]; then "$@" >&2; else "$@" >"$log" 2>&1; fi
 }
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-uv() { "$venv/bin/uv" "$@"; }
 why() {
     [ -s "$log" ] || echo "see above"
     grep -m 1 -iE '^ *(error|×)' "$log" 2>/dev/null || tail -n 1 "$log" 2>/dev/null
 }
+
+if [ -s "$venv/.ready" ]; then
+    [ "$(head -n 1 "$venv/.ready")" = "$(cd "$venv" && pwd -P)" ] || rm -rf "$venv" # it came here from elsewhere
+fi
+if [ -s "$venv/.ready" ] && [ "$lock" = locks/base.lock ]; then
+    lock=$(tail -n 1 "$venv/.ready") # an environment stays one for GPUs or clusters
+fi
+# A Python that PYTHON names replaces one of another version
+[ -z "$python" ] || [ "$(version_of "$python")" = "$(version_of "$venv/bin/python")" ] || rm -rf "$venv"
+began=$(date +%s)
+"$venv/bin/python" -c 'import pip' 2>/dev/null || {
+    rm -rf "$venv"
+    [ -n "$python" ] && reason="which PYTHON names" || reason="the first of 3.13, 3.12, 3.11 and 3.14 on the path"
+    if python=${python:-$(find_python)}; then
+        version=$(version_of "$python")
+        case $version in 3.14.*) reason="$reason; 3.14 was not tried" ;; esac
+        say "creating $venv with Python $version ($(command -v "$python")), $reason"
+        "$python" -m venv "$venv" >/dev/null || fail "$python could not make the environment $venv"
+    else
+        missing="no suitable Python on the path ($python)"
+        command -v uv >/dev/null 2>&1 || fail "$missing, and no uv to download one; $remedy"
+        run uv venv --seed --python ">=3.11,<3.14" "$venv" || fail "$missing, and uv failed: $(why); $remedy"
+        say "created $venv with Python $(version_of "$venv/bin/python") from uv: $missing"
+    fi
+}
+
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+uv() { "$venv/bin/uv" "$@"; }
 
 # The locks are complete and hold the build backend: nothing is resolved, and nothing is built in isolation.
 with_uv() {

@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 from projects import ROOT
 
-OLD = """#!/bin/sh
-# A Python that is too old: answers the version check as one would.
-case "$2" in *platform*) echo 3.9.2; exit 0;; esac
-exit 1
-"""
-WITHOUT_VENV = f"""#!/bin/sh
-case "$2" in *venv*) exit 1;; esac
-exec {sys.executable} "$@"
-"""
-PYTHON = f"""#!/bin/sh
+SHIM = "#!/bin/sh\necho not selected >&2\nexit 127\n"  # of pyenv, for a version that is not selected
+OLD = "#!/bin/sh\necho 3.9.2\n"
+PYTHON = """#!/bin/sh
 # A Python whose environments write down what pip is asked to install.
 case "$1 $2" in
 "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
@@ -26,21 +19,22 @@ case "$1 $2" in
     shift 2
     case "$*" in
     *config*) exit 1 ;;
-    */uv.lock) grep -o '^[a-z].*==' "${{8}}" | sed 's/^/lock of /' >>"$CALLS" ;;
+    */uv.lock) grep -o '^[a-z].*==' "${8}" | sed 's/^/lock of /' >>"$CALLS" ;;
     esac
     echo "pip $*" | sed 's| /[^ ]*/| |' >>"$CALLS"
     case "$*" in
     *"$PIP_FAILS"*) echo "ERROR: pip found nothing" && exit 1 ;;
     */uv.lock) cp "$UV" "$(dirname "$0")/uv" ;;
     esac ;;
-"-c import pip") ;;
-*) exec {sys.executable} "$@" ;;
+*version*) echo 3.12.1 ;;
 esac
 """
+WITHOUT_VENV = PYTHON.replace('case "$1', 'case "$*" in *ensurepip*) exit 1 ;; esac\ncase "$1', 1)
 UV = """#!/bin/sh
 # Writes down what uv is asked to install.
 [ "$*" != "cache dir" ] || { echo "$HOME/cache" && exit; }
 echo "uv $*" "${UV_DEFAULT_INDEX:-}" "${UV_LINK_MODE:-}" >>"$CALLS"
+[ "$1" != venv ] || [ -z "${DOWNLOADED:-}" ] || "$DOWNLOADED" -m venv .venv
 [ -z "${UV_FAILS:-}" ] || { printf 'Resolved\\n  × Failed to fetch\\n' && exit 1; }
 """
 UV_COMPILE = """#!/bin/sh
@@ -84,8 +78,8 @@ def make(folder: Path, python: str, **env: str) -> tuple[int, list[str]]:
     return result.returncode, lines
 
 
-def script(folder: Path, text: str) -> str:
-    path = folder / "python"
+def script(path: Path, text: str) -> str:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
     return str(path)
@@ -94,36 +88,98 @@ def script(folder: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "setup: no no-such-python on the path; install Python 3.11 to 3.13, "),
-        (OLD, "is 3.9.2, but 3.11 to 3.13 is needed"),
-        (WITHOUT_VENV, "no venv module"),
+        ("", "setup: no no-such-python on the path; install Python 3.11 to 3.13 "),
+        (SHIM, "python does not run"),
+        (OLD, "python is 3.9.2, not 3.11 to 3.14"),
+        (WITHOUT_VENV, "python has no venv module"),
     ],
 )
 def test_unusable_python_is_one_line(text: str, line: str, folder: Path) -> None:
-    status, lines = make(folder, script(folder, text) if text else "no-such-python")
+    status, lines = make(folder, script(folder / "python", text) if text else "no-such-python")
     assert (status, len(lines)) == (2, 1)
     assert line in lines[0]
 
 
-def run_with_fakes(folder: Path, **env: str) -> tuple[int, list[str], list[str]]:
+def run_with_fakes(folder: Path, python: str | None = None, **env: str) -> tuple[int, list[str], list[str]]:
     """Run `make env` with the Python above; return the exit status, what was said, and what was to be installed."""
-    calls, uv = folder / "calls", folder / "uv"
-    uv.write_text(UV)
-    uv.chmod(0o755)
+    calls = folder / "calls"
     calls.write_text("")
-    status, lines = make(
-        folder, script(folder, PYTHON), **{"CALLS": str(calls), "UV": str(uv), "PIP_FAILS": "nothing"} | env
-    )
+    files = {"CALLS": str(calls), "UV": script(folder / "uv", UV), "PIP_FAILS": "nothing"}
+    status, lines = make(folder, script(folder / "python", PYTHON) if python is None else python, **files | env)
     return status, lines, [" ".join(line.split()) for line in calls.read_text().splitlines()]
 
 
 def test_uv_installs_the_lock_and_comes_from_it_itself(folder: Path) -> None:
     status, lines, calls = run_with_fakes(folder)
     assert (status, calls) == (0, INSTALLED_BY_UV)
-    assert "creating .venv with Python 3." in lines[0]
+    assert lines[0] == f"setup: creating .venv with Python 3.12.1 ({folder}/python), which PYTHON names"
     assert lines[1:3] == ["setup: installing uv", "setup: installing locks/base.lock with uv"]
     assert lines[3].startswith("setup: .venv is ready after ")
     assert run_with_fakes(folder) == (0, [], [])
+
+
+@pytest.fixture
+def path(folder: Path) -> str:
+    """Return a path of one folder, which has no Python."""
+    names = ["awk", "cp", "date", "dirname", "grep", "head", "ln", "make", "mkdir", "mktemp", "rm", "sed", "sh", "tail"]
+    for name in names:
+        script(folder / "bin" / name, f'#!/bin/sh\nexec {shutil.which(name)} "$@"\n')
+    return str(folder / "bin")
+
+
+FIRST = "the first of 3.13, 3.12, 3.11 and 3.14 on the path"
+
+
+@pytest.mark.parametrize(
+    ("pythons", "name", "line"),
+    [
+        ({"3": "3.13.2", "3.11": "3.11.7", "3.12": "3.12.1", "3.13": "3.13.2", "3.14": "3.14.0"}, "3.13", FIRST),
+        ({"3": OLD, "3.11": "3.11.7", "3.12": WITHOUT_VENV, "3.13": SHIM}, "3.11", FIRST),
+        ({"3": "3.14.0", "3.14": "3.14.0"}, "3.14", f"{FIRST}; 3.14 was not tried"),
+        ({"": "3.12.1", "3": OLD}, "", FIRST),
+    ],
+)
+def test_newest_tried_python_of_the_path_is_taken_and_named(
+    pythons: dict[str, str], name: str, line: str, folder: Path, path: str
+) -> None:
+    for version, text in pythons.items():
+        script(folder / "bin" / f"python{version}", text if "\n" in text else PYTHON.replace("3.12.1", text))
+    status, lines, calls = run_with_fakes(folder, "", PATH=path)
+    assert (status, calls) == (0, INSTALLED_BY_UV)
+    assert lines[0] == f"setup: creating .venv with Python {pythons[name]} ({path}/python{name}), {line}"
+
+
+def test_uv_is_asked_if_no_python_of_the_path_is_suitable(folder: Path, path: str) -> None:
+    for name, text in {"python3.13": SHIM, "python3.12": WITHOUT_VENV, "python3": OLD}.items():
+        script(folder / "bin" / name, text)
+    missing = "no suitable Python on the path ({})".format(
+        "python3.13 does not run; python3.12 has no venv module; python3 is 3.9.2, not 3.11 to 3.14"
+    )
+    status, lines, _ = run_with_fakes(folder, "", PATH=path)
+    assert (status, len(lines)) == (2, 1)
+    assert lines[0].startswith(f"setup: {missing}, and no uv to download one; install Python 3.11 to 3.13 ")
+    script(folder / "bin" / "uv", UV)
+    status, lines, _ = run_with_fakes(folder, "", PATH=path, UV_FAILS="1")
+    assert (status, len(lines)) == (2, 1)
+    assert lines[0].startswith(f"setup: {missing}, and uv failed:   × Failed to fetch; install ")
+    status, lines, calls = run_with_fakes(folder, "", PATH=path, DOWNLOADED=script(folder / "downloaded", PYTHON))
+    assert (status, calls) == (0, ["uv venv --seed --python >=3.11,<3.14 .venv", *INSTALLED_BY_UV])
+    assert lines[0] == f"setup: created .venv with Python 3.12.1 from uv: {missing}"
+
+
+def test_environment_keeps_its_python_until_another_is_named(folder: Path, path: str) -> None:
+    for version in ("3.11.1", "3.12.1"):
+        script(folder / "bin" / f"python{version[:4]}", PYTHON.replace("3.12.1", version))
+    assert "Python 3.12.1" in run_with_fakes(folder, "", PATH=path)[1][0]
+    script(folder / "bin" / "python3.13", PYTHON.replace("3.12.1", "3.13.1"))
+    for python in ("", "python3.12", f"{path}/python3.12"):
+        assert run_with_fakes(folder, python, PATH=path) == (0, [], [])
+    status, lines, calls = run_with_fakes(folder, "python3.11", PATH=path)
+    assert (status, calls) == (0, INSTALLED_BY_UV)
+    assert lines[0] == f"setup: creating .venv with Python 3.11.1 ({path}/python3.11), which PYTHON names"
+    assert run_with_fakes(folder, "python3.11", PATH=path) == (0, [], [])
+    status, lines, _ = run_with_fakes(folder, script(folder / "shim", SHIM), PATH=path)
+    assert (status, len(lines)) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +231,8 @@ def test_make_lock_writes_only_what_an_extra_adds_to_the_base(folder: Path) -> N
 def test_moved_environment_is_created_again(folder: Path) -> None:
     env = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
     environment = folder / ".venv"
-    environment.mkdir()
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to(sys.executable)
     (environment / ".ready").write_text(f"{environment.resolve()}\nlocks/base.lock\n")
     (environment / "of before").touch()
     assert make(folder, sys.executable, **env) == (0, [])
