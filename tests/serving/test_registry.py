@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,6 @@ def test_registered_name_comes_from_the_params(tmp_path: Path):
 
 def damage(folder: Path) -> None:
     """Drop the tables of the registry, as in a database that is being restored."""
-    with sqlite3.connect(folder / "mlflow.db") as store:
+    with closing(sqlite3.connect(folder / "mlflow.db")) as store, store:
         for table in ("registered_model_aliases", "model_version_tags", "model_versions"):
             store.execute(f"drop table {table}")
