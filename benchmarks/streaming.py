@@ -236,6 +236,8 @@ def main() -> None:
     parser.add_argument("--model", default="mlp")
     parser.add_argument("--no-rates", action="store_true")
     options = parser.parse_args()
+    if sys.platform != "linux":
+        parser.error("needs Linux, whose control groups limit memory and whose /proc has that of a process")
     params = {"train.epochs": 1, "train.keep_epochs": [0], "runtime.checkpoint_seconds": 10.0}
     params["train.model"] = options.model
     shutil.rmtree(options.folder, ignore_errors=True)

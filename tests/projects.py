@@ -239,7 +239,7 @@ def stop(process: subprocess.Popen[str], number: signal.Signals, *, when: Callab
         assert time.monotonic() < deadline, "the moment never came"
         time.sleep(0.002)
     sent = time.monotonic()
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
     output, _ = process.communicate(timeout=120)
     return output, time.monotonic() - sent

@@ -86,7 +86,7 @@ def service(
                 time.sleep(0.2)
             yield process
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 

@@ -84,6 +84,9 @@ if status < 0:
     os.kill(os.getpid(), -status)
 os._exit(status)
 """
+_PLAIN = """#!/bin/sh
+exec {python!r} "$@"
+"""
 
 
 @functools.cache
@@ -121,11 +124,15 @@ def _owner() -> int:
 
 
 def _start_server(folder: Path) -> None:
-    """Start a server; return when it listens."""
+    """Start a server; return when it accepts commands."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(_CLIENT.format(python=sys.executable))
+    # Only Linux has `pidfd_open`, and not in every Python; without it each command starts a Python of its own
+    is_able = hasattr(os, "pidfd_open")
+    python.write_text((_CLIENT if is_able else _PLAIN).format(python=sys.executable))
     python.chmod(0o755)
+    if not is_able:
+        return
     without = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "MLFLOW_TRACKING_URI")
     kept = {name: value for name, value in os.environ.items() if name not in without}
     command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), str(_owner())]

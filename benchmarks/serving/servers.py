@@ -64,7 +64,7 @@ class Server:
                     time.sleep(0.005)
                 yield time.perf_counter() - started
             finally:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.process.pid, signal.SIGTERM)
                 self.process.wait()
 
@@ -100,9 +100,9 @@ class Server:
         return sum(each.user + each.system for each in times)
 
     def memory(self) -> dict[str, float]:
-        """Return the MiB of its processes: `rss_mib`, resident, and `pss_mib`, proportional."""
+        """Return the MiB of its processes: `rss_mib`, resident, and `pss_mib`, proportional; on macOS, unique."""
         found = [process.memory_full_info() for process in self._processes()]
-        return {f"{name}_mib": sum(getattr(each, name) for each in found) / 2**20 for name in ("rss", "pss")}
+        return {f"{name}_mib": sum(getattr(each, name, each.uss) for each in found) / 2**20 for name in ("rss", "pss")}
 
 
 def random_network(kind: str) -> "Network":

@@ -1,5 +1,6 @@
 """No git and no repository are empty answers; any other failure of git or of a command is one line without secrets."""
 
+import os
 import subprocess
 import sys
 import time
@@ -114,3 +115,16 @@ def test_hanging_command_is_killed_with_its_children() -> None:
     with pytest.raises(CommandError, match=r"^`sh -c` did not end within 0 s$"):
         run(["sh", "-c", "sleep 30 & wait"], seconds=0.2)
     assert time.monotonic() - began < 15
+
+
+def test_timeout_is_reported_if_all_processes_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then macOS refuses to signal the group: all in it wait to be reaped."""
+    kill = os.killpg
+
+    def refuse(group: int, number: int) -> None:
+        kill(group, number)
+        raise PermissionError
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    with pytest.raises(CommandError, match="did not end within"):
+        run(["sleep", "30"], seconds=0.2)

@@ -1,6 +1,7 @@
 """A run says what computed it: the kind of machine, the packages, the switches."""
 
 import json
+import platform
 from importlib.metadata import version
 
 import pytest
@@ -18,6 +19,16 @@ flags\t\t: fpu sse2 avx2 fma
 processor\t: 1
 vendor_id\t: other
 """
+GRAVITON = """processor\t: 0
+BogoMIPS\t: 243.75
+Features\t: fp asimd crc32
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x3
+CPU part\t: 0xd0c
+CPU revision\t: 1
+
+"""
 
 
 @pytest.fixture
@@ -25,6 +36,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The system's files, path → text; there is no accelerator."""
     texts = {"/proc/cpuinfo": MILAN}
     monkeypatch.setattr(module, "_text", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(module, "cpuinfo", lambda: texts.get("/proc/cpuinfo", ""))
     monkeypatch.setattr(module, "_accelerators", list)
     return texts
 
@@ -35,6 +47,20 @@ def test_machine_key_distinguishes_processors_and_gpus(texts: dict[str, str], mo
     assert machine_key() == "AuthenticAMD-25-1-avx512f"
     monkeypatch.setattr(module, "_accelerators", lambda: ["NVIDIA H100"])
     assert machine_key() == "AuthenticAMD-25-1-avx512f-NVIDIA-H100"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (GRAVITON, "0x41-0xd0c-asimd"),
+        (GRAVITON.replace("0xd0c", "0xd40"), "0x41-0xd40-asimd"),
+        ("model name: Apple M2 Pro\n", "Apple-M2-Pro"),
+        ("", platform.machine()),
+    ],
+)
+def test_machine_key_distinguishes_arm_processors(text: str, key: str, texts: dict[str, str]) -> None:
+    texts["/proc/cpuinfo"] = text
+    assert machine_key() == key
 
 
 def test_environment_has_versions_and_switches_as_plain_values(monkeypatch: pytest.MonkeyPatch) -> None:

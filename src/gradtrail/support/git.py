@@ -67,7 +67,7 @@ def run(
             stdout, stderr = process.communicate(stdin, timeout=seconds)
         except BaseException as error:
             # Kill its children too: git's helper holds the pipes open while its connection hangs
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # on macOS the latter, if all have ended
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 message = f"`{name}` did not end within {seconds:.0f} s"

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from gradtrail.stages.common.environment import cpuinfo
 from gradtrail.stages.common.params import VERSIONS, read_yaml
 from gradtrail.support.running_time import allowed_cores
 
@@ -47,17 +48,19 @@ def machine_key() -> str:
     """Return a short key of the type of machine: processor, such as `AuthenticAMD-25-1-avx2`, and GPUs."""
     processor = _processor()
     vector = next((name for name in _VECTOR_INSTRUCTIONS if name in processor["flags"]), "")
-    parts = [processor[key] for key in ("vendor", "family", "model") if key in processor] or [platform.machine()]
-    return "-".join([*parts, *([vector] if vector else []), *(kind.replace(" ", "-") for kind in _accelerators())])
+    parts = [processor[key] for key in ("vendor", "family", "model") if key in processor]
+    parts = parts or [processor.get("name", platform.machine())]
+    return "-".join([*parts, *([vector] if vector else []), *_accelerators()]).replace(" ", "-")
 
 
 def _processor() -> dict[str, Any]:
     """Return architecture, name, vendor, family, model, and all features that the system names as `flags`."""
-    first, *_ = _text("/proc/cpuinfo").partition("\n\n")
+    first, *_ = cpuinfo().partition("\n\n")
     lines = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-    names = {"name": "model name", "vendor": "vendor_id", "family": "cpu family", "model": "model"}
+    names = {"model name": "name", "vendor_id": "vendor", "cpu family": "family", "model": "model"}
+    names |= {"CPU implementer": "vendor", "CPU part": "model"}  # on ARM
     flags = f"{lines.get('flags', '')} {lines.get('Features', '')}".split()
-    values = {key: lines[name] for key, name in names.items() if name in lines}
+    values = {key: lines[name] for name, key in names.items() if name in lines}
     return {"architecture": platform.machine(), "flags": flags} | values
 
 

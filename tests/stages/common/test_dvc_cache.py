@@ -8,17 +8,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import platformdirs
 import pytest
 from dvc.config import Config
+from dvc.ignore import DvcIgnoreFilter
 from dvc_data.hashfile.build import build
 from dvc_data.hashfile.db import HashFileDB
 from dvc_objects.fs.local import LocalFileSystem
+from factories import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from platformdirs.macos import MacOS
+from platformdirs.unix import Unix
 
 from gradtrail.stages.common import dvc_cache
 from gradtrail.stages.common.dvc_cache import cache_folder, digest_within, is_here, restore
-from gradtrail.stages.common.files import digest
+from gradtrail.stages.common.files import digest, stamps_of
 
 
 @pytest.fixture(autouse=True)
@@ -135,10 +140,12 @@ def test_cache_follows_dvc_configuration(texts: dict[str, str], expected: str, p
     assert cache_folder() == project / expected
 
 
+@pytest.mark.parametrize("system", [Unix, MacOS])
 @pytest.mark.parametrize("level", ["DVC_SYSTEM_CONFIG_DIR", "DVC_GLOBAL_CONFIG_DIR", "XDG_CONFIG_HOME", "neither"])
 def test_configuration_files_are_those_of_dvc(
-    level: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    level: str, system: type, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(platformdirs, "PlatformDirs", system)
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv(level, str(tmp_path))
     of_dvc = Config(str(project / ".dvc"), validate=False).files
@@ -149,9 +156,9 @@ def test_configuration_files_are_those_of_dvc(
 NAMES = ["a", "a.txt", "a-b", "B", "ü", "日本", "a b", "é"]
 
 
-def dvc_digest(path: Path, odb: Path) -> str:
+def dvc_digest(path: Path, odb: Path, ignore: DvcIgnoreFilter | None = None) -> str:
     database = HashFileDB(LocalFileSystem(), str(odb))
-    _, _, built = build(database, str(path), LocalFileSystem(), "md5", dry_run=True)
+    _, _, built = build(database, str(path), LocalFileSystem(), "md5", dry_run=True, ignore=ignore)
     return str(built.hash_info.value)
 
 
@@ -178,3 +185,14 @@ def test_of_any_folder(tmp_path: Path, paths: set[str], data: st.DataObject) -> 
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     write(folder, {path: path.encode() for path in files})
     assert digest(folder) == dvc_digest(folder, tmp_path / "odb")
+
+
+def test_files_that_dvc_ignores_are_in_no_digest_and_no_stamps(project: Path, tmp_path: Path) -> None:
+    folder = write(project / "folder", {"a.py": b"a"})
+    before, stamps = digest(folder), stamps_of([folder])
+    write(folder, {"__pycache__/a.pyc": b"b", ".DS_Store": b"c", "b/.DS_Store": b"d"})
+    shutil.copy(ROOT / ".dvcignore", project)
+    ignore = DvcIgnoreFilter(LocalFileSystem(), str(project))
+    assert digest(folder) == dvc_digest(folder, tmp_path / "odb", ignore) == before
+    assert stamps_of([folder]) == stamps
+    assert digest(write(folder, {"b.py": b"b"})) == dvc_digest(folder, tmp_path / "odb", ignore) != before

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 from factories import ROOT
 
+from gradtrail.stages.common import environment
 from gradtrail.stages.common.environment import (
     KEPT,
     EnvironmentConfig,
+    cpuinfo,
+    processor_digest,
     refuse_variables,
     remove_variables,
     require_jax,
@@ -157,6 +160,30 @@ def test_flags_in_the_params_are_tried_once(monkeypatch: pytest.MonkeyPatch, tmp
     require_jax(CONFIG.xla_flags)
     monkeypatch.setattr(subprocess, "run", None)
     require_jax(CONFIG.xla_flags)
+
+
+def test_digest_distinguishes_arm_processors_with_the_same_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = []
+    for part, frequency in (("0xd0c", 1), ("0xd0c", 2), ("0xd40", 1)):
+        lines = f"processor\t: 0\nBogoMIPS\t: {frequency}\nFeatures\t: fp asimd\nCPU part\t: {part}\n"
+        monkeypatch.setattr(environment, "cpuinfo", lambda lines=lines: lines)
+        digests.append(processor_digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_digest_distinguishes_chips_of_macos(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has no `/proc/cpuinfo`, but `sysctl`, which fails elsewhere."""
+    sysctl = tmp_path / "sysctl"
+    sysctl.write_text('#!/bin/sh\n[ -n "$CHIP" ] && [ "$*" = "-n machdep.cpu.brand_string" ] && echo "$CHIP"\n')
+    sysctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: Path("/nowhere").read_bytes())
+    digests = set()
+    for chip, expected in (("", ""), ("Apple M1", "model name: Apple M1\n"), ("Apple M2", "model name: Apple M2\n")):
+        monkeypatch.setenv("CHIP", chip)
+        assert cpuinfo() == expected
+        digests.add(processor_digest())
+    assert len(digests) == 3
 
 
 RECORDED = read_yaml(ROOT / "pipeline/versions.yaml")

@@ -173,10 +173,19 @@ def set_cpu_devices(count: int) -> None:
 def processor_digest() -> str:
     """Return a digest of the processor's model and instruction sets, as far as the system reports them."""
     described = [platform.machine(), platform.processor(), sys.platform]
+    # Linux on ARM has no model name, but lines such as `CPU part`
+    lines = {line for line in cpuinfo().splitlines() if line.startswith(("model name", "flags", "Features", "CPU "))}
+    return hashlib.sha256("\n".join([*described, *sorted(lines)]).encode()).hexdigest()[:12]
+
+
+def cpuinfo() -> str:
+    """Return `/proc/cpuinfo`; on macOS a line `model name` with the chip's name; empty if the system has neither."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        described += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    return hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return f"model name: {subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)}"
+    return ""
 
 
 def _jax() -> Any:

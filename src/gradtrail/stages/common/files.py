@@ -19,6 +19,7 @@ from filelock import FileLock
 from gradtrail.support.errors import FULL, UserError, one_line
 
 Stamps = dict[Path, tuple[int, ...]]
+_IGNORED = {"__pycache__", ".DS_Store"}  # by `.dvcignore` too; the second one is of macOS's Finder
 
 
 @contextlib.contextmanager
@@ -160,7 +161,7 @@ def digest(path: Path) -> str:
     """
     if not path.is_dir():
         return _md5_of_file(path)
-    files = [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]  # .dvcignore
+    files = [file for file in path.rglob("*") if file.is_file() and not _IGNORED & {*file.parts}]
     return folder_digest({file.relative_to(path).as_posix(): _md5_of_file(file) for file in files})
 
 
@@ -181,7 +182,7 @@ def stamps_of(paths: Iterable[Path]) -> Stamps:
     for path in paths:
         for file in path.rglob("*") if path.is_dir() else [path]:
             with contextlib.suppress(FileNotFoundError):  # an editor's temporary file may be gone by now
-                if not file.is_dir() and "__pycache__" not in file.parts:
+                if not file.is_dir() and not _IGNORED & {*file.parts}:
                     stat = file.stat()
                     stamps[file] = (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino)
     return stamps
