@@ -3,7 +3,9 @@
 import contextlib
 import io
 import json
+import platform
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from jax._src.compilation_cache import compress_executable, decompress_executable
+from jax._src.lru_cache import LRUCache
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from gradtrail.core.profile.benchmark import MachineRates
 from gradtrail.tracking import compile_report
@@ -132,3 +137,91 @@ def test_rates_are_work_by_the_steady_call_and_shares_those_of_the_machine() -> 
     (row,) = profile_rows([function], RATES)
     assert row["share_of_matmul_rate"] == pytest.approx(function.cost.flops / 1e-6 / 1e9)
     assert row["share_of_copy_rate"] == pytest.approx(function.cost.touched_bytes / 1e-6 / 1e8)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty project; JAX's compilation cache is the one of the tests again at the end."""
+    (tmp_path / "dvc.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    before = jax.config.jax_compilation_cache_dir
+    reset_cache()
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+    reset_cache()
+
+
+def other_architecture(entry: bytes) -> bytes:
+    """The entry with the target of another architecture, whose name has the same length."""
+    here = platform.machine().encode()
+    other = b"mips64el"[: len(here)]
+    return compress_executable(decompress_executable(entry).replace(here + b"-", other + b"-"))
+
+
+def compile_programs(run: RecordingRun, count: int) -> dict[str, float]:
+    """Compile as a stage with the cache does; return its look-ups, and the number of programs that came from it."""
+    run.stage.runtime.compile_cache = True
+    with compiling(run) as compiler:
+        for size in range(1, count + 1):
+            compiler.compile("sine", lambda x: jnp.sin(x) @ x, jax.ShapeDtypeStruct((size, size), jnp.float32))
+    process = table(run, "process").set_index("quantity")["value"]
+    numbers = {name: process[f"cache_{name}"] for name in ("requests", "hits", "misses", "rejected")}
+    return numbers | {"cached": table(run, "functions")["cached"].sum()}
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (other_architecture, "INTERNAL: Target arch mismatch"),
+        (lambda entry: compress_executable(decompress_executable(entry)[:100]), "JaxRuntimeError"),
+        (lambda entry: entry[:100] + bytes(50) + entry[150:], "decompress"),
+        (lambda _: b"", "decompress"),
+    ],
+    ids=["other architecture", "no executable", "corrupt bytes", "empty"],
+)
+def test_entry_that_is_rejected_on_load_is_a_miss_and_one_warning(
+    damage: Callable[[bytes], bytes], reason: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compile_programs(RecordingRun(), 3)
+    assert capsys.readouterr().err == ""
+    entries = sorted(project.rglob("*-cache"))
+    for entry in entries[:2]:
+        entry.write_bytes(damage(entry.read_bytes()))
+
+    for _ in range(2):  # JAX does not replace the entries
+        run = RecordingRun()
+        numbers = compile_programs(run, 3)
+        assert numbers == {"requests": 3, "hits": 1, "misses": 2, "rejected": 2, "cached": 1}
+        assert run.logged["compile/cache_hit_rate"] == pytest.approx(1 / 3)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("train: warning: compilation cache: programs rejected on load and compiled again: 2 (")
+        assert reason in line
+        assert line.endswith(f"delete {entries[0].parent}")
+
+
+def test_entry_for_other_machine_features_is_a_hit(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """XLA only logs that a feature is missing, and runs the program."""
+    compile_programs(RecordingRun(), 1)
+    (entry,) = project.rglob("*-cache")
+    program = decompress_executable(entry.read_bytes())
+    if b"+sse2" not in program:
+        pytest.skip("not x86")
+    entry.write_bytes(compress_executable(program.replace(b"+sse2", b"+xyz2")))
+    numbers = compile_programs(RecordingRun(), 1)
+    assert numbers == {"requests": 1, "hits": 1, "misses": 0, "rejected": 0, "cached": 1}
+    error = capfd.readouterr().err
+    assert "Target machine feature +xyz2 is not  supported" in error
+    assert "warning" not in error
+
+
+def test_programs_that_cannot_be_written_are_one_warning(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full_disk(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LRUCache, "put", full_disk)
+    assert compile_programs(RecordingRun(), 2)["rejected"] == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"train: warning: compilation cache: programs not written to .*: 2 \(OSError: .* No space", line)
+    assert not [*project.rglob("*-cache")]

@@ -1,6 +1,7 @@
 """Compiles a training as the stage does, and times a few of its steps on random images."""
 
 import dataclasses
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from gradtrail.stages.artifacts.accounting import account
 from gradtrail.stages.artifacts.data_files import read_info
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_cpu_devices, set_up_jax
 from gradtrail.stages.common.params import PARAMS, validate
-from gradtrail.stages.common.setup import cached_compiler
+from gradtrail.stages.common.setup import cached_compiler, take_cache_faults
 from gradtrail.stages.train.training import Training
 
 _SECONDS = 0.5  # time of the timed steps
@@ -61,6 +62,8 @@ def time_training(params: Mapping[str, Any], num_examples: int) -> dict[str, Any
         spending=account(config, num_examples) if config.privacy.enabled else None,
     )
     training.compile(cached_compiler(runtime))
+    for line in take_cache_faults()[1]:
+        print(f"warning: {line}", file=sys.stderr)
     program, split = training.program, training.train
     examples = split if training.is_streamed else loop.on_device(split.images, split.labels, program.mesh)
     state = program.init(keys_of(config.seeds_of(config.seed)))

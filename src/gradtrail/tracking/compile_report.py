@@ -22,7 +22,7 @@ from gradtrail.core.profile.benchmark import MachineRates, measure_rates
 from gradtrail.core.xla.compile_log import Compilation, CompileLog
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, Wrapper
 from gradtrail.stages.common.files import scratch_folder, write_csv
-from gradtrail.stages.common.setup import compute_in_float32, only_compiler, set_up_cache
+from gradtrail.stages.common.setup import compute_in_float32, only_compiler, set_up_cache, take_cache_faults
 from gradtrail.support.tracing import recording
 from gradtrail.tracking.journal import Journal
 from gradtrail.tracking.names import COMPILED, rounded
@@ -47,13 +47,15 @@ def compiling(run: Journal) -> Iterator[Compiler]:
         try:
             yield compiler
         finally:  # also if the stage fails
-            for line in compiler.warnings:
+            num_rejected, cache_warnings = take_cache_faults()
+            for line in (*compiler.warnings, *cache_warnings):
                 print(f"{run.stage.name}: warning: {line}", file=sys.stderr)
         seconds = time.perf_counter() - started
     if run.is_open and compiler.functions:
         with run.best_effort():
             memory = {"rss_before_mib": rss_before / _MIB, "rss_after_mib": process.memory_info().rss / _MIB}
-            _log_profile(run, compiler, log, {"share_of_time": log.seconds / seconds} | memory)
+            rest = {"cache_rejected": num_rejected, "share_of_time": log.seconds / seconds}
+            _log_profile(run, compiler, log, rest | memory)
 
 
 @contextlib.contextmanager

@@ -111,6 +111,7 @@ class Router:
         served = self.serve(model, version, sizes=())
         for size in served.about.batch_sizes if all_sizes else served.about.batch_sizes[:1]:
             await self._add_size(served, size)
+        _log_cache_faults()
         return served
 
     async def add_remaining_sizes(self, served: Served) -> None:
@@ -123,6 +124,7 @@ class Router:
             except Exception as error:
                 bug = None if isinstance(error, UserError) else error
                 LOG.warning("batches of %d are not used: %s", size, one_line(error), exc_info=bug)
+        _log_cache_faults()
         LOG.info("answers in batches of %s", ", ".join(map(str, served.batcher.sizes)))
 
     async def _add_size(self, served: Served, size: int) -> None:
@@ -152,6 +154,13 @@ class Router:
         """End the current model's thread once all waiting requests are answered."""
         if self._current is not None:
             self._current.batcher.close()
+
+
+def _log_cache_faults() -> None:
+    from gradtrail.stages.common.setup import take_cache_faults
+
+    for line in take_cache_faults()[1]:
+        LOG.warning(line)
 
 
 def _compile(model: ExportedModel, size: int) -> tuple[float, bool, float]:

@@ -7,7 +7,6 @@ trust.
 
 import contextlib
 import re
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,13 +22,14 @@ from gradtrail.stages.common.environment import RuntimeConfig, processor_digest
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder
 
-_CACHE_FAULT = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '.*?': (.*)", re.DOTALL)
+_CACHE_FAULT = re.compile(r"Error (reading|writing) persistent compilation cache entry for '.*?': (.*)", re.DOTALL)
+_faults: dict[str, list[str]] = {"reading": [], "writing": []}  # reasons, since the last call of `take_cache_faults`
 
 
 def set_up_cache() -> Path:
     """Enable the persistent compilation cache for every function; return its folder.
 
-    JAX warns of every entry that it cannot read or write, such as on a full disk; the first warning becomes one line.
+    JAX warns of every entry that it cannot read or write; `take_cache_faults` returns these warnings as one line.
     """
     folder = private_folder() / "xla" / f"jaxlib-{jaxlib.version.__version__}-{processor_digest()}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,16 +39,34 @@ def set_up_cache() -> Path:
     config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     show = warnings.showwarning
 
-    def show_first_fault(message: Warning | str, *location: Any, **options: Any) -> None:
+    def keep_fault(message: Warning | str, *location: Any, **options: Any) -> None:
         if fault := _CACHE_FAULT.match(str(message)):
-            reason = f"{one_line(fault[1])[:200]}; results are unaffected, and the folder may be deleted"
-            print(f"warning: {folder}: the compilation cache failed: {reason}", file=sys.stderr)
-            warnings.filterwarnings("ignore", _CACHE_FAULT.pattern)
+            _faults[fault[1]].append(one_line(fault[2]))
         else:
             show(message, *location, **options)
 
-    warnings.showwarning = show_first_fault
+    warnings.showwarning = keep_fault
+    warnings.filterwarnings("always", _CACHE_FAULT.pattern)  # else Python passes on equal warnings only once
     return folder
+
+
+def take_cache_faults() -> tuple[int, list[str]]:
+    """Return the number of cached programs rejected on load since the last call, and a warning for each kind of fault.
+
+    JAX counts such a look-up as a miss, compiles the program, and keeps the entry as it is. If an entry was compiled
+    for other machine features, XLA only logs an error: the program runs, and the look-up is a hit.
+    """
+    config: Any = jax.config  # whose switches mypy does not know
+    folder = config.jax_compilation_cache_dir
+    rejected, unwritten = _faults.values()
+    _faults.update(reading=[], writing=[])
+    lines = []
+    if rejected:
+        why = f"({rejected[0]}); JAX does not replace them: delete {folder}"
+        lines.append(f"compilation cache: programs rejected on load and compiled again: {len(rejected)} {why}")
+    if unwritten:
+        lines.append(f"compilation cache: programs not written to {folder}: {len(unwritten)} ({unwritten[0]})")
+    return len(rejected), lines
 
 
 def compute_in_float32() -> None:
