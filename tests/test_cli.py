@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from factories import ROOT
 
@@ -40,6 +41,17 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return ended.value.code
+
+
+def test_interpreter_is_named_by_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, status in (("python3.12", 0), ("python3.13", 127)):  # the latter as a shim of pyenv
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli._path_of_python("3.12") == tmp_path / "python3.12"
+    for text in ("3.13", "3.14"):
+        with pytest.raises(click.BadParameter, match=f"no interpreter of Python at '{text}'"):
+            cli._path_of_python(text)
 
 
 @pytest.mark.parametrize(

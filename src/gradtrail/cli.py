@@ -5,6 +5,7 @@ A verb imports its function when it is called, as many functions import JAX or M
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -59,14 +60,15 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _path_of_python(text: str) -> Path:
-    if path := shutil.which(text):
-        return Path(path).absolute()  # not resolved: Python finds its environment by the link
+    for path in filter(None, map(shutil.which, (text, f"python{text}"))):
+        if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return Path(path).absolute()  # not resolved: Python finds its environment by the link
     raise click.BadParameter(f"no interpreter of Python at {text!r} that can be run.")
 
 
 def _interpreter(option: str, user: str) -> Callable[..., Any]:
-    about = f"Interpreter of {user}.  [default: this one]"
-    return click.option(option, type=_path_of_python, default=sys.executable, metavar="PATH", help=about)
+    about = f"Interpreter of {user}: a path, a name or a version such as 3.13.  [default: this one]"
+    return click.option(option, type=_path_of_python, default=sys.executable, metavar="PYTHON", help=about)
 
 
 def _seconds(work: str) -> Callable[..., Any]:
@@ -300,7 +302,7 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
     return max(static, run_timed_gate(ACCEPTED, seconds=seconds)) if timed else static
 
 
-@gradtrail.command(epilog="Example: gradtrail upgrade jax==0.10.2")
+@gradtrail.command(epilog="Example: gradtrail upgrade jax==0.12.0.1 flax==0.12.12 --python 3.13")
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE==VERSION...")
 @_seconds("timing")
 @_interpreter("--python", "the new environment")
