@@ -302,7 +302,7 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
     return max(static, run_timed_gate(ACCEPTED, seconds=seconds)) if timed else static
 
 
-@gradtrail.command(epilog="Example: gradtrail upgrade jax==0.12.0.1 flax==0.12.12 --python 3.13")
+@gradtrail.command(epilog="Example: gradtrail upgrade jax==0.12.0.1 flax==0.12.12")
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE==VERSION...")
 @_seconds("timing")
 @_interpreter("--python", "the new environment")
