@@ -10,6 +10,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import shutil
 import sys
@@ -25,11 +26,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from jaxtyping import UInt8
+from PIL import Image
+from rich.color import Color
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gradtrail.serving.images import decode_image, framing_of
+from gradtrail.serving.images import decode_image
 from gradtrail.serving.registry import resolve
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, are_probabilities, read_export
@@ -45,7 +48,7 @@ BATCHES_PER_PART = 64  # a kill costs at most one part
 PIXEL_BATCHES = 16  # batches of pixels that are read together
 _MAX_THREADS = 4  # Pillow runs Python for most of the time that it takes for a small image
 
-Images = UInt8[np.ndarray, "images height width"]
+Images = UInt8[np.ndarray, "images height width *channels"]
 Sources: TypeAlias = Sequence[Path | bytes | None] | Images  # image files, or their bytes (None: missing), or pixels
 Batch: TypeAlias = tuple[dict[str, pa.Array], Sources]  # columns `path` and `index`, and the images
 
@@ -98,13 +101,17 @@ def _print(paths: Sequence[Path], model: ExportedModel, figure: Path | None) -> 
     return len(paths) - len(usable)
 
 
-def _print_image(image: UInt8[np.ndarray, "height width"], console: Console) -> None:
-    """Print an image, two pixels per character."""
-    rows = np.concatenate([image, np.zeros((image.shape[0] % 2, image.shape[1]), np.uint8)])
+def _print_image(pixels: UInt8[np.ndarray, "height width *channels"], console: Console) -> None:
+    """Print an image, two pixels per character, scaled down to the width of the terminal."""
+    image = Image.fromarray(pixels)
+    small = image.reduce(math.ceil(image.width / console.width))
+    has_colors = console.color_system in ("truecolor", "256")
+    rows = np.asarray((small if has_colors else small.convert("L")).convert("RGB"))
+    rows = np.pad(rows, [(0, len(rows) % 2), (0, 0), (0, 0)])
     for upper, lower in zip(rows[::2], rows[1::2], strict=True):
         line = Text()
         for top, bottom in zip(upper, lower, strict=True):
-            line.append("▀", Style(color=f"rgb({top},{top},{top})", bgcolor=f"rgb({bottom},{bottom},{bottom})"))
+            line.append("▀", Style(color=Color.from_rgb(*top), bgcolor=Color.from_rgb(*bottom)))
         console.print(line)
 
 
@@ -171,7 +178,7 @@ def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() == ".parquet" and not path.is_dir()
 
 
-def _count_images(path: Path, shape: tuple[int, int]) -> int:
+def _count_images(path: Path, shape: tuple[int, ...]) -> int:
     """Return the number of images in a file; raise UserError if a parquet file has no column of images."""
     if not _is_parquet(path):
         return 1
@@ -180,7 +187,7 @@ def _count_images(path: Path, shape: tuple[int, int]) -> int:
         if COLUMN not in schema.names:
             near = suggestion(COLUMN, schema.names)
             raise UserError(f"{path}: has no column {COLUMN!r}; it has {', '.join(schema.names)[:200]}{near}")
-        dtype, pixels = schema.field(COLUMN).type, pa.binary(shape[0] * shape[1])
+        dtype, pixels = schema.field(COLUMN).type, pa.binary(math.prod(shape))
         if dtype not in (pa.binary(), pa.large_binary(), pixels):
             raise UserError(f"{path}: column {COLUMN} is {dtype}; must be binary (image files) or {pixels} (pixels)")
         return file.metadata.num_rows
@@ -195,7 +202,7 @@ def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
         raise UserError(f"{path}: not a readable parquet file: {one_line(error)[:200]}") from None
 
 
-def _read_batches(files: Sequence[Path], shape: tuple[int, int]) -> Iterator[Batch]:
+def _read_batches(files: Sequence[Path], shape: tuple[int, ...]) -> Iterator[Batch]:
     """Yield the images in batches, the last one of a parquet file or of consecutive image files may be smaller."""
     for is_parquet, group in itertools.groupby(files, _is_parquet):
         while not is_parquet and (images := [*itertools.islice(group, BATCH_SIZE)]):
@@ -211,7 +218,7 @@ def _read_batches(files: Sequence[Path], shape: tuple[int, int]) -> Iterator[Bat
                     start = end
 
 
-def _pixels(column: pa.FixedSizeBinaryArray, shape: tuple[int, int]) -> Images:
+def _pixels(column: pa.FixedSizeBinaryArray, shape: tuple[int, ...]) -> Images:
     """Return the pixels of a column without a copy."""
     if column.null_count:
         raise pa.ArrowInvalid(f"column {COLUMN} has pixels that are null")
@@ -229,13 +236,12 @@ def _decode(sources: Sources, manifest: Manifest) -> tuple[Images, list[str | No
     if isinstance(sources, np.ndarray):
         return sources, [None] * len(sources)
     images, errors = np.zeros((len(sources), *manifest.image_shape), np.uint8), list[str | None]()
-    framing = framing_of(manifest.dataset)
     for image, source in zip(images, sources, strict=True):
         try:
             if source is None:
                 raise UserError("no image")
             file = io.BytesIO(source) if isinstance(source, bytes) else source
-            image[:] = decode_image(file, manifest.image_shape, framing)
+            image[:] = decode_image(file, manifest.image_shape, manifest.dataset)
             errors.append(None)
         except UserError as error:
             errors.append(str(error))
@@ -247,7 +253,7 @@ def _answer(batch: Batch, model: ExportedModel) -> pa.Table:
     keys, sources = batch
     images, errors = _decode(sources, model.manifest)
     padding = -len(images) % BATCH_SIZE
-    padded = np.pad(images, [(0, padding), (0, 0), (0, 0)]) if padding else images
+    padded = np.pad(images, [(0, padding), *[(0, 0)] * (images.ndim - 1)]) if padding else images
     answers = [model.run(padded[start : start + BATCH_SIZE]) for start in range(0, len(padded), BATCH_SIZE)]
     probabilities = np.concatenate(answers)[: len(images)]
     for index in map(int, np.flatnonzero(~are_probabilities(probabilities))):

@@ -41,7 +41,7 @@ class ServedModel:
         return {"label": probabilities.argmax(axis=1), "probabilities": probabilities}
 
 
-def _as_images(data: Any, shape: tuple[int, int]) -> UInt8[np.ndarray, "images height width"]:
+def _as_images(data: Any, shape: tuple[int, ...]) -> UInt8[np.ndarray, "images height width"]:
     """Return uint8 pixels, as the program takes them; a single image as a batch of one."""
     try:
         is_nested = isinstance(data, np.ndarray) and data.dtype.kind == "O"
@@ -63,7 +63,7 @@ def _as_images(data: Any, shape: tuple[int, int]) -> UInt8[np.ndarray, "images h
     return (np.rint(images * 255.0) if is_float else images).astype(np.uint8)
 
 
-def _refusal(actual: str, shape: tuple[int, int]) -> MlflowException:
+def _refusal(actual: str, shape: tuple[int, ...]) -> MlflowException:
     expected = f"an array (images, {shape[0]}, {shape[1]}) of whole numbers from 0 to 255, or of floats from 0 to 1"
     return MlflowException(f"images: {expected}, is needed; got {actual}", error_code=INVALID_PARAMETER_VALUE)
 
