@@ -1,22 +1,18 @@
 """Converts image files into the form of a data set's images, for `gradtrail predict` and the server."""
 
-import warnings
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
+from gradtrail.stages.artifacts.pictures import Pixels, cropped, read_pixels
 from gradtrail.stages.datasets import DATASETS, Framing
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError
 
-_MAX_PIXELS = 2**24
 _FAINT = 0.15  # share of the strongest ink; anything fainter is background
 _CROPPED = ("folder", "csv")  # data sets whose images `fetch` made from image files
-_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP")  # Pillow reads dozens more, some of them by other programs
-Pixels: TypeAlias = UInt8[np.ndarray, "height width *channels"]
-warnings.filterwarnings("ignore", module=r"PIL\.")  # catch_warnings for each image is not thread-safe
 
 
 def decode_image(source: Path | BinaryIO, shape: tuple[int, ...], dataset: str) -> Pixels:
@@ -38,40 +34,17 @@ def decode_image(source: Path | BinaryIO, shape: tuple[int, ...], dataset: str) 
     height, width, *channels = shape
     if channels not in ([], [3]):
         raise UserError(f"the model takes images of {channels[0]} channels, image files have 1 or 3; send arrays")
-    pixels = _read_pixels(source, color=bool(channels))
+    pixels = read_pixels(source, color=bool(channels))
 
-    name, size = dataset.partition(" ")[0], (width, height)
+    name = dataset.partition(" ")[0]
     if name in _CROPPED:
-        return np.asarray(ImageOps.fit(Image.fromarray(pixels), size, Image.Resampling.BOX))
+        return cropped(pixels, (height, width))
     framing = DATASETS[name].framing if name in DATASETS and not channels else None
     edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     if framing is None:
         background = tuple(map(int, np.atleast_1d(np.median(edge, axis=0))))
-        return np.asarray(ImageOps.pad(Image.fromarray(pixels), size, Image.Resampling.BOX, background))
+        return np.asarray(ImageOps.pad(Image.fromarray(pixels), (width, height), Image.Resampling.BOX, background))
     return _framed(pixels, edge, (height, width), framing)
-
-
-def _read_pixels(source: Path | BinaryIO, *, color: bool) -> Pixels:
-    """Return the RGB values of an image, or its luminance."""
-    try:
-        with Image.open(source, formats=_FORMATS) as image:
-            if image.width * image.height > _MAX_PIXELS:
-                size = f"{image.width:,} × {image.height:,} pixels"
-                raise UserError(f"{size}, more than {_MAX_PIXELS:,} in all; scale it down first")
-            image.load()
-    except FileNotFoundError:
-        raise UserError("no such file") from None
-    except UnidentifiedImageError:
-        raise UserError(f"not a readable image: none of {', '.join(_FORMATS)}") from None
-    except UserError:
-        raise
-    except Exception as error:  # a damaged file: Pillow's readers raise any exception
-        raise UserError(f"not a readable image: {one_line(error)[:200]}") from None
-    mode = "RGB" if color else "L"
-    if image.mode == mode and "transparency" not in image.info:
-        return np.asarray(image)
-    whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    return np.asarray(whole.convert(mode))
 
 
 def _framed(
