@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from projects import Project, finished_project
 
+from gradtrail.experiments import diff
 from gradtrail.experiments.diff import edits
 
 
@@ -161,5 +162,5 @@ def test_stopped_timing_leaves_nothing(timed_project: Project) -> None:
     ids=["grayscale", "color", "streamed", "streamed in color"],
 )
 def test_shape_of_the_data_is_that_of_the_whole_split(signature: str, sizes: tuple[str | None, ...] | None) -> None:
-    found = diff._IMAGES.search(signature)
-    assert (found and found.groups()) == sizes
+    match = diff._IMAGES.search(signature)
+    assert (match and match.groups()) == sizes
