@@ -41,7 +41,7 @@ class DatasetInfo:
 
     name: str  # the value of `fetch.dataset`
     digest: str  # SHA-256 over the digests of the raw files, hexadecimal
-    image_shape: tuple[int, int]  # height and width in pixels
+    image_shape: tuple[int, ...]  # height and width in pixels, in color also the number of channels
     num_classes: int  # labels are 0 to num_classes - 1
     examples: dict[str, int]  # number in each split; with deformed versions also the number of originals
     files: dict[str, str]  # SHA-256 of each raw file, by name
@@ -179,16 +179,18 @@ def encode_idx(array: np.ndarray) -> bytes:
     return struct.pack(f">HBB{array.ndim}I", 0, _IDX_UINT8, array.ndim, *array.shape) + array.tobytes()
 
 
-def read_idx(path: Path, ndim: int) -> np.ndarray:
+def read_idx(path: Path, allowed: tuple[int, ...]) -> np.ndarray:
     """Read an IDX file of uint8 as a read-only array.
 
     Raises:
-        UserError: the file is missing, or its header does not declare `ndim` dimensions and the length of the file.
+        UserError: the file is missing, or its header does not declare an allowed number of dimensions and the length of
+            the file.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); an IDX file is needed") from None
+    ndim = data[3] if len(data) > 3 and data[:3] == b"\0\0\x08" and data[3] in allowed else allowed[0]
     header = struct.Struct(f">I{ndim}I")
     if len(data) < header.size:
         raise UserError(f"{path}: only {len(data)} bytes; the header alone has {header.size}")
@@ -207,7 +209,7 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
 def read_raw(folder: Path) -> RawArrays:
     """Read the IDX files of a folder; raise UserError if one is damaged or they do not fit together."""
     images, labels, test_images, test_labels = (
-        read_idx(folder / name, 3 if "images" in name else 1) for name in RAW_FILES
+        read_idx(folder / name, (3, 4) if "images" in name else (1,)) for name in RAW_FILES
     )
     for part, length, name in ((images, len(labels), RAW_FILES[0]), (test_images, len(test_labels), RAW_FILES[2])):
         if len(part) != length:
@@ -228,7 +230,7 @@ def describe_raw(folder: Path, name: str) -> DatasetInfo:
     return DatasetInfo(
         name=name,
         digest=hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
-        image_shape=(images.shape[1], images.shape[2]),
+        image_shape=images.shape[1:],
         num_classes=num_classes,
         examples={"train": len(labels), "test": len(test_labels)},
         files=files,

@@ -42,7 +42,8 @@ class Manifest:
     seeds: tuple[int, ...]  # seed of each member; several are an ensemble, whose mean probabilities count
     epochs: tuple[int, ...]  # epochs of training behind the weights of each member
     dataset: str  # data set of the training, such as `mnist 1234abcd`
-    image_shape: tuple[int, ...]  # height and width in pixels, and channels of color images; images are uint8
+    # height and width in pixels, in color also the number of channels; images are uint8, grayscale as bright ink on 0
+    image_shape: tuple[int, ...]
     classes: tuple[str, ...]  # name of the class of each output
     temperature: float  # temperature of the probabilities, fitted on the validation split
     batch_sizes: tuple[int, ...]  # batch sizes that a server compiles, ascending
