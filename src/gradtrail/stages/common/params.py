@@ -112,10 +112,12 @@ def validate(value: Any, into: type[Section], name: str) -> Section:
 
 
 def as_written(config: Any) -> dict[str, Any]:
-    """Return the plain data that `validate` reads as this dataclass."""
+    """Return the plain data that `validate` reads as this dataclass, without fields that have their default."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
+        if value == field.default:
+            continue
         if hasattr(value, "kind"):
             values |= {field.name: value.kind} | ({value.kind: as_written(value)} if dataclasses.fields(value) else {})
         else:
