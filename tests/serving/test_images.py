@@ -13,6 +13,7 @@ from untrusted import damaged, fuzz, refusal
 
 from gradtrail.serving.images import decode_image
 from gradtrail.stages.datasets import load_digits
+from gradtrail.stages.image_files import SOURCES, PicturesConfig, read_images
 from gradtrail.support.errors import UserError
 
 FRAME = (28, 28)
@@ -117,9 +118,20 @@ def test_grey_image_has_equal_channels_in_color_and_a_color_image_its_luminance_
     np.testing.assert_allclose(result.astype(int), expected, atol=1)
 
 
-def test_image_of_a_folder_data_set_is_cropped_and_resized_as_by_fetch() -> None:
+@pytest.mark.parametrize("dataset", SOURCES)
+def test_images_of_image_files_are_cropped_and_resized_as_by_fetch(dataset: str, tmp_path: Path) -> None:
+    names = {"wide": (40, 60, 3), "high": (31, 20, 3), "small": (9, 10, 3)}
+    for name, shape in names.items():
+        Image.fromarray(random_image(*shape)).save(tmp_path / f"{name}.png")
+    files = [(tmp_path / f"{name}.png", name) for name in names]
+    for color in (True, False):
+        pictures = PicturesConfig(size=(20, 24), color=color, test_fraction=0.5, seed=0)
+        (images, *_), _ = read_images({"train": files, "test": files}, pictures)
+        for (path, _), expected in zip(files, images, strict=True):
+            np.testing.assert_array_equal(decode_image(path, images.shape[1:], f"{dataset} 1234abcd"), expected)
+
     pixels = random_image(40, 60, 3)
-    result = decode_image(image_file(pixels), (20, 20, 3), "folder 1234abcd")
+    result = decode_image(image_file(pixels), (20, 20, 3), dataset)
     middle = np.asarray(Image.fromarray(pixels[:, 10:50]).resize((20, 20), Image.Resampling.LANCZOS))
     inside = slice(3, -3)  # the filter sees what is left of the middle and right of it
     np.testing.assert_array_equal(result[:, inside], middle[:, inside])

@@ -90,7 +90,7 @@ def _print(paths: Sequence[Path], model: ExportedModel, figure: Path | None) -> 
                 _print_image(image, console)
             first, *next_labels = np.argsort(row)[::-1][:3]
             then = ", ".join(f"{classes[label]} {row[label]:.1%}" for label in next_labels)
-            console.print(f"{path}: {classes[first]}  {row[first]:.1%}  (then {then})", soft_wrap=True)
+            console.print(f"{path}: {classes[first]}  {row[first]:.1%}  (then {then})", soft_wrap=True, markup=False)
         mean = f"the mean of {len(manifest.seeds)} networks, " if len(manifest.seeds) > 1 else ""
         console.print(f"probabilities are {mean}calibrated (temperature {manifest.temperature:.3g})", soft_wrap=True)
         if figure:
