@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import numpy as np
-from PIL import Image
 
 from gradtrail.core.config import Bounds, PositiveShare, Seed, config
 from gradtrail.core.data import stratified_split
 from gradtrail.stages.artifacts.data_files import RawArrays
-from gradtrail.stages.artifacts.pictures import read_pixels
+from gradtrail.stages.artifacts.pictures import cropped, read_pixels
 from gradtrail.support.errors import UserError, printable
 from gradtrail.support.progress import progress_bar
 
@@ -89,16 +88,9 @@ def _class_names(splits: Splits) -> tuple[str, ...]:
 
 def _read_image(path: Path, pictures: PicturesConfig) -> np.ndarray:
     try:
-        image = Image.fromarray(read_pixels(path, color=pictures.color))
+        return cropped(read_pixels(path, color=pictures.color), (pictures.size[0], pictures.size[1]))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    height, width = pictures.size
-
-    # The largest part in the middle that has the proportions of the result
-    scale = min(image.width / width, image.height / height)
-    left, top = (image.width - scale * width) / 2, (image.height - scale * height) / 2
-    box = (left, top, left + scale * width, top + scale * height)
-    return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS, box))
 
 
 # Sources: the files and classes of each split

@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 from jaxtyping import UInt8
@@ -10,12 +10,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from gradtrail.support.errors import UserError, one_line
 
+Pixels: TypeAlias = UInt8[np.ndarray, "height width *channels"]
+
 _MAX_PIXELS = 2**24
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP")  # Pillow reads dozens more, some of them by other programs
 warnings.filterwarnings("ignore", module=r"PIL\.")  # catch_warnings for each image is not thread-safe
 
 
-def read_pixels(source: Path | BinaryIO, *, color: bool) -> UInt8[np.ndarray, "height width *channels"]:
+def read_pixels(source: Path | BinaryIO, *, color: bool) -> Pixels:
     """Return the pixels of an image file: RGB, or brightness without an axis of channels.
 
     The image is turned as its EXIF orientation says. Transparent parts are white.
@@ -38,6 +40,12 @@ def read_pixels(source: Path | BinaryIO, *, color: bool) -> UInt8[np.ndarray, "h
         raise
     except Exception as error:  # a damaged file: Pillow's readers raise any exception
         raise UserError(f"not a readable image: {one_line(error)[:200]}") from None
+
+
+def cropped(pixels: Pixels, shape: tuple[int, int]) -> Pixels:
+    """Return the largest part in the middle of an image that has the proportions of the shape, resized to it."""
+    height, width = shape
+    return np.asarray(ImageOps.fit(Image.fromarray(pixels), (width, height), Image.Resampling.LANCZOS))
 
 
 def _converted(image: Image.Image, *, color: bool) -> np.ndarray:
