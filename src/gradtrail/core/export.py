@@ -23,7 +23,7 @@ from gradtrail.core.nn.models import HostParams, Model, Params, by_path
 Platform = Literal["cpu", "cuda"]
 TEMPERATURE = "temperature"  # name of its scalar tensor
 
-Images = UInt8[Array, "batch height width"]
+Images = UInt8[Array, "batch height width *channels"]
 
 
 @config

@@ -63,16 +63,16 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns: int = 10) -> Figure:
-    """Draw images, shape (count, height, width), uint8, in rows with a caption of one or two lines each.
+    """Draw images, uint8, in rows with a caption of one or two lines each; see `show_image` for their shapes.
 
     All are drawn as one image on one pair of axes: a pair for each takes ten times as long. The title breaks at its
     ` · `.
     """
     rows = max(1, -(-len(images) // columns))
-    height, width = images.shape[1:]
+    height, width, *channels = images.shape[1:]
     across, down = round(1.2 * width), round(1.2 * width * _CELL_INCHES[1] / _CELL_INCHES[0])
     top = down - height  # of an image, below its caption
-    mosaic = np.zeros((rows * down, columns * across), np.uint8)
+    mosaic = np.full((rows * down, columns * across, *channels), paper(images), np.uint8)
     size = (_CELL_INCHES[0] * columns, _CELL_INCHES[1] * rows + 0.8)
     figure, axes = new_figure(title.replace(" · ", "\n"), size=size)
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
@@ -101,7 +101,12 @@ def short(name: str) -> str:
     return name if len(name) <= _SHORT_NAME else f"{name[: _SHORT_NAME - 1]}…"
 
 
+def paper(images: np.ndarray) -> int:
+    """Return the value of a pixel that `show_image` draws white next to these images."""
+    return 0 if images.ndim == 3 else 255
+
+
 def show_image(axis: Axes, image: np.ndarray) -> None:
-    """Draw one image, dark ink on white."""
+    """Draw one image: in color as it is, (height, width, 3), and grayscale as dark ink on white, (height, width)."""
     axis.axis("off")
     axis.imshow(image, cmap="gray_r", vmin=0, vmax=255)

@@ -17,14 +17,15 @@ def draw_samples(path: Path, train: Split, dataset: str, num_classes: int, names
     """Draw the first training examples of each class, a row a class, by given label; of the first 20 classes."""
     rows = min(num_classes, plotting.MAX_CLASSES)
     note = "" if rows == num_classes else f", the first {rows} of {num_classes}"
-    height, width = train.images.shape[1:]
+    height, width, *channels = train.images.shape[1:]
     size = (_PER_CLASS * 0.8, rows * 0.8 + 0.5)
     figure, axes = plotting.new_figure(f"Training examples by label{note} ({dataset})", size=size)
-    mosaic = np.zeros((rows, height, _PER_CLASS, width), np.uint8)  # on one pair of axes: one for each takes seconds
+    # On one pair of axes: one for each takes seconds
+    mosaic = np.full((rows, height, _PER_CLASS, width, *channels), plotting.paper(train.images), np.uint8)
     for label, row in enumerate(mosaic):
         chosen = train.images[train.labels == label][:_PER_CLASS]
         row[:, : len(chosen)] = chosen.swapaxes(0, 1)
-    plotting.show_image(axes[0, 0], mosaic.reshape(rows * height, _PER_CLASS * width))
+    plotting.show_image(axes[0, 0], mosaic.reshape(rows * height, _PER_CLASS * width, *channels))
     for label, name in enumerate(names[:rows]):
         middle = (label + 0.5) * height
         axes[0, 0].text(-width / 8, middle, plotting.short(name).replace("$", r"\$"), ha="right", va="center")
