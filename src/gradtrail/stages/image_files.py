@@ -88,11 +88,9 @@ def _class_names(splits: Splits) -> tuple[str, ...]:
 
 def _read_image(path: Path, pictures: PicturesConfig) -> np.ndarray:
     try:
-        pixels = read_pixels(path, color=pictures.color)
+        return cropped(read_pixels(path, color=pictures.color), (pictures.size[0], pictures.size[1]))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    height, width = pictures.size
-    return cropped(pixels, (height, width))
 
 
 # Sources: the files and classes of each split

@@ -14,6 +14,7 @@ from matplotlib.ticker import NullLocator
 BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
 NARROW_INCHES = 8
 _CELL_INCHES = (1.15, 1.55)  # size of an image in a gallery, with its caption
+_SHORT_NAME = 12  # characters of the name of a class in a figure
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE)
 MAX_CLASSES = 20  # that a figure shows one by one: more take minutes to draw, and nobody can read them
 SPLIT_COLOURS = {"train": BLUE, "validation": ORANGE, "test": GREEN}
@@ -79,14 +80,25 @@ def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns:
         left = column * across + (across - width) // 2
         mosaic[row * down + top : (row + 1) * down, left : left + width] = image
         place = left + width / 2, row * down + top - 1
-        axes[0, 0].text(*place, caption, fontsize=8, ha="center", va="bottom").set_in_layout(False)
+        axes[0, 0].text(*place, caption.replace("$", r"\$"), fontsize=8, ha="center", va="bottom").set_in_layout(False)
     show_image(axes[0, 0], mosaic)
     return figure
 
 
-def class_ticks(num_classes: int) -> range:
-    """Return the classes to name on an axis: all of them, or if they are many every second, third and so on."""
-    return range(0, num_classes, -(-num_classes // MAX_CLASSES))
+def name_classes(axis: Axes, classes: Sequence[str], *, sides: str = "xy") -> None:
+    """Write the names of the classes on the x or y axis: all, or of many every second, third and so on."""
+    ticks = range(0, len(classes), -(-len(classes) // MAX_CLASSES))
+    names = [short(classes[tick]).replace("$", r"\$") for tick in ticks]
+    is_slanted = max(map(len, names)) > 3
+    if "x" in sides:
+        axis.set_xticks(ticks, names, **({"rotation": 45, "ha": "right"} if is_slanted else {}))
+    if "y" in sides:
+        axis.set_yticks(ticks, names)
+
+
+def short(name: str) -> str:
+    """Return the name of a class, cut if it is too long for a caption."""
+    return name if len(name) <= _SHORT_NAME else f"{name[: _SHORT_NAME - 1]}…"
 
 
 def paper(images: np.ndarray) -> int:
