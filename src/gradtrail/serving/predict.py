@@ -120,16 +120,15 @@ def _draw(paths: Sequence[Path], images: Images, probabilities: np.ndarray, mani
     title = f"{manifest.model}, {manifest.weights} weights on {manifest.dataset}"
     size = (plotting.NARROW_INCHES, 1 + 2 * len(images))
     figure, axes = plotting.new_figure(title, rows=len(images), columns=2, size=size)
-    classes = manifest.classes
-    rotation = 90 if max(map(len, classes)) > 2 else 0
     for (picture, bars), path, image, row in zip(axes, paths, images, probabilities, strict=True):
         picture.imshow(image, cmap="gray", vmin=0, vmax=255)
-        picture.set(title=path.name, xticks=[], yticks=[])
+        picture.set(title=path.name.replace("$", r"\$"), xticks=[], yticks=[])
         picture.grid(visible=False)
         colours = [plotting.VERMILLION if label == row.argmax() else plotting.GREY for label in range(len(row))]
         bars.bar(range(len(row)), row, color=colours)
-        bars.set(title=f"{classes[row.argmax()]}: {row.max():.1%}", ylim=(0, 1), ylabel="probability")
-        bars.set_xticks(range(len(row)), classes, rotation=rotation)
+        label = plotting.short(manifest.classes[row.argmax()]).replace("$", r"\$")
+        bars.set(title=f"{label}: {row.max():.1%}", ylim=(0, 1), ylabel="probability")
+        plotting.name_classes(bars, manifest.classes, sides="x")
     with atomic_file(to) as temporary:
         plotting.save(figure, temporary)
 
