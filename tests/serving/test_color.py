@@ -21,7 +21,7 @@ from gradtrail.stages.artifacts.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
 
 SHAPE = (12, 10, 3)
-CLASSES = tuple(rf"[{letter}]$\{letter}$" for letter in "abcdefghij")  # no markup of Rich, no formula of Matplotlib
+CLASSES = tuple(rf"[{letter}]$\frac$" for letter in "abcdefghij")  # no markup of Rich, no formula of Matplotlib
 IMAGES = np.random.default_rng(0).integers(0, 256, (21, *SHAPE), dtype=np.uint8)
 
 
