@@ -178,11 +178,8 @@ def draw_figures(
     plotting.save(_draw_confusion(result.confusion, title, classes), folder / "confusion.png")
     plotting.save(_draw_reliability(result, title), folder / "reliability.png")
     worst = result.mistakes[:num_mistakes]
-    names = [plotting.short(name) for name in classes]
-    captions = [
-        f"#{split.example_id[i]}\n{names[split.labels[i]]} → {names[result.predicted[i]]} ({result.probability[i]:.0%})"
-        for i in worst
-    ]
+    pairs = [(classes[split.labels[i]], classes[result.predicted[i]], f" ({result.probability[i]:.0%})") for i in worst]
+    captions = [f"#{split.example_id[i]}\n{plotting.arrow(*pair)}" for i, pair in zip(worst, pairs, strict=True)]
     mistakes = plotting.gallery(split.images[worst], captions, f"Worst mistakes: label → prediction · {title}")
     plotting.save(mistakes, folder / "mistakes.png")
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import NullLocator
 BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
 NARROW_INCHES = 8
 _CELL_INCHES = (1.15, 1.55)  # size of an image in a gallery, with its caption
-_SHORT_NAME = 12  # characters of the name of a class in a figure
+_SHORT_NAME = 14  # characters of the name of a class in a figure
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE)
 MAX_CLASSES = 20  # that a figure shows one by one: more take minutes to draw, and nobody can read them
 SPLIT_COLOURS = {"train": BLUE, "validation": ORANGE, "test": GREEN}
@@ -89,16 +89,30 @@ def name_classes(axis: Axes, classes: Sequence[str], *, sides: str = "xy") -> No
     """Write the names of the classes on the x or y axis: all, or of many every second, third and so on."""
     ticks = range(0, len(classes), -(-len(classes) // MAX_CLASSES))
     names = [short(classes[tick]).replace("$", r"\$") for tick in ticks]
-    is_slanted = max(map(len, names)) > 3
     if "x" in sides:
-        axis.set_xticks(ticks, names, **({"rotation": 45, "ha": "right"} if is_slanted else {}))
+        axis.set_xticks(ticks, names)
+        if not _fit_one_line(names):
+            for text in axis.get_xticklabels():
+                text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
     if "y" in sides:
         axis.set_yticks(ticks, names)
 
 
+def arrow(label: str, predicted: str, rest: str = "") -> str:
+    """Return the caption `label → prediction` and what follows, in several lines if the names are long."""
+    label, predicted = short(label), short(predicted)
+    if _fit_one_line([label, predicted]):
+        return f"{label} → {predicted}{rest}"
+    return f"{label} →\n{predicted}\n{rest.strip()}".strip()
+
+
+def _fit_one_line(names: Sequence[str]) -> bool:
+    return max(map(len, names)) <= 3
+
+
 def short(name: str) -> str:
-    """Return the name of a class, cut if it is too long for a caption."""
-    return name if len(name) <= _SHORT_NAME else f"{name[: _SHORT_NAME - 1]}…"
+    """Return the name of a class, without its middle if it is too long for a figure."""
+    return name if len(name) <= _SHORT_NAME else f"{name[:8]}…{name[-5:]}"
 
 
 def paper(images: np.ndarray) -> int:

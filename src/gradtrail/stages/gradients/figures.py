@@ -153,7 +153,7 @@ def draw_influence(influence: pd.DataFrame, splits: Mapping[str, Split], title: 
     images, captions = [], []
     for name, rows in influence.groupby("test_example", sort=False):
         images.append(_image(splits["test"], int(str(name))))
-        captions.append(f"test #{name}\n{_arrow(rows.iloc[0])}")
+        captions.append(f"test #{name}\n{plotting.arrow(rows['label'].iloc[0], rows['predicted'].iloc[0])}")
         for row in _rows(rows):
             images.append(_image(splits["train"], row.train_example))
             label = plotting.short(row.train_label)
@@ -180,17 +180,15 @@ def draw_detection(detection: pd.DataFrame, title: str) -> Figure:
 
 def _gallery(table: pd.DataFrame, splits: Mapping[str, Split], title: str, caption: Callable[[Any], str]) -> Figure:
     """Draw an image for each row of a table; `caption` is the end of the row's caption."""
-    images = [_image(splits[row.split], row.example_id) for row in _rows(table)]
-    captions = [f"{row.split} #{row.example_id}\n{_arrow(row)}{caption(row)}" for row in _rows(table)]
+    images, captions = [], []
+    for row in _rows(table):
+        images.append(_image(splits[row.split], row.example_id))
+        captions.append(f"{row.split} #{row.example_id}\n{plotting.arrow(row.label, row.predicted, caption(row))}")
     return plotting.gallery(np.stack(images), captions, title, columns=8)
 
 
 def _rows(table: pd.DataFrame) -> list[Any]:
     return list(table.itertuples())
-
-
-def _arrow(row: Any) -> str:
-    return f"{plotting.short(row.label)} → {plotting.short(row.predicted)}"
 
 
 def _signed(value: float) -> str:
