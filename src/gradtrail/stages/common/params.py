@@ -278,6 +278,8 @@ def active_params(params: Mapping[str, Value]) -> dict[str, Value]:
     Args:
         params: dotted key → value, as in `params.yaml` or as text; all are returned if no model is chosen.
     """
+    if params.get("fetch.dataset") not in ("folder", "csv"):
+        params = {key: value for key, value in params.items() if not key.startswith("fetch.pictures.")}
     if "train.model" not in params:
         return dict(params)
     unused = {"train.vary"} if str(params.get("train.members", 1)) == "1" else set()
