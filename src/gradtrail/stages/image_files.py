@@ -103,9 +103,9 @@ def list_folder(folder: Path) -> Splits:
         raise UserError(f"{folder}: {_few(images)}: each image must be in the folder of its class")
     if not {"train", "test"} & {path.name for path in folders}:
         return {"all": _list_classes(folder)}
-    if (found := [path.name for path in folders]) != ["test", "train"]:
+    if (names := [path.name for path in folders]) != ["test", "train"]:
         raise UserError(
-            f"{folder}: it has the folders {_few(found)}; allowed are train and test, or one folder per class"
+            f"{folder}: it has the folders {_few(names)}; allowed are train and test, or one folder per class"
         )
     splits = {name: _list_classes(folder / name) for name in ("train", "test")}
     for name in sorted({name for _, name in splits["test"]} - {name for _, name in splits["train"]}):
