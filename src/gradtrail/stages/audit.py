@@ -125,7 +125,7 @@ def write_figures(
         part = would_change[would_change["split"] == name].head(num_suspects)
         rows = pd.Index(split.example_id).get_indexer(part["example_id"])
         columns = part[["label", "proposed_label", "probability_wrong"]].itertuples(index=False)
-        captions = [plotting.arrow(classes[given], classes[new], f"\n{wrong:.0%}") for given, new, wrong in columns]
+        captions = [plotting.arrow(classes[label], classes[new], f"\n{wrong:.0%}") for label, new, wrong in columns]
         heading = f"Suspected label errors: given → proposed, chance that the given one is wrong · {name} · {title}"
         plotting.save(plotting.gallery(split.images[rows], captions, heading), folder / f"suspects_{name}.png")
 
