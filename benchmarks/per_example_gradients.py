@@ -1,13 +1,13 @@
 """What per-example gradient norms cost: this project, `vmap(grad)`, Opacus and torch.func, in one table.
 
-    python -m benchmarks.per_example_gradients [--rounds 5]
+    python -m benchmarks.per_example_gradients [--rounds 5] [--images 32x32x3]
 
 All find the norm of the gradient of every example, of the same networks in float32 on the same images drawn from a
-fixed seed; this project finds the norms layer by layer, EL2N, loss, margin and entropy besides, from uint8 images on
-the host. For comparison: the mean gradient of batches, and an epoch of training, neither of which gives norms.
-Each row is tried at several batch sizes, each in a process of its own with a round of warm-up, and shown at the best.
-All of a network are measured in turn (`benchmarks.turns`). Times are medians. Slow methods process a part of the data,
-scaled.
+fixed seed, of 28 × 28 pixels unless `--images` says otherwise; this project finds the norms layer by layer, EL2N, loss,
+margin and entropy besides, from uint8 images on the host. For comparison: the mean gradient of batches, and an epoch of
+training, neither of which gives norms. Each row is tried at several batch sizes, each in a process of its own with a
+round of warm-up, and shown at the best. All of a network are measured in turn (`benchmarks.turns`). Times are medians.
+Slow methods process a part of the data, scaled.
 
 "Memory" is what the process grew by at its largest while it worked, allocator and compiler included.
 
@@ -29,8 +29,8 @@ from rich.table import Table
 
 from benchmarks.per_example_peers import Method, ScoreTask
 from benchmarks.record import record
-from benchmarks.training import NETWORKS, machine
-from benchmarks.training_tasks import ModelName
+from benchmarks.training import machine, networks
+from benchmarks.training_tasks import IMAGE_SHAPE, ModelName, image_shape, suffix_of
 from benchmarks.turns import Worker
 from gradtrail.support.progress import progress_bar
 
@@ -109,7 +109,7 @@ class Row:
     note: str | None
 
 
-def tasks(rounds: int) -> list[ScoreTask]:
+def tasks(rounds: int, shape: tuple[int, ...]) -> list[ScoreTask]:
     """Return every process, in order."""
     return [
         ScoreTask(
@@ -118,6 +118,7 @@ def tasks(rounds: int) -> list[ScoreTask]:
             batch_size=batch_size,
             examples=(PART if method in SLOW else WHOLE)[model],
             rounds=rounds,
+            image_shape=shape,
         )
         for model, methods in BATCH_SIZES.items()
         for method, batch_sizes in methods.items()
@@ -125,9 +126,9 @@ def tasks(rounds: int) -> list[ScoreTask]:
     ]
 
 
-def run(rounds: int) -> list[Measured]:
+def run(rounds: int, shape: tuple[int, ...] = IMAGE_SHAPE) -> list[Measured]:
     """Measure all methods of a network in turn, so many times."""
-    found = [Measured(task=task) for task in tasks(rounds)]
+    found = [Measured(task=task) for task in tasks(rounds, shape)]
     missing = not all(importlib.util.find_spec(name) for name in ("torch", "opacus"))
     for measured in found:
         if missing and measured.task.method in ("opacus hooks", "opacus ghost", "torch.func"):
@@ -186,10 +187,10 @@ def rows(found: list[Measured]) -> list[Row]:
     return table
 
 
-def as_table(table_rows: list[Row]) -> Table:
+def as_table(table_rows: list[Row], shape: tuple[int, ...]) -> Table:
     """Return the table for a terminal."""
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
-    table = Table(title=about, caption=f"{NETWORKS} Medians, each at the best of several batch sizes, float32.")
+    table = Table(title=about, caption=f"{networks(shape)} Medians, each at the best of several batch sizes, float32.")
     table.add_column("per-example gradient norms")
     for name in ("batch", "examples\n/ second", f"seconds for\n{EXAMPLES:,}", "× vmap\n(grad)", "memory\nMiB"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -208,14 +209,15 @@ def as_table(table_rows: list[Row]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--images", type=image_shape, default=IMAGE_SHAPE, metavar="32x32x3")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
-    found = run(arguments.rounds)
+    found = run(arguments.rounds, arguments.images)
     table_rows = rows(found)
-    Console().print(as_table(table_rows))
+    Console().print(as_table(table_rows, arguments.images))
     report = {"rows": [*map(dataclasses.asdict, table_rows)], "measured": [*map(dataclasses.asdict, found)]}
-    record("per_example_gradients", report, arguments)
+    record(f"per_example_gradients{suffix_of(arguments.images)}", report, arguments)
     failures = [f"{measured.task}: {measured.note}" for measured in found if measured.note not in (None, NO_OPACUS)]
     if failures:
         raise SystemExit("\n".join(failures))

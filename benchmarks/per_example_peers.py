@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.training_peers import Round, as_floats, ours, project_train_config, timed, torch_network
-from benchmarks.training_tasks import NUM_CLASSES, SIDE, ModelName, Peer, Task, available_cores, make_data
+from benchmarks.training_peers import Round, ours, project_train_config, timed, torch_data, torch_network
+from benchmarks.training_tasks import IMAGE_SHAPE, NUM_CLASSES, ModelName, Peer, Task, available_cores, make_data
 from benchmarks.turns import answer
 
 Method = Literal["mean", "vmap", "ours", "training", "opacus hooks", "opacus ghost", "torch.func"]
@@ -37,6 +37,7 @@ class ScoreTask:
     batch_size: int
     examples: int
     rounds: int
+    image_shape: tuple[int, ...] = IMAGE_SHAPE
 
 
 def mean(task: ScoreTask) -> Round:
@@ -83,14 +84,15 @@ def this_project(task: ScoreTask) -> Round:
 
     model, params = _model(task)
     passes = compile_passes(model, 0.0, 1, compiler=Compiler(time.perf_counter))
-    images, labels = make_data(task.examples)
+    images, labels = make_data(task.examples, task.image_shape)
     return lambda: passes.score(params, images, labels, advance=lambda _: None)
 
 
 def training(task: ScoreTask) -> Round:
     """Set up an epoch of training the same network in float32."""
     peer = Peer(loop="ours", model=task.model, batch_size=TRAINING_BATCH, precision="float32")
-    return ours(Task(peer=peer, examples=task.examples // TRAINING_BATCH * TRAINING_BATCH, rounds=task.rounds))
+    examples = task.examples // TRAINING_BATCH * TRAINING_BATCH
+    return ours(Task(peer=peer, examples=examples, rounds=task.rounds, image_shape=task.image_shape))
 
 
 def opacus_hooks(task: ScoreTask) -> Round:
@@ -154,7 +156,7 @@ def _model(task: ScoreTask) -> tuple[Any, Any]:
 
     peer = Peer(loop="ours", model=task.model, batch_size=TRAINING_BATCH, precision="float32")
     config = project_train_config(Task(peer=peer, examples=task.examples, rounds=task.rounds))
-    model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES))
+    model = Model(config.model_config(task.image_shape, NUM_CLASSES))
     return model, model.init(key=jax.random.key(0))
 
 
@@ -162,7 +164,7 @@ def _over_batches(task: ScoreTask, function: Any) -> Round:
     """Return a round over whole batches; all of them are in flight before the first result is awaited."""
     import jax
 
-    images, labels = map(jax.numpy.asarray, make_data(task.examples))
+    images, labels = map(jax.numpy.asarray, make_data(task.examples, task.image_shape))
     starts = range(0, task.examples, task.batch_size)
     parts = [(images[start : start + task.batch_size], labels[start : start + task.batch_size]) for start in starts]
 
@@ -175,11 +177,7 @@ def _over_batches(task: ScoreTask, function: Any) -> Round:
 
 
 def _over_torch_batches(task: ScoreTask, function: Any) -> Round:
-    import torch
-
-    pixels, targets = make_data(task.examples)
-    images, labels = torch.from_numpy(as_floats(pixels)), torch.from_numpy(targets).long()
-    images = images.reshape((-1, 1, SIDE, SIDE) if task.model == "cnn" else (-1, SIDE**2))
+    images, labels = torch_data(task.model, task.examples, task.image_shape)
 
     def run() -> None:
         for start in range(0, task.examples, task.batch_size):
@@ -193,7 +191,7 @@ def _torch_network(task: ScoreTask) -> Any:
 
     torch.set_num_threads(available_cores())
     torch.manual_seed(0)
-    return torch_network(task.model)
+    return torch_network(task.model, task.image_shape)
 
 
 def _peak_bytes() -> int:
@@ -202,7 +200,8 @@ def _peak_bytes() -> int:
 
 
 def main() -> None:
-    task = ScoreTask(**json.loads(sys.argv[1]))
+    fields = json.loads(sys.argv[1])
+    task = ScoreTask(**{**fields, "image_shape": tuple(fields["image_shape"])})
     methods = {
         "mean": mean,
         "vmap": vmap,

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
-from benchmarks.training_peers import as_floats, project_train_config, torch_network
-from benchmarks.training_tasks import LEARNING_RATE, NUM_CLASSES, SIDE, Peer, Task, available_cores, make_data
+from benchmarks.training_peers import project_train_config, torch_data, torch_network
+from benchmarks.training_tasks import IMAGE_SHAPE, LEARNING_RATE, NUM_CLASSES, Peer, Task, available_cores, make_data
 from benchmarks.turns import answer
 
 Method = Literal["ordinary", "noiseless", "private", "vmap", "torch", "ghost", "loader", "hooks"]
@@ -76,7 +76,7 @@ def ours(task: PrivateTask) -> Round:
 
     config = _config(task)
     noise = {"ordinary": None, "noiseless": 0.0, "private": NOISE_MULTIPLIER}[task.method]
-    model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES))
+    model = Model(config.model_config(IMAGE_SHAPE, NUM_CLASSES))
     program = loop.make_program(config, model, EXAMPLES, jax.local_devices(), noise)
     engine = program.compile(Compiler(time.perf_counter))
     state, records = engine.init(keys_of(config.seeds_of(config.seed))), engine.records()
@@ -228,7 +228,7 @@ def _project_network(task: PrivateTask) -> Any:
 
     from gradtrail.core.nn.models import Model
 
-    model = Model(_config(task).model_config((SIDE, SIDE), NUM_CLASSES))
+    model = Model(_config(task).model_config(IMAGE_SHAPE, NUM_CLASSES))
     return model.apply, model.init(key=jax.random.key(0))
 
 
@@ -265,9 +265,7 @@ def _torch_training(task: PrivateTask) -> tuple[Any, Any, Any, Any]:
     warnings.filterwarnings("ignore")  # of Opacus: its generator is not a cryptographic one either
     torch.set_num_threads(available_cores())
     torch.manual_seed(0)
-    pixels, targets = make_data(EXAMPLES)
-    shape = (-1, SIDE**2) if task.network == "mlp" else (-1, 1, SIDE, SIDE)
-    images, labels = torch.from_numpy(as_floats(pixels)).reshape(shape), torch.from_numpy(targets).long()
+    images, labels = torch_data(task.network, EXAMPLES)
     network = _strided_in_torch() if task.network == "strided" else torch_network(task.network)
     return images, labels, network, torch.optim.Adam(network.parameters(), LEARNING_RATE, fused=True)
 

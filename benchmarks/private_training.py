@@ -46,7 +46,7 @@ from ruamel.yaml import YAML
 
 from benchmarks.private_peers import Method, Network, PrivateTask
 from benchmarks.record import record
-from benchmarks.training import NETWORKS, machine
+from benchmarks.training import machine, networks
 from benchmarks.turns import Worker
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.environment import environment
@@ -227,7 +227,7 @@ def as_table(found: list[Measured]) -> Table:
     """Return the table of times for a terminal."""
     versions = {name: text for measured in found for name, text in measured.versions.items()}
     about = ", ".join(f"{name} {text}" for name, text in (machine() | versions).items() if name != "processor")
-    table = Table(title=f"{processor()}\n{about}", caption=f"{NETWORKS} Medians, float32.")
+    table = Table(title=f"{processor()}\n{about}", caption=f"{networks()} Medians, float32.")
     table.add_column("a step")
     for name in ("ms", "examples\n/ second", "× our\nordinary", "× our\nprivate"):
         table.add_column(name, justify="right", no_wrap=True)

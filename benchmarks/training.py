@@ -1,15 +1,15 @@
 """What training costs: the lesson's loop, PyTorch and this project, on one processor, in one table.
 
-    python -m benchmarks.training [--rounds 5] [--examples 55000]
+    python -m benchmarks.training [--rounds 5] [--examples 55000] [--images 32x32x3]
 
 "A bare compiled loop" is the least that JAX needs for the network of this project: what is above it is the price of
 records, norms and masks.
 
 All train the same networks with Adam at a constant rate, without clipping, smoothing or augmentation, on the same uint8
-images and labels drawn from a fixed seed, in shuffled whole batches; ours also with AdamW and Muon. Each row is a
-process of its own with a round of warm-up, and all of a network make their rounds in turn (`benchmarks.turns`). Times
-are medians over all rounds. A round is an epoch; of the convolutional network, a part of one, scaled. Of PyTorch's two
-memory formats for convolutions, the faster one is shown.
+images and labels drawn from a fixed seed, in shuffled whole batches; ours also with AdamW and Muon. Images have 28 × 28
+pixels unless `--images` says otherwise. Each row is a process of its own with a round of warm-up, and all of a network
+make their rounds in turn (`benchmarks.turns`). Times are medians over all rounds. A round is an epoch; of the
+convolutional network, a part of one, scaled. Of PyTorch's two memory formats for convolutions, the faster one is shown.
 
 "Share of matmul rate" is FLOP/s achieved over FLOP/s of the bare matrix products. The FLOPs are those of the network's
 matrix products in a step, forward and backward: 2 × rows × inner × columns each, convolutions as products of kernel and
@@ -39,7 +39,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.record import record
-from benchmarks.training_tasks import ModelName, Optimizer, Peer, Precision, Task, available_cores, flops_per_step
+from benchmarks.training_tasks import (
+    IMAGE_SHAPE,
+    ModelName,
+    Optimizer,
+    Peer,
+    Precision,
+    Task,
+    available_cores,
+    flops_per_step,
+    image_shape,
+    suffix_of,
+)
 from benchmarks.turns import Worker
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.environment import environment
@@ -47,7 +58,6 @@ from gradtrail.tracking.environment import environment
 OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "muon")  # beside Adam, in the first setting
 CNN_EXAMPLES = 2_560  # in a round
 SETTINGS: tuple[tuple[ModelName, int], ...] = (("mlp", 128), ("mlp", 512), ("cnn", 128))
-NETWORKS = "MLP: 784-256-128-10. CNN: 3 × 3 to 32 channels, pool, 3 × 3 to 64, pool, 128, 10."
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
 LESSON, EAGER = "the lesson's loop", "PyTorch eager"
 NO_PYTORCH = "PyTorch is not installed: pip install torch"
@@ -64,6 +74,7 @@ class Measurements:
     """
 
     examples: int
+    image_shape: tuple[int, ...]
     seconds: dict[Peer, list[float]]
     notes: dict[Peer, str]
 
@@ -108,6 +119,13 @@ class BareRow:
     flops_per_second: float | None
 
 
+def networks(shape: tuple[int, ...] = IMAGE_SHAPE) -> str:
+    """Return the networks in words, for images of this shape."""
+    sides = " × ".join(map(str, shape))
+    cnn = "3 × 3 to 32 channels, pool, 3 × 3 to 64, pool, 128, 10"
+    return f"Images: {sides}. MLP: {math.prod(shape)}-256-128-10. CNN: {cnn}."
+
+
 def peers_by_row(model: ModelName, batch_size: int) -> dict[str, list[Peer]]:
     """Return the peers of each row; of several, the fastest is shown."""
     peer = functools.partial(Peer, model=model, batch_size=batch_size)
@@ -146,9 +164,9 @@ def all_peers() -> list[Peer]:
     return [*itertools.chain.from_iterable(map(peers_of, SETTINGS))]
 
 
-def run(examples: int, rounds: int) -> Measurements:
+def run(examples: int, rounds: int, shape: tuple[int, ...] = IMAGE_SHAPE) -> Measurements:
     """Measure all peers of a setting in turn, so many times."""
-    found = Measurements(examples=examples, seconds={peer: [] for peer in all_peers()}, notes={})
+    found = Measurements(examples=examples, image_shape=shape, seconds={peer: [] for peer in all_peers()}, notes={})
     if importlib.util.find_spec("torch") is None:
         found.notes.update({peer: NO_PYTORCH for peer in found.seconds if peer.loop == "pytorch"})
     with progress_bar("training", (rounds + 1) * len(found.seconds), unit="steps") as bar:
@@ -162,7 +180,8 @@ def _measure(peers: list[Peer], found: Measurements, rounds: int, bar: Any) -> N
     try:
         for peer in peers:
             bar.advance(message=f"{peer.loop}, {peer.model}, batch {peer.batch_size}, {peer.precision}")
-            task = Task(peer=peer, examples=_examples_per_round(peer, found.examples), rounds=rounds)
+            num_examples = _examples_per_round(peer, found.examples)
+            task = Task(peer=peer, examples=num_examples, rounds=rounds, image_shape=found.image_shape)
             workers[peer] = Worker("training_peers", task)
         for _ in range(rounds):
             for peer, worker in workers.items():
@@ -203,13 +222,14 @@ def bare_rows(found: Measurements) -> list[BareRow]:
     rows = []
     for (model, batch_size), precision in itertools.product(SETTINGS, PRECISIONS):
         seconds = found.median(bare_peer(model, batch_size, precision))
+        flops = flops_per_step(model, batch_size, found.image_shape) * found.examples / batch_size
         rows.append(
             BareRow(
                 model=model,
                 batch_size=batch_size,
                 precision=precision,
                 seconds_per_epoch=seconds,
-                flops_per_second=_quotient(flops_per_step(model, batch_size) * found.examples / batch_size, seconds),
+                flops_per_second=_quotient(flops, seconds),
             )
         )
     return rows
@@ -310,19 +330,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--examples", type=int, default=55_000)
+    parser.add_argument("--images", type=image_shape, default=IMAGE_SHAPE, metavar="32x32x3")
     arguments = parser.parse_args()
     largest = max(batch_size for _, batch_size in SETTINGS)
     if arguments.rounds < 1 or arguments.examples < largest:
         parser.error(f"--rounds must be at least 1, --examples at least {largest}")
-    found = run(arguments.examples, arguments.rounds)
+    found = run(arguments.examples, arguments.rounds, arguments.images)
     rows, bare = training_rows(found), bare_rows(found)
-    caption = f"{NETWORKS} Medians; an epoch has {arguments.examples:,} examples"
+    caption = f"{networks(arguments.images)} Medians; an epoch has {arguments.examples:,} examples"
     if arguments.examples > CNN_EXAMPLES:
         caption += f", a timed round of the CNN {CNN_EXAMPLES:,} of them, scaled"
     console = Console()
     console.print(training_table(rows, caption))
     console.print(bare_table(bare))
-    record("training", report(found, rows, bare, caption), arguments)
+    record(f"training{suffix_of(arguments.images)}", report(found, rows, bare, caption), arguments)
     failures = [f"{peer}: {note}" for peer, note in found.notes.items() if note != NO_PYTORCH]
     if failures:
         raise SystemExit("\n".join(failures))

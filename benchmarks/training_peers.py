@@ -8,6 +8,7 @@ timed. Everything runs on the processor.
 
 import functools
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -19,10 +20,10 @@ import numpy as np
 from benchmarks.training_tasks import (
     CHANNELS,
     HIDDEN,
+    IMAGE_SHAPE,
     KERNEL_SIZE,
     LEARNING_RATE,
     NUM_CLASSES,
-    SIDE,
     ModelName,
     Peer,
     Task,
@@ -45,9 +46,11 @@ def lesson(task: Task) -> Round:
     from flax import nnx
 
     peer = task.peer
-    pixels, labels = make_data(task.examples)
-    images = as_floats(pixels).reshape((-1, SIDE, SIDE, 1) if peer.model == "cnn" else (-1, SIDE**2))
-    graphdef, params = nnx.split(_flax_network(peer.model), nnx.Param)
+    pixels, labels = make_data(task.examples, task.image_shape)
+    height, width, *channels = task.image_shape
+    shape = (height, width, math.prod(channels)) if peer.model == "cnn" else (math.prod(task.image_shape),)
+    images = as_floats(pixels).reshape(-1, *shape)
+    graphdef, params = nnx.split(flax_network(peer.model, task.image_shape), nnx.Param)
     optimizer = optax.adam(LEARNING_RATE)
     opt_state = optimizer.init(params)
     rng = np.random.default_rng(0)
@@ -78,11 +81,9 @@ def pytorch(task: Task) -> Round:
     peer = task.peer
     torch.set_num_threads(available_cores())
     torch.manual_seed(0)
-    pixels, targets = make_data(task.examples)
-    shape = (-1, 1, SIDE, SIDE) if peer.model == "cnn" else (-1, SIDE**2)
-    images, labels = torch.from_numpy(as_floats(pixels)).reshape(shape), torch.from_numpy(targets).long()
+    images, labels = torch_data(peer.model, task.examples, task.image_shape)
     memory_format = torch.channels_last if peer.channels_last else torch.contiguous_format
-    network = torch_network(peer.model).to(memory_format=memory_format)
+    network = torch_network(peer.model, task.image_shape).to(memory_format=memory_format)
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE, fused=True)
 
     def loss_fn(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -111,9 +112,9 @@ def ours(task: Task) -> Round:
     from gradtrail.core.train.keys import keys_of
     from gradtrail.core.xla.compiler import Compiler
 
-    images, labels = make_data(task.examples)
+    images, labels = make_data(task.examples, task.image_shape)
     config = project_train_config(task)
-    model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES), remat=config.remat)
+    model = Model(config.model_config(task.image_shape, NUM_CLASSES), remat=config.remat)
     program = loop.make_program(config, model, task.examples, jax.local_devices())
     engine = program.compile(Compiler(time.perf_counter))
     state = engine.init(keys_of(config.seeds_of(config.seed)))
@@ -131,8 +132,8 @@ def bare(task: Task) -> Round:
     from gradtrail.core.nn.losses import cross_entropy
     from gradtrail.core.nn.models import Model, Params
 
-    images, labels = map(jax.numpy.asarray, make_data(task.examples))
-    model = Model(project_train_config(task).model_config((SIDE, SIDE), NUM_CLASSES))
+    images, labels = map(jax.numpy.asarray, make_data(task.examples, task.image_shape))
+    model = Model(project_train_config(task).model_config(task.image_shape, NUM_CLASSES))
     optimizer = optax.adam(LEARNING_RATE)
     params = model.init(key=jax.random.key(0))
     state = params, optimizer.init(params)
@@ -163,7 +164,7 @@ def matmuls(task: Task) -> Round:
 
     Operands lie row by row, sums are float32 as in this project; each product or its transpose, whichever is faster.
     """
-    shapes = matmul_shapes(task.peer.model, task.peer.batch_size)
+    shapes = matmul_shapes(task.peer.model, task.peer.batch_size, task.image_shape)
     fastest = [_faster_orientation(shape, task) for shape in shapes]
     return lambda: [product() for product in fastest]
 
@@ -205,13 +206,15 @@ def as_floats(pixels: np.ndarray) -> np.ndarray:
     return pixels.astype(np.float32) / np.float32(255)
 
 
-def _flax_network(model: ModelName) -> Any:
+def flax_network(model: ModelName, shape: tuple[int, ...]) -> Any:
+    """Return the network for images of this shape with channels last: the lesson's."""
     from flax import nnx
 
     rngs = nnx.Rngs(0)
+    height, width, *channels = shape
     if model == "mlp":
         return nnx.Sequential(
-            nnx.Linear(784, 256, rngs=rngs),
+            nnx.Linear(math.prod(shape), 256, rngs=rngs),
             nnx.relu,
             nnx.Linear(256, 128, rngs=rngs),
             nnx.relu,
@@ -219,33 +222,47 @@ def _flax_network(model: ModelName) -> Any:
         )
     pool = functools.partial(nnx.max_pool, window_shape=(2, 2), strides=(2, 2))
     return nnx.Sequential(
-        nnx.Conv(1, 32, (3, 3), rngs=rngs),
+        nnx.Conv(math.prod(channels), 32, (3, 3), rngs=rngs),
         nnx.relu,
         pool,
         nnx.Conv(32, 64, (3, 3), rngs=rngs),
         nnx.relu,
         pool,
         lambda images: images.reshape(len(images), -1),
-        nnx.Linear(3136, 128, rngs=rngs),
+        nnx.Linear(64 * (height // 4) * (width // 4), 128, rngs=rngs),
         nnx.relu,
         nnx.Linear(128, 10, rngs=rngs),
     )
 
 
-def torch_network(model: ModelName) -> Any:
+def torch_data(network: str, num_examples: int, shape: tuple[int, ...] = IMAGE_SHAPE) -> tuple[Any, Any]:
+    """Return images, float32, and labels as PyTorch takes them: channels first, or flat for an MLP."""
+    import torch
+
+    pixels, labels = make_data(num_examples, shape)
+    height, width, *channels = shape
+    images = torch.from_numpy(as_floats(pixels)).reshape(-1, height, width, math.prod(channels))
+    images = images.flatten(1) if network == "mlp" else images.permute(0, 3, 1, 2).contiguous()
+    return images, torch.from_numpy(labels).long()
+
+
+def torch_network(model: ModelName, shape: tuple[int, ...] = IMAGE_SHAPE) -> Any:
+    """Return the network for images of this shape, channels first."""
     from torch import nn
 
+    height, width, *channels = shape
     if model == "mlp":
-        return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+        first = nn.Linear(math.prod(shape), 256)
+        return nn.Sequential(first, nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1),
+        nn.Conv2d(math.prod(channels), 32, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(3136, 128),
+        nn.Linear(64 * (height // 4) * (width // 4), 128),
         nn.ReLU(),
         nn.Linear(128, 10),
     )
@@ -298,7 +315,7 @@ def project_train_config(task: Task) -> "TrainConfig":
 
 def main() -> None:
     fields = json.loads(sys.argv[1])
-    task = Task(**{**fields, "peer": Peer(**fields["peer"])})
+    task = Task(**{**fields, "peer": Peer(**fields["peer"]), "image_shape": tuple(fields["image_shape"])})
     loops = {"lesson": lesson, "pytorch": pytorch, "ours": ours, "bare": bare, "matmuls": matmuls}
     run_round = loops[task.peer.loop](task)
     run_round()

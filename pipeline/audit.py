@@ -45,7 +45,7 @@ def main(stage: Stage) -> None:
             folder = new / "results" / "audit"
             audit.write_tables(folder, suspects, detection, calibration)
             title = f"{config.num_networks} × {model.config.name} on {info.label}"
-            audit.write_figures(folder, suspects, splits, calibration, title, config.num_suspects)
+            audit.write_figures(folder, suspects, splits, calibration, title, config.num_suspects, info.classes)
             measured = audit.audit_metrics(findings, splits, detection, calibration, chosen)
             stage.write_metrics(new, {**info.as_metrics(), **measured})
             stage.write_costs(new, static_costs(networks.functions))

@@ -38,10 +38,10 @@ def main(stage: Stage) -> None:
 
         with stage.writing_outs() as new:
             results = new / "results" / "evaluate"
-            evaluate.write_tables(results, test, evaluation, config.num_mistakes)
+            evaluate.write_tables(results, test, evaluation, config.num_mistakes, info.classes)
             write_calibration(results, evaluation.by_weights, evaluation.ensemble, num_examples=len(validation))
             title = f"{model.config.name}, {about.title(config.weights, len(paths))} on {info.label}, test"
-            evaluate.draw_figures(results, evaluation.ensemble, test, title, config.num_mistakes)
+            evaluate.draw_figures(results, evaluation.ensemble, test, title, config.num_mistakes, info.classes)
             stage.write_metrics(new, {**info.as_metrics(), **evaluation.metrics(test)}, evaluate.COMPARED)
             stage.write_costs(new, static_costs([predict]))
 

@@ -33,7 +33,7 @@ def main(stage: Stage) -> None:
         passes, exact = inputs.compile_all(first, splits, config, compiler=compiler)
         rows = inputs.choose_examples(passes, config, splits, first.trajectory)
         analyzed = inputs.take_train(splits, rows)
-        analyses = outputs.Analyses(scratch, len(splits["train"]))
+        analyses = outputs.Analyses(scratch, len(splits["train"]), info.classes)
         for member in itertools.chain([first], members):
             visits = num_visits(member.trajectory, analyzed)
             with progress_bar(f"gradients seed {member.seed}", visits, unit="steps") as bar:

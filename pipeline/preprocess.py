@@ -28,7 +28,7 @@ def main(stage: Stage) -> None:
         if config.corrections:
             splits = corrections.apply_corrections(splits, config.corrections, sizes, info.num_classes)
         train, num_versions = splits["train"], config.deformations
-        figures.warn_of_small_classes(train.labels, info.num_classes, versions=num_versions)
+        figures.warn_of_small_classes(train.labels, info.classes, versions=num_versions)
 
         with (
             stage.writing_outs() as new,
@@ -47,7 +47,9 @@ def main(stage: Stage) -> None:
             processed = new / "data" / "processed"
             info = data_files.write_processed(processed, splits, info, train_versions=versions, versions=num_versions)
             metrics = data_files.measure_splits(data_files.read_splits(processed))
-            figures.draw_samples(new / "results/preprocess/samples.png", train, info.label, info.num_classes)
+            figures.draw_samples(
+                new / "results/preprocess/samples.png", train, info.label, info.num_classes, info.class_names
+            )
             stage.write_metrics(new, {**info.as_metrics(), **metrics})
 
         run.outs()

@@ -4,9 +4,12 @@ from gradtrail.tracking.journal import start_logger
 
 start_logger(__name__)
 
+import sys
+
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.common.setup import cached_compiler
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.train.advice import sensible_start
 from gradtrail.stages.train.outputs import Outputs
 from gradtrail.stages.train.tables import COMPARED
 from gradtrail.stages.train.training import NullListener, Training
@@ -18,6 +21,8 @@ from gradtrail.tracking.unused import forget_old_members
 
 def main(stage: Stage) -> None:
     training = Training.load(stage)
+    if advice := sensible_start(training.config, training.info):
+        print(advice, file=sys.stderr)
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         training.compile(compiler)

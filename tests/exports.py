@@ -30,6 +30,7 @@ def small_network(
     always: int | None = None,
     model: Literal["linear", "mlp", "cnn"] = "mlp",
     members: int = 1,
+    image_shape: tuple[int, ...] = SHAPE,
 ) -> Network:
     """Return a network of random weights; one that says a class `always`, with high confidence."""
     mlp = MLP(hidden=(8,), activation="relu", dropout=0.0)
@@ -38,7 +39,7 @@ def small_network(
         network=networks[model],
         features="none",
         precision="float32",
-        image_shape=SHAPE,
+        image_shape=image_shape,
         num_classes=len(CLASSES),
     )
     network = Model(config)
@@ -69,10 +70,12 @@ def write_small_export(
     model: Literal["linear", "mlp", "cnn"] = "mlp",
     members: int = 1,
     batch_sizes: tuple[int, ...] = (1, 8, 32, 128),
+    image_shape: tuple[int, ...] = SHAPE,
     **overrides: Any,
 ) -> Path:
     """Write an exported network of random weights to a new folder, and return it; `overrides` are of `Network`."""
-    network = dataclasses.replace(small_network(seed=seed, always=always, model=model, members=members), **overrides)
+    random = small_network(seed=seed, always=always, model=model, members=members, image_shape=image_shape)
+    network = dataclasses.replace(random, **overrides)
     write_export(folder, network, ExportConfig(name=name, batch_sizes=batch_sizes))
     return folder
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from jaxtyping import Array
+from sklearn.datasets import load_sample_images
 
 from gradtrail.core.audit.networks import AuditConfig
 from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
@@ -191,10 +192,22 @@ def initial_params(model: Model, seed: int = 0) -> Params:
     return jax.jit(lambda key: model.init(key=key))(jax.random.key(seed))
 
 
-def random_split(num_examples: int, *, shape: tuple[int, int] = SHAPE, num_classes: int = NUM_CLASSES) -> Split:
+def random_split(num_examples: int, *, shape: tuple[int, ...] = SHAPE, num_classes: int = NUM_CLASSES) -> Split:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (num_examples, *shape), dtype=np.uint8)
     labels = rng.integers(0, num_classes, num_examples, dtype=np.int32)
+    return split_of(images, labels)
+
+
+def color_split(num_examples: int, *, shape: tuple[int, int] = SHAPE, seed: int = 0) -> Split:
+    """Patches of scikit-learn's two photographs in color: of the sky and of the temple of one, and of the other."""
+    china, flower = load_sample_images().images
+    photographs = (china[: len(china) // 2], china[len(china) // 2 :], flower)
+    rng, labels = np.random.default_rng(seed), np.arange(num_examples, dtype=np.int32) % NUM_CLASSES
+    images = np.zeros((num_examples, *shape, 3), np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        patches = np.lib.stride_tricks.sliding_window_view(photographs[label], shape, axis=(0, 1))
+        image[:] = np.moveaxis(patches[rng.integers(len(patches)), rng.integers(patches.shape[1])], 0, -1)
     return split_of(images, labels)
 
 
@@ -233,7 +246,7 @@ def make_engine(
 def _compiled(
     config: TrainConfig,
     num_examples: int,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     num_classes: int,
     noise_multiplier: float | None,
 ) -> Program:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
-from factories import random_split
+from factories import color_split, random_split
 
 from gradtrail.core import augmentation
 from gradtrail.core.augmentation import augment, versions_of
@@ -92,6 +92,16 @@ def test_augmentation_is_a_function_of_the_key(settings: AugmentationConfig) -> 
     assert len(np.unique(result[:20], axis=0)) > 10
 
 
+@pytest.mark.parametrize("settings", [ALL, config(cutout=5)], ids=["moves", "cutout"])
+def test_all_channels_of_a_color_image_change_alike(settings: AugmentationConfig) -> None:
+    images = jnp.asarray(color_split(20, shape=SHAPE).images / np.float32(255))
+    result = changed(images, settings, key=KEYS[:20])
+    assert result.shape == images.shape
+    for channel in range(3):
+        alone = changed(images[..., channel], settings, key=KEYS[:20])
+        np.testing.assert_allclose(result[..., channel], alone, atol=1e-6)
+
+
 @pytest.mark.parametrize("side", [4, 5])
 def test_cutout_blanks_one_square(side: int) -> None:
     image = IMAGE + 1
@@ -128,6 +138,15 @@ def test_versions_have_unique_ids_and_the_labels_of_their_source() -> None:
     assert result[1].images.dtype == np.uint8
     assert np.any(result[1].images != DIGITS.images)
     assert np.any(result[1].images != result[2].images)
+
+
+def test_versions_of_color_images_keep_their_shape() -> None:
+    split = color_split(6, shape=(8, 8))
+    first, second = versions(split, count=2)
+    assert second.images.shape == first.images.shape == (6, 8, 8, 3)
+    grays = [dataclasses.replace(split, images=split.images[..., channel]) for channel in range(3)]
+    expected = np.stack([versions(gray, count=2)[1].images for gray in grays], axis=-1)
+    np.testing.assert_allclose(second.images, expected, atol=1)
 
 
 def test_version_is_a_function_of_its_source_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import Clipping, clipped_grad_sum
 
 SPLIT = random_split(13)
-IMAGES, LABELS = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
+LABELS = jnp.asarray(SPLIT.labels)
 PERCEPTRON, LINEAR = Model(model_config()), Model(model_config("linear"))
 SMOOTHINGS = [0.0, 0.2]
 
@@ -82,6 +82,9 @@ NETWORKS = {
         "network": dataclasses.replace(SMALL_CNN, channels=(6,), kernel_size=5, norm="layer", dropout=0.4),
     },
     "mixer": {"network": dataclasses.replace(SMALL_MIXER, blocks=2, activation="tanh", dropout=0.4)},
+    "color mlp": {"network": "mlp", "image_shape": (4, 4, 3)},
+    "color cnn": {"network": SMALL_CNN, "image_shape": (4, 4, 3)},
+    "color mixer": {"network": dataclasses.replace(SMALL_MIXER, patch_size=2), "image_shape": (4, 4, 3)},
 }
 FAST = [
     ("mlp", "float32"),
@@ -89,6 +92,7 @@ FAST = [
     ("cnn with group norm", "bfloat16"),
     ("cnn with layer norm", "float32"),
     ("mixer", "bfloat16"),
+    ("color cnn", "float32"),
 ]
 
 
@@ -101,6 +105,7 @@ def test_norms_and_inner_products_are_those_of_the_gradients(network: str, preci
     model = Model(model_config(precision=precision, **NETWORKS[network]))
     params = params_of(model)
     rng = np.random.default_rng(2)
+    images = jnp.asarray(random_split(13, shape=model.config.image_shape).images)
     directions = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(2, *leaf.shape)), jnp.float32), params)
 
     def loss(params: dict, image: jax.Array, label: jax.Array) -> jax.Array:
@@ -108,14 +113,14 @@ def test_norms_and_inner_products_are_those_of_the_gradients(network: str, preci
 
     @jax.jit
     def measure(params: dict, directions: dict) -> tuple:
-        arguments = (model, params, IMAGES, LABELS)
-        other_values = per_example.signals(model, params, IMAGES[:4], LABELS[:4], label_smoothing=0.2)
+        arguments = (model, params, images, LABELS)
+        other_values = per_example.signals(model, params, images[:4], LABELS[:4], label_smoothing=0.2)
         result = (
             per_example.squared_grad_norms(*arguments, label_smoothing=0.2),
             per_example.grad_dots(*arguments, directions, label_smoothing=0.2),
             per_example.grad_products(*arguments, other_values, label_smoothing=0.2),
         )
-        return result, jax.vmap(jax.grad(loss), (None, 0, 0))(params, IMAGES, LABELS)
+        return result, jax.vmap(jax.grad(loss), (None, 0, 0))(params, images, LABELS)
 
     ((squares, logits), dots, products), item = measure(params, directions)
     assert logits.shape == (13, NUM_CLASSES)
@@ -210,10 +215,10 @@ jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters"
 
 
 @functools.cache
-def inputs(copies: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def inputs(copies: int, shape: tuple[int, ...] = SHAPE) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Images and keys of every row, and labels that rows of an example have in common."""
     rng = np.random.default_rng(copies)
-    images = rng.uniform(size=(NUM_EXAMPLES * copies, *SHAPE)).astype(np.float32)
+    images = rng.uniform(size=(NUM_EXAMPLES * copies, *shape)).astype(np.float32)
     labels = np.repeat(rng.integers(0, NUM_CLASSES, NUM_EXAMPLES), copies).astype(np.int32)
     with jax.ensure_compile_time_eval():
         return jnp.asarray(images), jnp.asarray(labels), jax.random.split(jax.random.key(copies), len(labels))
@@ -225,7 +230,9 @@ def grads_of_each(model: Model, params: Params, copies: int) -> Params:
     def loss(params: Params, image: jax.Array, label: jax.Array, key: jax.Array) -> jax.Array:
         return losses.cross_entropy(model.apply(params, image, key=key), label, label_smoothing=0.1).mean()
 
-    of_example = [leaf.reshape(NUM_EXAMPLES, copies, *leaf.shape[1:]) for leaf in inputs(copies)]
+    of_example = [
+        leaf.reshape(NUM_EXAMPLES, copies, *leaf.shape[1:]) for leaf in inputs(copies, model.config.image_shape)
+    ]
     return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0, 0))(params, *of_example)
 
 
@@ -233,16 +240,16 @@ def grads_of_each(model: Model, params: Params, copies: int) -> Params:
     ("network", "copies"),
     cases(
         itertools.product(NETWORKS, (1, 3)),
-        fast=[("mlp", 3), ("cnn with group norm", 1), ("linear on features", 3), ("mixer", 3)],
+        fast=[("mlp", 3), ("cnn with group norm", 1), ("linear on features", 3), ("mixer", 3), ("color cnn", 3)],
     ),
 )
 def test_clipped_sum_equals_the_definition(network: str, copies: int) -> None:
-    model = Model(model_config(image_shape=SHAPE, **NETWORKS[network]))
+    model = Model(model_config(**{"image_shape": SHAPE} | NETWORKS[network]))
     params = initial_params(model)
     item = jit(functools.partial(grads_of_each, model, copies=copies))(params)
     norms = np.asarray(per_example_norm(item))
     limit = float(np.median(norms))  # some are clipped, some are not
-    images, labels, keys = inputs(copies)
+    images, labels, keys = inputs(copies, model.config.image_shape)
     clipping = Clipping(norm=limit, copies=copies, label_smoothing=0.1)
     mask = jnp.asarray(MASK)
     grads, bounds, _ = jit(lambda p: clipped_grad_sum(model, p, images, labels, mask, clipping, key=keys))(params)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from projects import Project, finished_project
 
+from gradtrail.experiments import diff
 from gradtrail.experiments.diff import edits
 
 
@@ -148,3 +149,18 @@ def test_stopped_timing_leaves_nothing(timed_project: Project) -> None:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert left_behind(timed_project) == []
+
+
+@pytest.mark.parametrize(
+    ("signature", "sizes"),
+    [
+        ("float32[784,256], uint8[55000,28,28], int32[55000]", ("55000", "28", "28", None)),
+        ("uint8[50000,32,32,3], int32[50000]", ("50000", "32", "32", "3")),
+        ("uint8[64,128,28,28], int32[64,128]", None),
+        ("uint8[64,128,32,32,3], int32[64,128]", None),
+    ],
+    ids=["grayscale", "color", "streamed", "streamed in color"],
+)
+def test_shape_of_the_data_is_that_of_the_whole_split(signature: str, sizes: tuple[str | None, ...] | None) -> None:
+    match = diff._IMAGES.search(signature)
+    assert (match and match.groups()) == sizes

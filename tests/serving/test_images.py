@@ -12,11 +12,12 @@ from PIL import Image
 from untrusted import damaged, fuzz, refusal
 
 from gradtrail.serving.images import decode_image
-from gradtrail.stages.datasets import DATASETS, load_digits
+from gradtrail.stages.datasets import load_digits
+from gradtrail.stages.image_files import SOURCES, PicturesConfig, read_images
 from gradtrail.support.errors import UserError
 
 FRAME = (28, 28)
-MNIST, FASHION, DIGITS = (DATASETS[name].framing for name in ("mnist", "fashion_mnist", "digits"))
+MNIST, FASHION, DIGITS, UNKNOWN = "mnist 1234abcd", "fashion_mnist", "digits", "idx 1234abcd"
 
 
 def seven(scale: int = 1, rows: int = 40, columns: int = 40, *, corner: tuple[int, int] = (8, 10)) -> np.ndarray:
@@ -42,17 +43,17 @@ def test_image_of_the_right_size_is_used_unchanged_or_inverted() -> None:
         np.testing.assert_array_equal(decode_image(image_file(image), FRAME, MNIST), pixels)
 
 
-def test_place_size_colour_and_transparency_make_no_difference() -> None:
+def test_place_size_color_and_transparency_make_no_difference() -> None:
     expected = decode_image(image_file(seven()), FRAME, MNIST)
     assert expected.max() == 255
     assert np.count_nonzero(expected.any(axis=1)) == 20
     for axis in (0, 1):
         centre = np.average(np.arange(28) + 0.5, weights=expected.sum(axis=1 - axis, dtype=float))
         assert abs(centre - 14) <= 0.5, "centred by mass"
-    coloured = np.stack([255 - seven(), 255 - seven() // 2, np.full((40, 40), 255, np.uint8)], axis=-1)
+    colored = np.stack([255 - seven(), 255 - seven() // 2, np.full((40, 40), 255, np.uint8)], axis=-1)
     black = np.zeros((40, 40, 4), np.uint8)
     black[..., 3] = seven()  # transparent pixels are white
-    variants = [seven(corner=(1, 20)), seven(rows=90, columns=60), seven(scale=5), 255 - seven(), coloured, black]
+    variants = [seven(corner=(1, 20)), seven(rows=90, columns=60), seven(scale=5), 255 - seven(), colored, black]
     for pixels in variants:
         result = decode_image(image_file(pixels), FRAME, MNIST)
         np.testing.assert_allclose(result.astype(int), expected, atol=2)
@@ -80,13 +81,74 @@ def test_digit_of_scikit_learn_is_processed_as_fetch_does() -> None:
 def test_image_of_an_unknown_data_set_is_neither_cropped_nor_inverted() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, FRAME, dtype=np.uint8)
     pixels[0] = pixels[-1] = 240  # a bright background
-    np.testing.assert_array_equal(decode_image(image_file(pixels), FRAME, None), pixels)
+    np.testing.assert_array_equal(decode_image(image_file(pixels), FRAME, UNKNOWN), pixels)
     blank = np.full((50, 30), 255, np.uint8)
-    np.testing.assert_array_equal(decode_image(image_file(blank), FRAME, None), np.full(FRAME, 255))
+    np.testing.assert_array_equal(decode_image(image_file(blank), FRAME, UNKNOWN), np.full(FRAME, 255))
     wide = np.full((20, 40), 100, np.uint8)
     wide[:, 20:] = 200
-    result = decode_image(image_file(wide), FRAME, None)
+    result = decode_image(image_file(wide), FRAME, UNKNOWN)
     np.testing.assert_array_equal(result[7:21], np.repeat([[100, 200]], 14, axis=1).repeat(14, axis=0))
+
+
+def random_image(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(0, 256, shape, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("dataset", [UNKNOWN, "cifar10 1234abcd", "folder 1234abcd", MNIST])
+@pytest.mark.parametrize("size", [(20, 12), (40, 60), (33, 7), (5, 8)])
+def test_channels_of_a_color_image_are_scaled_like_grey_images(size: tuple[int, int], dataset: str) -> None:
+    pixels = random_image(*size, 3)
+    result = decode_image(image_file(pixels), (20, 12, 3), dataset)
+    like = UNKNOWN if dataset == MNIST else dataset  # nothing is inverted or centered in color
+    channels = [decode_image(image_file(pixels[..., channel]), (20, 12), like) for channel in range(3)]
+    np.testing.assert_array_equal(result, np.stack(channels, axis=-1))
+    if size == (20, 12):
+        np.testing.assert_array_equal(result, pixels)
+
+
+@pytest.mark.parametrize("dataset", [UNKNOWN, "folder"])
+def test_grey_image_has_equal_channels_in_color_and_a_color_image_its_luminance_in_grey(dataset: str) -> None:
+    grey, color = random_image(30, 50), random_image(30, 50, 3)
+    result = decode_image(image_file(grey), (20, 12, 3), dataset)
+    expected = decode_image(image_file(grey), (20, 12), dataset)
+    np.testing.assert_array_equal(result, np.repeat(expected[..., None], 3, axis=-1))
+    luminance = np.round(color @ [0.299, 0.587, 0.114]).astype(np.uint8)
+    result = decode_image(image_file(color), (20, 12), dataset)
+    expected = decode_image(image_file(luminance), (20, 12), dataset)
+    np.testing.assert_allclose(result.astype(int), expected, atol=1)
+
+
+@pytest.mark.parametrize("dataset", SOURCES)
+def test_images_of_image_files_are_cropped_and_resized_as_by_fetch(dataset: str, tmp_path: Path) -> None:
+    names = {"wide": (40, 60, 3), "high": (31, 20, 3), "small": (9, 10, 3)}
+    for name, shape in names.items():
+        Image.fromarray(random_image(*shape)).save(tmp_path / f"{name}.png")
+    files = [(tmp_path / f"{name}.png", name) for name in names]
+    for color in (True, False):
+        pictures = PicturesConfig(size=(20, 24), color=color, test_fraction=0.5, seed=0)
+        (images, *_), _ = read_images({"train": files, "test": files}, pictures)
+        for (path, _), expected in zip(files, images, strict=True):
+            np.testing.assert_array_equal(decode_image(path, images.shape[1:], f"{dataset} 1234abcd"), expected)
+
+    pixels = random_image(40, 60, 3)
+    result = decode_image(image_file(pixels), (20, 20, 3), dataset)
+    middle = np.asarray(Image.fromarray(pixels[:, 10:50]).resize((20, 20), Image.Resampling.LANCZOS))
+    inside = slice(3, -3)  # the filter sees what is left of the middle and right of it
+    np.testing.assert_array_equal(result[:, inside], middle[:, inside])
+
+
+def test_transparent_parts_of_a_color_image_are_white_and_its_frame_has_the_color_of_its_edge() -> None:
+    pixels = np.full((10, 20, 4), (200, 100, 50, 255), np.uint8)
+    pixels[4:6, 8:12, 3] = 0
+    result = decode_image(image_file(pixels), (20, 20, 3), UNKNOWN)
+    expected = np.full((20, 20, 3), (200, 100, 50))
+    expected[9:11, 8:12] = 255
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_model_of_other_channels_takes_no_image_files() -> None:
+    with pytest.raises(UserError, match="takes images of 4 channels, image files have 1 or 3; send arrays"):
+        decode_image(image_file(seven()), (20, 12, 4), UNKNOWN)
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "bmp", "tiff", "webp"])

@@ -76,7 +76,7 @@ def test_documented_files_are_written_with_equal_bytes(findings: dict[str, Findi
     suspects = audit.suspect_table(SPLITS, findings, "odds")
     for name in ("one", "two"):
         audit.write_tables(tmp_path / name, suspects, detection, calibration)
-        audit.write_figures(tmp_path / name, suspects, SPLITS, calibration, "title", 5)
+        audit.write_figures(tmp_path / name, suspects, SPLITS, calibration, "title", 5, "0123456789")
     galleries = {f"suspects_{name}.png" for name in SPLITS}
     expected = {"suspects.parquet", "detection.csv", "calibration.csv", "calibration.png", *galleries}
     assert {path.name for path in (tmp_path / "one").iterdir()} == expected

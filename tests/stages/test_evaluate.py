@@ -79,7 +79,7 @@ def test_tables_have_every_prediction_and_as_many_mistakes_as_asked_for(tmp_path
         seed=0, weights=Path("final"), epoch=1, validation=result.probabilities, test=result.probabilities
     )
     alone = MembersEvaluation(predictions=[predictions], members=[result], ensemble=result)
-    evaluate.write_tables(tmp_path / "evaluate", split, alone, 5)
+    evaluate.write_tables(tmp_path / "evaluate", split, alone, 5, ["cat", "dog", "owl"])
     assert len(pd.read_csv(tmp_path / "evaluate" / "mistakes.csv")) == 5
     everyone = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")
     np.testing.assert_array_equal(everyone["example_id"], split.example_id)

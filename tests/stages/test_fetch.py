@@ -6,8 +6,10 @@ Most tests let a dozen random images stand for MNIST, under its name.
 import dataclasses
 import gzip
 import hashlib
+import io
 import json
 import socket
+import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +21,11 @@ import sklearn.datasets  # type: ignore[import-untyped]
 from factories import ROOT
 from hypothesis import given
 from mirrors import Handler, MirrorServer, Route, endless, mirror_server, status, whole
+from PIL import Image
 from untrusted import damaged, fuzz
 
 from gradtrail.stages import fetch
-from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, encode_idx
+from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, encode_idx, read_info, write_info
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.datasets import DATASETS
@@ -30,9 +33,10 @@ from gradtrail.stages.fetch import FetchConfig, KnownFile, SourceError, acquire,
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError
 
 RUNTIME = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
+FETCH = load_section("fetch", FetchConfig, ROOT / "params.yaml")
 
 
-def random_arrays(shape: tuple[int, int] = (28, 28), num_classes: int = 10) -> RawArrays:
+def random_arrays(shape: tuple[int, ...] = (28, 28), num_classes: int = 10) -> RawArrays:
     generator = np.random.default_rng(0)
     images, test_images = (generator.integers(0, 256, (count, *shape), dtype=np.uint8) for count in (20, 10))
     labels, test_labels = (np.arange(count, dtype=np.uint8) % num_classes for count in (20, 10))
@@ -89,7 +93,7 @@ class Acquisition:
         self, dataset: str = "mnist", *, mirrors: tuple[str, ...] | None = (), openml: bool = False
     ) -> DatasetInfo:
         runtime = dataclasses.replace(RUNTIME, mirrors=mirrors, openml=openml)
-        return acquire(FetchConfig(dataset=dataset), self.to, runtime)
+        return acquire(dataclasses.replace(FETCH, dataset=dataset), self.to, runtime)
 
     def refusal(self, dataset: str = "mnist", **sources: object) -> str:
         with pytest.raises(UserError) as error:
@@ -121,7 +125,8 @@ def internet(monkeypatch: pytest.MonkeyPatch) -> Iterator[MirrorServer]:
 @pytest.fixture
 def acquisition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Acquisition:
     """Let nothing of the environment say where data are, and the small files be what MNIST and Fashion-MNIST are."""
-    for name in ("MNIST_DIR", "FASHION_MNIST_DIR", "IDX_DIR", "http_proxy", "https_proxy", "all_proxy", NO_SOURCE_FLAG):
+    variables = [entry.folder_variable for entry in DATASETS.values() if entry.folder_variable]
+    for name in (*variables, "http_proxy", "https_proxy", "all_proxy", NO_SOURCE_FLAG):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     for name in ("mnist", "fashion_mnist"):
@@ -244,6 +249,9 @@ def test_unreachable_network_is_one_line_per_host_and_advice(
         ("fashion_mnist", "Fashion-MNIST", "FASHION_MNIST_DIR", True),
         ("idx", "IDX files", "IDX_DIR", True),
         ("mnist", "MNIST", "MNIST_DIR", False),
+        ("cifar10", "CIFAR-10", "CIFAR10_DIR", True),
+        ("folder", "folder of images", "IMAGES_DIR", True),
+        ("csv", "images of a CSV file", "IMAGES_CSV", True),
     ],
 )
 def test_without_a_source_to_ask_only_mnist_has_a_stand_in(
@@ -258,8 +266,9 @@ def test_without_a_source_to_ask_only_mnist_has_a_stand_in(
     openml: bool,
 ) -> None:
     monkeypatch.setenv(NO_SOURCE_FLAG, str(tmp_path / "flag"))
-    assert acquisition.refusal(dataset, openml=openml).startswith(
-        f"no source of {title} to ask, as {variable} is not set: set {variable} to a folder with the four IDX files"
+    mirrors = () if dataset != "idx" else None
+    assert acquisition.refusal(dataset, mirrors=mirrors, openml=openml).startswith(
+        f"no source of {title} to ask, as {variable} is not set: set {variable} to {DATASETS[dataset].folder_content}"
     )
     assert internet.requests == []
     assert (tmp_path / "flag").exists() == (dataset == "mnist")
@@ -295,6 +304,97 @@ def test_own_folder_may_hold_any_images_and_classes(
     assert info.examples == {"train": 20, "test": 10}
     assert info.files == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     assert acquisition.reports() == [f"IDX files from {tmp_path / 'own'}"]
+
+
+def test_own_folder_may_hold_color_images(
+    acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", as_files(random_arrays((6, 5, 3))))))
+    info = acquisition.acquire("idx")
+    assert (info.image_shape, info.class_names, info.classes) == ((6, 5, 3), (), tuple("0123456789"))
+    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "five", as_files(random_arrays((6, 5, 5))))))
+    assert f"{RAW_FILES[0]}: 5 channels; at most 4 are allowed" in acquisition.refusal("idx")
+
+
+# Files whose digest is known as they are published: CIFAR-10's archive, and KMNIST.
+
+
+def cifar_archive(images: np.ndarray, labels: np.ndarray) -> bytes:
+    """Return an archive with the members of the binary version: five batches for training, one for testing."""
+    records = [bytes([label]) + image.transpose(2, 0, 1).tobytes() for image, label in zip(images, labels, strict=True)]
+    parts = {f"data_batch_{number + 1}": records[2 * number : 2 * number + 2] for number in range(5)}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for name, part in {"readme.html": [b"?"], **parts, "test_batch": records[10:]}.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}" + ".bin" * (name != "readme.html"))
+            member.size = sum(map(len, part))
+            archive.addfile(member, io.BytesIO(b"".join(part)))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("source", ["mirror", "folder"])
+def test_cifar_becomes_four_files_with_channels_last(
+    acquisition: Acquisition, internet: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    images, labels, *_ = random_arrays((32, 32, 3))
+    data, archive = cifar_archive(images, labels), "cifar-10-binary.tar.gz"
+    entry = dataclasses.replace(DATASETS["cifar10"], packed_sha256=(hashlib.sha256(data).hexdigest(),))
+    monkeypatch.setitem(DATASETS, "cifar10", entry)
+    internet.routes |= {f"/bad/{archive}": whole(data + b"x"), f"/good/{archive}": whole(data)}
+    if source == "folder":
+        (tmp_path / archive).write_bytes(data)
+        monkeypatch.setenv("CIFAR10_DIR", str(tmp_path))
+    info = acquisition.acquire("cifar10", mirrors=(internet.base("bad"), internet.base("good")))
+    assert acquisition.written() == as_files((images[:10], labels[:10], images[10:], labels[10:]))
+    assert (info.image_shape, info.num_classes, info.classes[:2]) == ((32, 32, 3), 10, ("airplane", "automobile"))
+    if source == "mirror":
+        assert f"/bad/{archive}: SHA-256 of its {len(data) + 1} bytes is " in acquisition.reports()[0]
+
+
+def test_digest_of_a_compressed_file_is_verified_before_it_is_unpacked(
+    acquisition: Acquisition, internet: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = {name: gzip.compress(data) for name, data in SMALL.items()}
+    digests = tuple(hashlib.sha256(data).hexdigest() for data in packed.values())
+    entry = dataclasses.replace(DATASETS["kmnist"], num_train=20, num_test=10, packed_sha256=digests)
+    monkeypatch.setitem(DATASETS, "kmnist", entry)
+    internet.routes |= {f"/good/{name}.gz": whole(data) for name, data in packed.items()}
+    internet.routes |= {f"/bad/{name}.gz": whole(gzip.compress(bytes(1 << 20))) for name in packed}
+    info = acquisition.acquire("kmnist", mirrors=(internet.base("bad"), internet.base("good")))
+    assert acquisition.written() == SMALL
+    assert info.classes[3] == "tsu"
+    assert all("SHA-256 of its" in report for report in acquisition.reports()[:4])
+
+    monkeypatch.setenv("KMNIST_DIR", str(write_folder(tmp_path / "plain")))  # no digest of these is known
+    acquisition.refusal("kmnist")
+    assert f"there is no {RAW_FILES[0]}.gz" in acquisition.reports()[0]
+
+
+# Image files; see also `test_image_files`.
+
+
+@pytest.mark.parametrize("dataset", ["folder", "csv"])
+def test_image_files_become_four_files_with_the_names_of_the_classes(
+    acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str
+) -> None:
+    rows = ["path,label"]
+    for name in ("cat", "owl"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for index in range(5):
+            Image.new("RGB", (40, 40), (50 * index, 0, 0)).save(tmp_path / "images" / name / f"{index}.png")
+            rows.append(f"{name}/{index}.png,{name}")
+    (tmp_path / "images" / "list.csv").write_text("\n".join(rows))
+    variable, source = ("IMAGES_DIR", "images") if dataset == "folder" else ("IMAGES_CSV", "images/list.csv")
+    monkeypatch.setenv(variable, str(tmp_path / source))
+    info = acquisition.acquire(dataset)
+    assert (info.image_shape, info.class_names, info.num_classes) == ((32, 32, 3), ("cat", "owl"), 2)
+    assert info.examples == {"train": 8, "test": 2}
+    assert acquisition.reports() == [f"{DATASETS[dataset].title}: 10 images in 2 classes from {tmp_path / source}"]
+    write_info(acquisition.to, info)
+    assert read_info(acquisition.to) == info
+
+    (tmp_path / "images" / "cat" / "0.png").write_bytes(b"\x89PNG")
+    assert acquisition.refusal(dataset).startswith(f"{variable}: {tmp_path}/images/cat/0.png: not a readable image")
 
 
 OWN_FAULTS: dict[str, tuple[str, bytes | None, str]] = {

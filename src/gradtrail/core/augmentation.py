@@ -18,8 +18,8 @@ _STREAM = 3  # stream of random numbers of a seed; `data` uses 0 to 2, a trainin
 
 
 def augment(
-    images: Float[Array, "batch height width"], config: AugmentationConfig, *, key: Key[Array, " batch"]
-) -> Float[Array, "batch height width"]:
+    images: Float[Array, "batch height width *channels"], config: AugmentationConfig, *, key: Key[Array, " batch"]
+) -> Float[Array, "batch height width *channels"]:
     """Change each image by its own key; pixels from outside the image are 0."""
 
     def change(image: Array, key: Array) -> Array:
@@ -39,23 +39,27 @@ def _transformed(image: Array, config: AugmentationConfig, *, key: Array) -> Arr
     shear = jnp.tan(slant * math.radians(config.shear))
     cosine, sine = jnp.cos(angle) / scale, jnp.sin(angle) / scale
     # Each pixel's position relative to the image's centre
-    rows, columns = (jnp.arange(side, dtype=jnp.float32) - (side - 1) / 2 for side in image.shape)
+    rows, columns = (jnp.arange(side, dtype=jnp.float32) - (side - 1) / 2 for side in image.shape[:2])
     rows, columns = rows[:, None] * jnp.ones_like(columns)[None], columns[None] * jnp.ones_like(rows)[:, None]
     from_rows = cosine * rows - sine * columns - down * config.shift
     from_columns = (sine + shear * cosine) * rows + (cosine - shear * sine) * columns - right * config.shift
-    centre = [(side - 1) / 2 for side in image.shape]
+    centre = [(side - 1) / 2 for side in image.shape[:2]]
     positions = [from_rows + centre[0], from_columns + centre[1]]
-    return jax.scipy.ndimage.map_coordinates(image, positions, order=1, mode="constant", cval=0.0)
+
+    def resample(channel: Array) -> Array:
+        return jax.scipy.ndimage.map_coordinates(channel, positions, order=1, mode="constant", cval=0.0)
+
+    return resample(image) if image.ndim == 2 else jax.vmap(resample, in_axes=-1, out_axes=-1)(image)
 
 
 def _cut_out(image: Array, side: int, *, key: Array) -> Array:
-    """Set a random square to 0."""
-    height, width = image.shape
+    """Set a random square to 0, in all channels."""
+    height, width = image.shape[:2]
     centre_row, centre_column = jax.random.uniform(key, (2,)) * jnp.array([height, width], jnp.float32)
     rows = jnp.arange(height, dtype=jnp.float32)[:, None] + 0.5
     columns = jnp.arange(width, dtype=jnp.float32)[None, :] + 0.5
     inside = (jnp.abs(rows - centre_row) < side / 2) & (jnp.abs(columns - centre_column) < side / 2)
-    return jnp.where(inside, 0.0, image)
+    return jnp.where(jnp.expand_dims(inside, range(2, image.ndim)), 0.0, image)
 
 
 def versions_of(
@@ -83,7 +87,7 @@ def versions_of(
             part = split[start : start + _PART]
             if version:
                 filling = _PART - len(part)  # so that one program deforms all parts
-                images = np.pad(part.images, ((0, filling), (0, 0), (0, 0)))
+                images = np.pad(part.images, [(0, filling), *[(0, 0)] * (part.images.ndim - 1)])
                 ids = np.pad(part.example_id, (0, filling))
                 deformed = np.asarray(_deformed(images, ids, np.int32(version), stream, config=config))
                 new_ids = part.example_id + np.int32(version * num_ids)
@@ -94,13 +98,13 @@ def versions_of(
 
 @functools.partial(jax.jit, static_argnames="config")
 def _deformed(
-    images: UInt8[Array, "batch height width"],
+    images: UInt8[Array, "batch height width *channels"],
     example_id: Int[Array, " batch"],
     version: Int[Array, ""],
     seed: UInt32[Array, "2"],
     *,
     config: AugmentationConfig,
-) -> UInt8[Array, "batch height width"]:
+) -> UInt8[Array, "batch height width *channels"]:
     """Change each image by the key of its version and example; pixels are rounded to the nearest of 0 to 255."""
     key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), version)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, example_id)

@@ -111,7 +111,7 @@ def masked_sum(values: Float[Array, " batch"], mask: Bool[Array, " batch"]) -> F
     return jnp.sum(jnp.where(mask, values, 0.0))
 
 
-def normalize(images: UInt8[Array, "*batch height width"]) -> Float[Array, "*batch height width"]:
+def normalize(images: UInt8[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Scale pixels from 0..255 to float32 in 0..1."""
     return images.astype(jnp.float32) / 255.0
 

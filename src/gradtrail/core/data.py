@@ -20,7 +20,7 @@ _SPLIT, _SUBSET, _NOISE = range(3)  # independent streams of random numbers of o
 class Split:
     """Examples of one split."""
 
-    images: UInt8[np.ndarray, "examples height width"]  # pixels, 0 to 255
+    images: UInt8[np.ndarray, "examples height width *channels"]  # pixels, 0 to 255
     labels: Int[np.ndarray, " examples"]  # class of each example, int32; training and scoring use these
     true_labels: Int[np.ndarray, " examples"]  # class before label noise; without noise, the corrected class
     given_labels: Int[np.ndarray, " examples"]  # class before corrections
@@ -129,9 +129,9 @@ def symmetric_noise(
 
 
 def prepare(
-    images: UInt8[np.ndarray, "examples height width"],
+    images: UInt8[np.ndarray, "examples height width *channels"],
     labels: UInt8[np.ndarray, " examples"],
-    test_images: UInt8[np.ndarray, "tests height width"],
+    test_images: UInt8[np.ndarray, "tests height width *channels"],
     test_labels: UInt8[np.ndarray, " tests"],
     config: PreprocessConfig,
     *,

@@ -23,20 +23,21 @@ from gradtrail.core.nn.models import HostParams, Model, Params, by_path
 Platform = Literal["cpu", "cuda"]
 TEMPERATURE = "temperature"  # name of its scalar tensor
 
-Images = UInt8[Array, "batch height width"]
+Images = UInt8[Array, "batch height width *channels"]
 
 
 @config
 class ExportConfig:
     """The section `export` of `params.yaml`."""
 
-    name: str  # name of the model in MLflow's registry and in the paths of a server's endpoints
+    # name of the model in MLflow's registry and in the paths of a server's endpoints; None for that of the data set
+    name: str | None
     # batch sizes that a server compiles, ascending
     batch_sizes: tuple[Annotated[int, Bounds(at_least=1, at_most=65536)], ...]
 
     def check(self) -> None:
         """Refuse names that a path or MLflow cannot hold, and sizes that are not in order."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):
+        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):
             raise ValueError(f"name: letters, digits, '_', '.' and '-' are allowed, up to 100; got {self.name[:100]!r}")
         if not self.batch_sizes or list(self.batch_sizes) != sorted({*self.batch_sizes}):
             raise ValueError(f"batch_sizes: must be one or more sizes, ascending; got {list(self.batch_sizes)}")

@@ -20,7 +20,7 @@ from gradtrail.core.nn import losses
 from gradtrail.core.nn.layers import ROUNDING, Layer
 from gradtrail.core.nn.models import Model, Params
 
-Images: TypeAlias = UInt8[Array, "batch height width"]
+Images: TypeAlias = UInt8[Array, "batch height width *channels"]
 Labels: TypeAlias = Int[Array, " batch"]
 Measure: TypeAlias = Callable[[Layer, PyTree, Array, Array], PyTree]
 Forward: TypeAlias = Callable[[Callable[[str, Layer, Array], Array]], tuple[Array, Array]]
@@ -169,7 +169,7 @@ class Clipping:
 def clipped_grad_sum(
     model: Model,
     params: Params,
-    images: UInt8[Array, "rows height width"] | Float[Array, "rows height width"],
+    images: UInt8[Array, "rows height width *channels"] | Float[Array, "rows height width *channels"],
     labels: Int[Array, " rows"],
     mask: Bool[Array, " examples"],
     clipping: Clipping,

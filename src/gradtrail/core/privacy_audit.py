@@ -57,7 +57,7 @@ class PrivacyAuditConfig:
 class Canaries:
     """Examples that a fair coin puts into a training set or not; an audit guesses the coins."""
 
-    images: UInt8[np.ndarray, "canaries height width"]
+    images: UInt8[np.ndarray, "canaries height width *channels"]
     labels: Int[np.ndarray, " canaries"]  # int32
 
 
@@ -65,8 +65,8 @@ def draw_canaries(config: PrivacyAuditConfig, train: Split, num_classes: int) ->
     """Draw canaries, none of which is an example of `train`; raise ConfigError, one line, if it has too few examples.
 
     `dots` have one pixel in twenty white, at random where the training images are darkest, and a random label: large
-    gradients, almost orthogonal to each other and to those of real images. `mislabelled` are training images with a
-    random wrong label.
+    gradients, almost orthogonal to each other and to those of real images. In color each channel of a pixel counts by
+    itself. `mislabelled` are training images with a random wrong label.
     """
     rng, count = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(0,))), config.num_canaries
     if config.canaries == "mislabelled":

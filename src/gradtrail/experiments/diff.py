@@ -46,7 +46,7 @@ _COSTS = {
 }
 _ABSENT = "–"
 _COMPILING, _LOOP, _WORK = "compiling", "training loop", "work"  # parts of the seconds that params can change
-_IMAGES = re.compile(r"uint8\[(\d+),(\d+),(\d+)\]")
+_IMAGES = re.compile(r"uint8\[(\d+),(\d+),(\d+)(?:,([1-4]))?\]")  # a split, grayscale or with up to four channels
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def time_runs(sides: Sequence[RunDetails], pythons: Sequence[Path], seconds: flo
             is_dirty = side.run.data.tags.get("git.dirty") == "true"
             code = check_out(name, side.commit, folder / letter, side.patch if is_dirty else "")
             write_params(code, side.run.data.params)
-            examples, *shape = map(int, images.groups())
+            examples, *shape = (int(size) for size in images.groups() if size)
             classes = int(side.timings["classes"])
             revisions.append(Revision(name, code, python, examples=examples, image_shape=shape, classes=classes))
         return time_revisions(*revisions, seconds=seconds, cache=folder / "cache")

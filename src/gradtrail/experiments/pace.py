@@ -84,7 +84,7 @@ def time_training(params: Mapping[str, Any], num_examples: int) -> dict[str, Any
     }
 
 
-def _random_examples(count: int, shape: tuple[int, int], num_classes: int) -> Split:
+def _random_examples(count: int, shape: tuple[int, ...], num_classes: int) -> Split:
     rng, ids = np.random.default_rng(0), np.arange(count, dtype=np.int32)
     images = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
     labels = dict.fromkeys(("labels", "true_labels", "given_labels", "corrected_labels"), ids % num_classes)

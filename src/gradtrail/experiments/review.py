@@ -25,7 +25,6 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from gradtrail.core.data import Split
 from gradtrail.stages.artifacts.data_files import read_info, read_splits, sample_rows
 from gradtrail.stages.artifacts.parquet import read_parquet
-from gradtrail.stages.datasets import class_names
 from gradtrail.stages.preprocess.corrections import (
     Correction,
     check_text,
@@ -61,7 +60,7 @@ def review(path: Path, *, reviewer: str | None, split: str | None, limit: int, p
     splits, info = read_splits(_DATA), read_info(_DATA)
     require_fit([*_read(path).values()], splits, info.num_classes, path)
     suspects = choose_suspects(splits, split, limit)
-    numbered = enumerate(class_names(info.name, info.num_classes))
+    numbered = enumerate(info.classes)
     classes = [name if name == str(label) else f"{label} {name}" for label, name in numbered]
     token = secrets.token_urlsafe()
     app = make_app(path, reviewer, suspects, splits, {"title": info.label, "classes": classes}, token)

@@ -77,7 +77,7 @@ class Candidate:
         if self.evaluation is None:
             return None
         text = read_artifact(self.client, self.evaluation.info.run_id, f"results/{name}")
-        return pd.read_csv(io.StringIO(text)) if text else None
+        return pd.read_csv(io.StringIO(text), keep_default_na=False) if text else None
 
 
 def find_candidate(name: str, client: MlflowClient) -> Candidate:

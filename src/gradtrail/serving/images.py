@@ -1,58 +1,65 @@
 """Converts image files into the form of a data set's images, for `gradtrail predict` and the server."""
 
-import warnings
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps
 
+from gradtrail.stages.artifacts.pictures import Pixels, cropped, read_pixels
 from gradtrail.stages.datasets import DATASETS, Framing
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError
 
-_MAX_PIXELS = 2**24
 _FAINT = 0.15  # share of the strongest ink; anything fainter is background
-_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP")  # Pillow reads dozens more, some of them by other programs
-warnings.filterwarnings("ignore", module=r"PIL\.")  # catch_warnings for each image is not thread-safe
+_CROPPED = ("folder", "csv")  # data sets whose images `fetch` made from image files
 
 
-def framing_of(dataset: str) -> Framing | None:
-    """Return how the images of a data set were made, by the name before its digest; None if it is not known."""
-    source = DATASETS.get(dataset.partition(" ")[0])
-    return source.framing if source else None
+def decode_image(source: Path | BinaryIO, shape: tuple[int, ...], dataset: str) -> Pixels:
+    """Return an image file in the form of a data set's images; the name of the data set may have its digest behind it.
 
+    A model of color images, (height, width, 3), gets the RGB values, a model of grey images the luminance; transparent
+    parts count as white. What follows depends on how the data set's images were made:
 
-def decode_image(
-    source: Path | BinaryIO, shape: tuple[int, int], framing: Framing | None
-) -> UInt8[np.ndarray, "height width"]:
-    """Return an image in the form of the images of a data set.
-
-    If it is known how these were made, an image of the frame's size is used unchanged, but inverted if its background
-    is bright; any other image is processed like them. MNIST's were scaled to 20 of 28 pixels and shifted until the
-    centre of mass of the ink was in the middle (Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten
-    digits"); Fashion-MNIST's fill the frame (arXiv 1708.07747). If it is not known, nothing is inverted or cropped: an
-    image of another size is scaled as a whole, with its proportions, and the rest of the frame gets the colour of its
-    edge. Transparent parts count as white.
+    - Image files, by `fetch`: the image is cropped to the proportions of the frame and resized.
+    - Bright ink on black: an image of the frame's size is used unchanged, but inverted if its background is bright;
+      any other image is processed like the data set's. MNIST's were scaled to 20 of 28 pixels and shifted until the
+      center of mass of the ink was in the middle (Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten
+      digits"); Fashion-MNIST's fill the frame (arXiv 1708.07747).
+    - Unknown: an image of another size is scaled as a whole, with its proportions, and the rest of the frame gets the
+      color of its edge.
 
     Raises UserError, one line, if the image is missing, not readable, too large, or blank.
     """
-    pixels = _grey(source)
+    height, width, *channels = shape
+    if channels not in ([], [3]):
+        raise UserError(f"the model takes images of {channels[0]} channels, image files have 1 or 3; send arrays")
+    pixels = read_pixels(source, color=bool(channels))
+
+    name = dataset.partition(" ")[0]
+    if name in _CROPPED:
+        return cropped(pixels, (height, width))
+    framing = DATASETS[name].framing if name in DATASETS and not channels else None
     edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    if framing is None:
+        background = tuple(map(int, np.atleast_1d(np.median(edge, axis=0))))
+        return np.asarray(ImageOps.pad(Image.fromarray(pixels), (width, height), Image.Resampling.BOX, background))
+    return _framed(pixels, edge, (height, width), framing)
+
+
+def _framed(
+    pixels: UInt8[np.ndarray, "rows columns"],
+    edge: UInt8[np.ndarray, " pixels"],
+    shape: tuple[int, int],
+    framing: Framing,
+) -> UInt8[np.ndarray, "height width"]:
+    """Return the image with bright ink on black, processed like the data set's unless it has the frame's size."""
     is_on_black = np.count_nonzero(edge) < len(edge) // 2 and pixels.max() >= 255 * _FAINT / 2
-    if pixels.shape == shape and (framing is None or is_on_black):
+    if pixels.shape == shape and is_on_black:
         return pixels
 
-    # An image of an unknown data set is scaled as a whole.
-    grey, background = pixels / 255, np.median(edge / 255)
-    if framing is None:
-        small = _scaled(grey, min(side / length for side, length in zip(shape, grey.shape, strict=True)))
-        frame = np.full(shape, background)
-        top, left = ((side - size) // 2 for side, size in zip(shape, small.shape, strict=True))
-        frame[top : top + small.shape[0], left : left + small.shape[1]] = small
-        return np.round(255 * frame.clip(0, 1)).astype(np.uint8)
-
     # Ink is what differs from the background: darker on a bright one, brighter on a dark one.
+    grey, background = pixels / 255, np.median(edge / 255)
     is_bright = background > 0.5
     ink = (background - grey) / background if is_bright else (grey - background) / (1 - background)
     if ink.max() < _FAINT / 2:
@@ -62,32 +69,10 @@ def decode_image(
     return np.round(255 * ink.clip(0, 1)).astype(np.uint8)
 
 
-def _grey(source: Path | BinaryIO) -> UInt8[np.ndarray, "rows columns"]:
-    """Return the brightness of an image."""
-    try:
-        with Image.open(source, formats=_FORMATS) as image:
-            if image.width * image.height > _MAX_PIXELS:
-                size = f"{image.width:,} × {image.height:,} pixels"
-                raise UserError(f"{size}, more than {_MAX_PIXELS:,} in all; scale it down first")
-            image.load()
-    except FileNotFoundError:
-        raise UserError("no such file") from None
-    except UnidentifiedImageError:
-        raise UserError(f"not a readable image: none of {', '.join(_FORMATS)}") from None
-    except UserError:
-        raise
-    except Exception as error:  # a damaged file: Pillow's readers raise any exception
-        raise UserError(f"not a readable image: {one_line(error)[:200]}") from None
-    if image.mode == "L" and "transparency" not in image.info:
-        return np.asarray(image)
-    whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    return np.asarray(whole.convert("L"))
-
-
 def _fitted(
     ink: Float[np.ndarray, "rows columns"], shape: tuple[int, int], framing: Framing
 ) -> Float[np.ndarray, "height width"]:
-    """Return the ink cut out, scaled to the share of a frame that it has in the data set, and centred."""
+    """Return the ink cut out, scaled to the share of a frame that it has in the data set, and centered."""
     rows, columns = (np.flatnonzero((ink > _FAINT).any(axis=axis)) for axis in (1, 0))
     cut = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     small = _scaled(cut, framing.share * min(shape) / max(cut.shape))

@@ -23,7 +23,8 @@ _NUM_CHECKED = 256  # test images that both classify
 def export_onnx(out: Path) -> int:
     """Write the model of `models/export` as an ONNX file, after comparing its answers with those of the export.
 
-    The file has the weights in it: input `images`, uint8 (batch, height, width); output `probabilities`, float32.
+    The file has the weights in it: input `images`, uint8 (batch, height, width[, channels]); output `probabilities`,
+    float32.
 
     Raises:
         UserError: The environment cannot be made, or the model cannot be converted or answers differently; one line.

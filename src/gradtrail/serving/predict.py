@@ -10,6 +10,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import shutil
 import sys
@@ -25,11 +26,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from jaxtyping import UInt8
+from PIL import Image
+from rich.color import Color
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gradtrail.serving.images import decode_image, framing_of
+from gradtrail.serving.images import decode_image
 from gradtrail.serving.registry import resolve
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, are_probabilities, read_export
@@ -45,7 +48,7 @@ BATCHES_PER_PART = 64  # a kill costs at most one part
 PIXEL_BATCHES = 16  # batches of pixels that are read together
 _MAX_THREADS = 4  # Pillow runs Python for most of the time that it takes for a small image
 
-Images = UInt8[np.ndarray, "images height width"]
+Images = UInt8[np.ndarray, "images height width *channels"]
 Sources: TypeAlias = Sequence[Path | bytes | None] | Images  # image files, or their bytes (None: missing), or pixels
 Batch: TypeAlias = tuple[dict[str, pa.Array], Sources]  # columns `path` and `index`, and the images
 
@@ -87,7 +90,7 @@ def _print(paths: Sequence[Path], model: ExportedModel, figure: Path | None) -> 
                 _print_image(image, console)
             first, *next_labels = np.argsort(row)[::-1][:3]
             then = ", ".join(f"{classes[label]} {row[label]:.1%}" for label in next_labels)
-            console.print(f"{path}: {classes[first]}  {row[first]:.1%}  (then {then})", soft_wrap=True)
+            console.print(f"{path}: {classes[first]}  {row[first]:.1%}  (then {then})", soft_wrap=True, markup=False)
         mean = f"the mean of {len(manifest.seeds)} networks, " if len(manifest.seeds) > 1 else ""
         console.print(f"probabilities are {mean}calibrated (temperature {manifest.temperature:.3g})", soft_wrap=True)
         if figure:
@@ -98,13 +101,17 @@ def _print(paths: Sequence[Path], model: ExportedModel, figure: Path | None) -> 
     return len(paths) - len(usable)
 
 
-def _print_image(image: UInt8[np.ndarray, "height width"], console: Console) -> None:
-    """Print an image, two pixels per character."""
-    rows = np.concatenate([image, np.zeros((image.shape[0] % 2, image.shape[1]), np.uint8)])
+def _print_image(pixels: UInt8[np.ndarray, "height width *channels"], console: Console) -> None:
+    """Print an image, two pixels per character, scaled down to the width of the terminal."""
+    image = Image.fromarray(pixels)
+    small = image.reduce(math.ceil(image.width / console.width))
+    has_colors = console.color_system in ("truecolor", "256")
+    rows = np.asarray((small if has_colors else small.convert("L")).convert("RGB"))
+    rows = np.pad(rows, [(0, len(rows) % 2), (0, 0), (0, 0)])
     for upper, lower in zip(rows[::2], rows[1::2], strict=True):
         line = Text()
         for top, bottom in zip(upper, lower, strict=True):
-            line.append("▀", Style(color=f"rgb({top},{top},{top})", bgcolor=f"rgb({bottom},{bottom},{bottom})"))
+            line.append("▀", Style(color=Color.from_rgb(*top), bgcolor=Color.from_rgb(*bottom)))
         console.print(line)
 
 
@@ -113,16 +120,15 @@ def _draw(paths: Sequence[Path], images: Images, probabilities: np.ndarray, mani
     title = f"{manifest.model}, {manifest.weights} weights on {manifest.dataset}"
     size = (plotting.NARROW_INCHES, 1 + 2 * len(images))
     figure, axes = plotting.new_figure(title, rows=len(images), columns=2, size=size)
-    classes = manifest.classes
-    rotation = 90 if max(map(len, classes)) > 2 else 0
     for (picture, bars), path, image, row in zip(axes, paths, images, probabilities, strict=True):
         picture.imshow(image, cmap="gray", vmin=0, vmax=255)
-        picture.set(title=path.name, xticks=[], yticks=[])
+        picture.set(title=path.name.replace("$", r"\$"), xticks=[], yticks=[])
         picture.grid(visible=False)
         colours = [plotting.VERMILLION if label == row.argmax() else plotting.GREY for label in range(len(row))]
         bars.bar(range(len(row)), row, color=colours)
-        bars.set(title=f"{classes[row.argmax()]}: {row.max():.1%}", ylim=(0, 1), ylabel="probability")
-        bars.set_xticks(range(len(row)), classes, rotation=rotation)
+        label = plotting.short(manifest.classes[row.argmax()]).replace("$", r"\$")
+        bars.set(title=f"{label}: {row.max():.1%}", ylim=(0, 1), ylabel="probability")
+        plotting.name_classes(bars, manifest.classes, sides="x")
     with atomic_file(to) as temporary:
         plotting.save(figure, temporary)
 
@@ -171,7 +177,7 @@ def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() == ".parquet" and not path.is_dir()
 
 
-def _count_images(path: Path, shape: tuple[int, int]) -> int:
+def _count_images(path: Path, shape: tuple[int, ...]) -> int:
     """Return the number of images in a file; raise UserError if a parquet file has no column of images."""
     if not _is_parquet(path):
         return 1
@@ -180,7 +186,7 @@ def _count_images(path: Path, shape: tuple[int, int]) -> int:
         if COLUMN not in schema.names:
             near = suggestion(COLUMN, schema.names)
             raise UserError(f"{path}: has no column {COLUMN!r}; it has {', '.join(schema.names)[:200]}{near}")
-        dtype, pixels = schema.field(COLUMN).type, pa.binary(shape[0] * shape[1])
+        dtype, pixels = schema.field(COLUMN).type, pa.binary(math.prod(shape))
         if dtype not in (pa.binary(), pa.large_binary(), pixels):
             raise UserError(f"{path}: column {COLUMN} is {dtype}; must be binary (image files) or {pixels} (pixels)")
         return file.metadata.num_rows
@@ -195,7 +201,7 @@ def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
         raise UserError(f"{path}: not a readable parquet file: {one_line(error)[:200]}") from None
 
 
-def _read_batches(files: Sequence[Path], shape: tuple[int, int]) -> Iterator[Batch]:
+def _read_batches(files: Sequence[Path], shape: tuple[int, ...]) -> Iterator[Batch]:
     """Yield the images in batches, the last one of a parquet file or of consecutive image files may be smaller."""
     for is_parquet, group in itertools.groupby(files, _is_parquet):
         while not is_parquet and (images := [*itertools.islice(group, BATCH_SIZE)]):
@@ -211,7 +217,7 @@ def _read_batches(files: Sequence[Path], shape: tuple[int, int]) -> Iterator[Bat
                     start = end
 
 
-def _pixels(column: pa.FixedSizeBinaryArray, shape: tuple[int, int]) -> Images:
+def _pixels(column: pa.FixedSizeBinaryArray, shape: tuple[int, ...]) -> Images:
     """Return the pixels of a column without a copy."""
     if column.null_count:
         raise pa.ArrowInvalid(f"column {COLUMN} has pixels that are null")
@@ -229,13 +235,12 @@ def _decode(sources: Sources, manifest: Manifest) -> tuple[Images, list[str | No
     if isinstance(sources, np.ndarray):
         return sources, [None] * len(sources)
     images, errors = np.zeros((len(sources), *manifest.image_shape), np.uint8), list[str | None]()
-    framing = framing_of(manifest.dataset)
     for image, source in zip(images, sources, strict=True):
         try:
             if source is None:
                 raise UserError("no image")
             file = io.BytesIO(source) if isinstance(source, bytes) else source
-            image[:] = decode_image(file, manifest.image_shape, framing)
+            image[:] = decode_image(file, manifest.image_shape, manifest.dataset)
             errors.append(None)
         except UserError as error:
             errors.append(str(error))
@@ -247,7 +252,7 @@ def _answer(batch: Batch, model: ExportedModel) -> pa.Table:
     keys, sources = batch
     images, errors = _decode(sources, model.manifest)
     padding = -len(images) % BATCH_SIZE
-    padded = np.pad(images, [(0, padding), (0, 0), (0, 0)]) if padding else images
+    padded = np.pad(images, [(0, padding), *[(0, 0)] * (images.ndim - 1)]) if padding else images
     answers = [model.run(padded[start : start + BATCH_SIZE]) for start in range(0, len(padded), BATCH_SIZE)]
     probabilities = np.concatenate(answers)[: len(images)]
     for index in map(int, np.flatnonzero(~are_probabilities(probabilities))):

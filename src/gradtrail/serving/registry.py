@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from gradtrail.stages.artifacts.exported import MANIFEST, Manifest, read_manifest
+from gradtrail.stages.artifacts.exported import MANIFEST, Manifest, model_name, read_manifest
 from gradtrail.stages.common.files import write_json
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.params import flatten, read_yaml
 from gradtrail.support.errors import UserError, is_store_fault, one_line
 from gradtrail.support.paths import store_uri
 from gradtrail.tracking.earlier import warn_of_earlier_model
@@ -105,11 +105,11 @@ def version_of(name: str, alias: str) -> str | None:
 
 
 def registered_name(params: Path = Path("params.yaml")) -> str:
-    """Return `export.name` of `params.yaml`: the name of the model in the registry."""
-    section = read_yaml(params).get("export")
-    if not isinstance(section, dict) or not section.get("name"):
+    """Return the name of the model in the registry: `export.name` of `params.yaml`, or that of the data set."""
+    values = flatten(read_yaml(params))
+    if "export.name" not in values:
         raise UserError(f"{params}: export.name is missing; it names the model in MLflow's registry")
-    return str(section["name"])
+    return model_name(values["export.name"], values.get("fetch.dataset", ""))
 
 
 def verify_export(folder: Path) -> Manifest:

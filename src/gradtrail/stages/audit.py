@@ -1,6 +1,6 @@
 """Tables, metrics and figures of an audit: a row for every label, and how well each score finds planted wrong ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +117,7 @@ def write_figures(
     calibration: Mapping[str, Bins],
     title: str,
     num_suspects: int,
+    classes: Sequence[str],
 ) -> None:
     """Write `suspects_<split>.png` and `calibration.png`."""
     would_change = suspects[suspects["proposed_label"] != suspects["label"]]
@@ -124,7 +125,7 @@ def write_figures(
         part = would_change[would_change["split"] == name].head(num_suspects)
         rows = pd.Index(split.example_id).get_indexer(part["example_id"])
         columns = part[["label", "proposed_label", "probability_wrong"]].itertuples(index=False)
-        captions = [f"{label} → {proposed}\n{wrong:.0%}" for label, proposed, wrong in columns]
+        captions = [plotting.arrow(classes[label], classes[new], f"\n{wrong:.0%}") for label, new, wrong in columns]
         heading = f"Suspected label errors: given → proposed, chance that the given one is wrong · {name} · {title}"
         plotting.save(plotting.gallery(split.images[rows], captions, heading), folder / f"suspects_{name}.png")
 

@@ -1,7 +1,9 @@
 """The data sets for `fetch.dataset`. To add one, add an entry to `DATASETS`, see `docs/data.md`."""
 
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +19,15 @@ class Framing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Archive:
+    """A tar file that holds a whole data set."""
+
+    name: str  # without `.gz`
+    max_bytes: int  # limit of its uncompressed length
+    read: Callable[[Path], RawArrays]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """An entry of the catalog: the content of a data set and its sources.
 
@@ -28,12 +39,17 @@ class Dataset:
     # SHA-256 of the uncompressed bytes of each file: training images and labels, test images and labels; hexadecimal.
     # None if any four IDX files will do
     sha256: tuple[str, str, str, str] | None = None
+    # SHA-256 of each file as it is published, `.gz`, if that of its content is not known: of the archive, or of the
+    # four IDX files in the order above
+    packed_sha256: tuple[str, ...] = ()
+    archive: Archive | None = None  # the file that is published in place of four IDX files
     num_train: int = 0
     num_test: int = 0
-    image_shape: tuple[int, int] = (28, 28)  # height and width in pixels
+    image_shape: tuple[int, ...] = (28, 28)  # height and width in pixels, of color images also the number of channels
     framing: Framing | None = None  # framing of the images; None if it is unknown
     load: Callable[[], RawArrays] | None = None  # function that returns the four arrays from an installed package
     folder_variable: str = ""  # environment variable that may name a folder with the files, each plain or as `.gz`
+    folder_content: str = "a folder with the four IDX files"  # value of that variable, for messages
     mirrors: tuple[str, ...] = ()  # base URLs that serve each file as `<base>/<name>.gz`
     openml: str = ""  # name of version 1 of the data set at OpenML, where the test examples follow the training ones
     class_names: tuple[str, ...] = ()  # names of the classes, in order; empty if the numbers are the names
@@ -65,6 +81,23 @@ def _enlarge(images: np.ndarray) -> np.ndarray:
     hundredths = tenths @ images @ tenths.T  # 0..1600
     scaled = (2 * 255 * hundredths + 1600) // (2 * 1600)  # rounded, halves up
     return np.pad(scaled.astype(np.uint8), ((0, 0), (4, 4), (4, 4)))
+
+
+_CIFAR_PIXELS = (3, 32, 32)  # red, green and blue, each row by row
+
+
+def read_cifar(path: Path) -> RawArrays:
+    """Return the arrays of CIFAR-10's binary version: in each record a label, then the pixels, channels first."""
+    parts = [f"data_batch_{number}" for number in range(1, 6)], ["test_batch"]
+    arrays: list[np.ndarray] = []
+    with tarfile.open(path, "r:") as archive:
+        for names in parts:
+            members = [archive.extractfile(f"cifar-10-batches-bin/{name}.bin") for name in names]
+            data = b"".join(member.read() for member in members if member)
+            records = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+            images = records[:, 1:].reshape(-1, *_CIFAR_PIXELS).transpose(0, 2, 3, 1)
+            arrays += [np.ascontiguousarray(images), records[:, 0].copy()]
+    return arrays[0], arrays[1], arrays[2], arrays[3]
 
 
 DATASETS = {
@@ -128,19 +161,62 @@ DATASETS = {
             *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         ),
     ),
+    "kmnist": Dataset(
+        title="KMNIST",
+        citation='T. Clanuwat, M. Bober-Irizar, A. Kitamoto, A. Lamb, K. Yamamoto, D. Ha: "Deep learning for classical '
+        'Japanese literature", arXiv:1812.01718, 2018',
+        num_train=60_000,
+        num_test=10_000,
+        # TensorFlow Datasets (url_checksums/kmnist.txt); the MD5 in torchvision (datasets/mnist.py) are of these files
+        packed_sha256=(
+            "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+            "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+            "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+            "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
+        ),
+        framing=Framing(share=1.0, by_mass=False),
+        folder_variable="KMNIST_DIR",
+        folder_content="a folder with the four IDX files, as `.gz`",
+        mirrors=(
+            "https://codh.rois.ac.jp/kmnist/dataset/kmnist",
+            "http://codh.rois.ac.jp/kmnist/dataset/kmnist",
+        ),
+        class_names=("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
+    ),
+    "cifar10": Dataset(
+        title="CIFAR-10",
+        citation='A. Krizhevsky: "Learning multiple layers of features from tiny images", 2009',
+        num_train=50_000,
+        num_test=10_000,
+        # TensorFlow Datasets (url_checksums/cifar10.txt); the publisher's page has MD5 c32a1d4ab5d03f1284b67883e8d87530
+        packed_sha256=("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
+        archive=Archive(name="cifar-10-binary.tar", max_bytes=200_000_000, read=read_cifar),
+        image_shape=(32, 32, 3),
+        folder_variable="CIFAR10_DIR",
+        folder_content="a folder with cifar-10-binary.tar.gz",
+        mirrors=("https://www.cs.toronto.edu/~kriz",),
+        class_names=(
+            *("airplane", "automobile", "bird", "cat", "deer"),
+            *("dog", "frog", "horse", "ship", "truck"),
+        ),
+    ),
     "idx": Dataset(title="IDX files", folder_variable="IDX_DIR"),
+    "folder": Dataset(
+        title="folder of images",
+        folder_variable="IMAGES_DIR",
+        folder_content="a folder that has one folder of images per class",
+    ),
+    "csv": Dataset(
+        title="images of a CSV file",
+        folder_variable="IMAGES_CSV",
+        folder_content="a CSV file with the columns path and label",
+    ),
 }
 
 
 def title(dataset: str) -> str:
     """Return the title of a data set, such as `MNIST`; for one without an entry its name."""
     return DATASETS[dataset].title if dataset in DATASETS else dataset
-
-
-def class_names(dataset: str, num_classes: int) -> tuple[str, ...]:
-    """Return the name of each class of a data set, by default its number."""
-    names = DATASETS[dataset].class_names if dataset in DATASETS else ()
-    return names or tuple(map(str, range(num_classes)))
 
 
 def stands_in_for(dataset: str) -> str:

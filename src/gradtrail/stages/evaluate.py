@@ -25,6 +25,7 @@ from gradtrail.core.nn.inference import predict_logits
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.members import over_members
+from gradtrail.stages.artifacts.parquet import with_class_names
 from gradtrail.stages.artifacts.weights import read_members
 
 COMPARED = (  # metrics that people compare
@@ -131,14 +132,16 @@ def evaluate(
     return MembersEvaluation(predictions=predictions, members=members, ensemble=ensemble)
 
 
-def write_tables(folder: Path, split: Split, evaluation: MembersEvaluation, num_mistakes: int) -> None:
+def write_tables(
+    folder: Path, split: Split, evaluation: MembersEvaluation, num_mistakes: int, classes: Sequence[str]
+) -> None:
     """Write a split's tables to a new folder; for several members those of the ensemble, and a row for each member.
 
     `predictions.parquet`: the label, prediction, loss and calibrated class probabilities of every example; of several
     members also the share of them that agree with the prediction.
     `mistakes.csv`: the `num_mistakes` most confident wrong predictions. `classes.csv`: label and prediction of every
     example, for DVC's confusion plot. `calibration.csv` and `calibration_uncalibrated.csv`: the bins of the
-    reliability diagram. `per_class.csv`: metrics of each class.
+    reliability diagram. `per_class.csv`: metrics of each class. The CSV files have the names of the classes.
     """
     folder.mkdir(parents=True)
     result = evaluation.ensemble
@@ -155,32 +158,33 @@ def write_tables(folder: Path, split: Split, evaluation: MembersEvaluation, num_
         evaluation.table(split).to_csv(folder / "members.csv", index=False, float_format="%.9g")
     predictions = pd.DataFrame(columns)
     predictions.to_parquet(folder / "predictions.parquet", index=False)
+    predictions = with_class_names(predictions, classes)
     predictions[["label", "predicted"]].to_csv(folder / "classes.csv", index=False)
     mistake_columns = ["example_id", "label", "predicted", "probability", "loss"]
     tables = {
         "mistakes": predictions.loc[result.mistakes[:num_mistakes], mistake_columns],
         "calibration": pd.DataFrame(vars(result.reliability)).dropna(),
         "calibration_uncalibrated": pd.DataFrame(vars(result.reliability_uncalibrated)).dropna(),
-        "per_class": pd.DataFrame(result.per_class).rename_axis("class").reset_index(),
+        "per_class": with_class_names(pd.DataFrame(result.per_class).rename_axis("class").reset_index(), classes),
     }
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 
 
-def draw_figures(folder: Path, result: Evaluation, split: Split, title: str, num_mistakes: int) -> None:
+def draw_figures(
+    folder: Path, result: Evaluation, split: Split, title: str, num_mistakes: int, classes: Sequence[str]
+) -> None:
     """Draw the confusion matrix, the reliability diagram, and the worst mistakes, the most certain first."""
-    plotting.save(_draw_confusion(result.confusion, title), folder / "confusion.png")
+    plotting.save(_draw_confusion(result.confusion, title, classes), folder / "confusion.png")
     plotting.save(_draw_reliability(result, title), folder / "reliability.png")
     worst = result.mistakes[:num_mistakes]
-    captions = [
-        f"#{split.example_id[i]}\n{split.labels[i]} → {result.predicted[i]} ({result.probability[i]:.0%})"
-        for i in worst
-    ]
+    pairs = [(classes[split.labels[i]], classes[result.predicted[i]], f" ({result.probability[i]:.0%})") for i in worst]
+    captions = [f"#{split.example_id[i]}\n{plotting.arrow(*pair)}" for i, pair in zip(worst, pairs, strict=True)]
     mistakes = plotting.gallery(split.images[worst], captions, f"Worst mistakes: label → prediction · {title}")
     plotting.save(mistakes, folder / "mistakes.png")
 
 
-def _draw_confusion(confusion: np.ndarray, title: str) -> Figure:
+def _draw_confusion(confusion: np.ndarray, title: str, classes: Sequence[str]) -> Figure:
     """Draw a confusion matrix; colours show the mistakes alone, so that the diagonal has none."""
     figure, axes = plotting.new_figure(f"Confusion matrix · {title}", size=(6.6, 6.2))
     axis = axes[0, 0]
@@ -189,8 +193,8 @@ def _draw_confusion(confusion: np.ndarray, title: str) -> Figure:
     for (row, column), count in np.ndenumerate(confusion) if len(confusion) <= plotting.MAX_CLASSES else ():
         shade = plotting.GREY if row == column else "white" if count > mistakes.max() / 2 else "black"
         axis.text(column, row, f"{count}" if count else "·", ha="center", va="center", color=shade, fontsize=8)
-    ticks = plotting.class_ticks(len(confusion))
-    axis.set(xlabel="predicted", ylabel="label", xticks=ticks, yticks=ticks)
+    axis.set(xlabel="predicted", ylabel="label")
+    plotting.name_classes(axis, classes)
     axis.grid(visible=False)
     return figure
 

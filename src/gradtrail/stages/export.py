@@ -22,11 +22,18 @@ from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts.calibration import Evaluated
 from gradtrail.stages.artifacts.data_files import DatasetInfo
-from gradtrail.stages.artifacts.exported import FORMAT, MANIFEST, WEIGHTS, ExportedModel, Manifest, program_name
+from gradtrail.stages.artifacts.exported import (
+    FORMAT,
+    MANIFEST,
+    WEIGHTS,
+    ExportedModel,
+    Manifest,
+    model_name,
+    program_name,
+)
 from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.weights import read_members
 from gradtrail.stages.common.files import write_json
-from gradtrail.stages.datasets import class_names
 from gradtrail.support.errors import UserError
 
 COMPARED = ("size_bytes", "worst_class_recall")  # metrics that people compare
@@ -57,7 +64,7 @@ def read_network(evaluated: Evaluated, dataset: DatasetInfo) -> Network:
         weights=evaluated.kind,
         epochs=tuple(info.epoch for info in infos),
         dataset=dataset.label,
-        classes=class_names(dataset.name, dataset.num_classes),
+        classes=dataset.classes,
         temperature=evaluated.temperature,
     )
 
@@ -73,7 +80,7 @@ def write_export(folder: Path, network: Network, config: ExportConfig) -> None:
     (calling_convention,) = {program.calling_convention_version for program in programs.values()}
     manifest = Manifest(
         format=FORMAT,
-        name=config.name,
+        name=model_name(config.name, network.dataset),
         model=network.model.config.name,
         weights=network.weights,
         seeds=tuple(network.members),

@@ -28,7 +28,8 @@ from urllib3.exceptions import HTTPError
 from gradtrail.core.config import config
 from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx
 from gradtrail.stages.common.environment import RuntimeConfig
-from gradtrail.stages.datasets import DATASETS, Dataset
+from gradtrail.stages.datasets import DATASETS, Archive, Dataset
+from gradtrail.stages.image_files import SOURCES, PicturesConfig, read_images
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable
 from gradtrail.support.progress import progress_bar
 
@@ -51,6 +52,7 @@ class FetchConfig:
     """The section `fetch` of `params.yaml`."""
 
     dataset: str  # a key of the catalog; one data set never replaces another by itself
+    pictures: PicturesConfig  # how the image files of `folder` and `csv` are read
 
     def check(self) -> None:
         if self.dataset not in DATASETS:
@@ -64,9 +66,12 @@ class KnownFile:
     name: str  # without `.gz`
     max_bytes: int  # uncompressed length, if it is known; no more is unpacked or written
     sha256: str | None  # hexadecimal, of the uncompressed bytes; None if any bytes will do
+    is_packed: bool = False  # True if `sha256` is that of the compressed file, `<name>.gz`
 
     def write(self, data: bytes, folder: Path, *, gzipped: bool) -> None:
         """Write the file to a folder, uncompressed; raise SourceError unless these are its bytes."""
+        if self.is_packed:
+            self._verify(data)
         if gzipped:
             try:
                 data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(self.max_bytes + 1)
@@ -74,23 +79,31 @@ class KnownFile:
                 raise SourceError(f"no valid gzip file ({one_line(error)[:100]})") from error
         if len(data) > self.max_bytes:
             raise SourceError(f"more than {self.max_bytes} bytes")
-        if self.sha256 and self.sha256 != (actual := hashlib.sha256(data).hexdigest()):
-            raise SourceError(
-                f"SHA-256 of its {len(data)} bytes is {actual[:16]}..., expected {self.sha256[:16]}... of "
-                f"{self.max_bytes} bytes"
-            )
+        if not self.is_packed:
+            self._verify(data)
         (folder / self.name).write_bytes(data)
+
+    def _verify(self, data: bytes) -> None:
+        if self.sha256 and self.sha256 != (actual := hashlib.sha256(data).hexdigest()):
+            length = "" if self.is_packed else f" of {self.max_bytes} bytes"
+            raise SourceError(
+                f"SHA-256 of its {len(data)} bytes is {actual[:16]}..., expected {self.sha256[:16]}...{length}"
+            )
 
 
 def known_files(entry: Dataset) -> list[KnownFile]:
-    """Return the four files of a data set, with their sizes and digests if they are known."""
-    if entry.sha256 is None:
+    """Return the files of a data set, four or an archive, with their sizes and digests if they are known."""
+    digests = entry.packed_sha256 or entry.sha256
+    if digests is None:
         return [KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES]
+    names: tuple[str, ...] = RAW_FILES
     pixels = math.prod(entry.image_shape)
     sizes = [size for count in (entry.num_train, entry.num_test) for size in (16 + count * pixels, 8 + count)]
+    if entry.archive:
+        names, sizes = (entry.archive.name,), [entry.archive.max_bytes]
     return [
-        KnownFile(name=name, max_bytes=size, sha256=sha256)
-        for name, size, sha256 in zip(RAW_FILES, sizes, entry.sha256, strict=True)
+        KnownFile(name=name, max_bytes=size, sha256=sha256, is_packed=bool(entry.packed_sha256))
+        for name, size, sha256 in zip(names, sizes, digests, strict=True)
     ]
 
 
@@ -104,17 +117,21 @@ def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo
     entry = DATASETS[fetch.dataset]
     if entry.load:
         _write_arrays(entry, entry.load(), to)
-        return describe_raw(to, fetch.dataset)
+        return describe_raw(to, fetch.dataset, entry.class_names)
+    if fetch.dataset in SOURCES and (source := os.environ.get(entry.folder_variable)):
+        return _from_images(fetch, Path(source), to)
 
     sources = _sources(entry, to, runtime)
-    for source in sources.values():
+    for deliver in sources.values():
         try:
-            origin = source()
-            info = describe_raw(to, fetch.dataset)
+            origin = deliver()
+            if entry.archive:
+                _unpack(entry.archive, to)
+            info = describe_raw(to, fetch.dataset, entry.class_names)
         except NoSourceError:
             continue  # the reason was reported
         except UserError as error:
-            if entry.sha256 is None:  # no other source
+            if fetch.dataset == "idx":  # no other source
                 folder = os.environ[entry.folder_variable]
                 raise UserError(str(error).replace(str(to), f"{entry.folder_variable}: {folder}")) from error
             _report(str(error))
@@ -125,7 +142,7 @@ def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo
     flag = os.environ.get(NO_SOURCE_FLAG)
     if flag and entry.stand_in:  # DVC does not pass a stage's exit status on to `gradtrail repro`
         Path(flag).touch()
-    advice = f"set {entry.folder_variable} to a folder with the four IDX files"
+    advice = f"set {entry.folder_variable} to {entry.folder_content}"
     advice += f", or set fetch.dataset: {entry.stand_in} in params.yaml" if entry.stand_in else ""
     outcome = f"answered (tried: {', '.join(sources)})" if sources else f"to ask, as {entry.folder_variable} is not set"
     raise NoSourceError(f"no source of {entry.title} {outcome}: {advice}")
@@ -152,9 +169,10 @@ def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
     """Copy the files from a folder, each plain or gzipped; raise UserError, which names the file that is not right."""
     for file in known_files(entry):
         plain, gzipped = folder / file.name, folder / f"{file.name}.gz"
-        path = plain if plain.is_file() else gzipped
+        path = plain if plain.is_file() and not file.is_packed else gzipped
         if not path.is_file():
-            raise UserError(f"{entry.folder_variable}: {folder}: there is neither {plain.name} nor {gzipped.name}")
+            missing = f"is no {gzipped.name}" if file.is_packed else f"is neither {plain.name} nor {gzipped.name}"
+            raise UserError(f"{entry.folder_variable}: {folder}: there {missing}")
         try:
             file.write(path.read_bytes(), to, gzipped=path == gzipped)
         except SourceError as error:
@@ -261,6 +279,26 @@ def _from_openml(entry: Dataset, to: Path) -> str:
     finally:
         socket.setdefaulttimeout(default_timeout)
     return f"OpenML {entry.openml}, version 1"
+
+
+def _from_images(fetch: FetchConfig, source: Path, to: Path) -> DatasetInfo:
+    """Convert the image files of a folder or a CSV file; raise UserError, which names what is not right."""
+    entry = DATASETS[fetch.dataset]
+    try:
+        arrays, names = read_images(SOURCES[fetch.dataset](source), fetch.pictures)
+    except UserError as error:
+        raise UserError(f"{entry.folder_variable}: {printable(one_line(error))}") from None
+    _write_arrays(entry, arrays, to)
+    _report(f"{entry.title}: {len(arrays[0]) + len(arrays[2]):,} images in {len(names)} classes from {source}")
+    return describe_raw(to, fetch.dataset, names)
+
+
+def _unpack(archive: Archive, to: Path) -> None:
+    """Replace the archive, whose digest was verified, by the four IDX files."""
+    path = to / archive.name
+    for name, array in zip(RAW_FILES, archive.read(path), strict=True):
+        (to / name).write_bytes(encode_idx(array))
+    path.unlink()
 
 
 def _write_arrays(entry: Dataset, arrays: RawArrays, to: Path) -> None:

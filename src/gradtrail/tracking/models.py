@@ -157,8 +157,8 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
     label = TensorSpec(np.dtype(np.int64), (-1,), "label")
     probabilities = TensorSpec(np.dtype(np.float32), (-1, len(manifest.classes)), "probabilities")
 
-    height, width = manifest.image_shape
-    stroke = np.zeros((1, height, width), np.uint8)  # an image of a 1
+    height, width = manifest.image_shape[:2]
+    stroke = np.zeros((1, *manifest.image_shape), np.uint8)  # an image of a 1
     stroke[:, height // 5 : -(height // 5), width // 2 - 1 : width // 2 + 1] = 255
 
     with tempfile.TemporaryDirectory() as name:
@@ -204,7 +204,8 @@ def _how_to_use(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
     """Return the recipe for loading a model in any folder, with its input and output."""
     mean = f"Mean probabilities of {len(manifest.seeds)} networks, {format_seeds(manifest.seeds)}; weights"
     weights = mean if len(manifest.seeds) > 1 else "Weights"
-    height, width = manifest.image_shape
+    shape = ", ".join(map(str, manifest.image_shape))
+    ink = ", bright ink on 0" if len(manifest.image_shape) == 2 else ""
     epochs = f"epoch{'s' if len({*manifest.epochs}) > 1 else ''} {_epochs(manifest)}"
     return f"""{weights} after {epochs}, trained on {manifest.dataset}; StableHLO, without Flax. In any folder:
 
@@ -217,7 +218,7 @@ model = mlflow.pyfunc.load_model(folder)
 model.predict(json.load(open(f"{{folder}}/serving_input_example.json"))["inputs"])
 ```
 
-It takes an array (images, {height}, {width}), or one image ({height}, {width}), of integers from 0 to 255 that are \
-not all 0 or 1, or floats from 0 to 1, bright ink on 0, and returns `label` and `probabilities`, which are calibrated, \
+It takes an array (images, {shape}), or one image ({shape}), of integers from 0 to 255 that are \
+not all 0 or 1, or floats from 0 to 1{ink}, and returns `label` and `probabilities`, which are calibrated, \
 by a temperature of {manifest.temperature:.3g}.
 """

@@ -29,9 +29,10 @@ class ServedModel:
         """Return `label` (images), int64, and the calibrated `probabilities` (images, classes), float32.
 
         Args:
-            data: Array or nested lists of shape (images, height, width), or (height, width) for one image: integers
-                from 0 to 255, or floats from 0 to 1, which are rounded to 1/255, with bright ink on a background of 0.
-                Integers that are all 0 or 1 are refused, as they may be either.
+            data: Array or nested lists of shape (images, height, width), or (height, width) for one image, in color
+                with a last axis of channels: integers from 0 to 255, or floats from 0 to 1, which are rounded to 1/255.
+                Grayscale is bright ink on a background of 0. Integers that are all 0 or 1 are refused, as they may be
+                either.
         """
         images = _as_images(data, self._exported.manifest.image_shape)
         try:
@@ -41,7 +42,7 @@ class ServedModel:
         return {"label": probabilities.argmax(axis=1), "probabilities": probabilities}
 
 
-def _as_images(data: Any, shape: tuple[int, int]) -> UInt8[np.ndarray, "images height width"]:
+def _as_images(data: Any, shape: tuple[int, ...]) -> UInt8[np.ndarray, "images height width *channels"]:
     """Return uint8 pixels, as the program takes them; a single image as a batch of one."""
     try:
         is_nested = isinstance(data, np.ndarray) and data.dtype.kind == "O"
@@ -50,7 +51,7 @@ def _as_images(data: Any, shape: tuple[int, int]) -> UInt8[np.ndarray, "images h
         raise _refusal("rows or images of different lengths", shape) from None
     if images.shape == shape:
         images = images[None]
-    if images.ndim != 3 or images.shape[1:] != shape:
+    if images.shape[1:] != shape:
         raise _refusal(f"shape {images.shape}", shape)
     if images.dtype.kind not in "uif":
         raise _refusal(f"values of type {images.dtype}", shape)
@@ -63,8 +64,10 @@ def _as_images(data: Any, shape: tuple[int, int]) -> UInt8[np.ndarray, "images h
     return (np.rint(images * 255.0) if is_float else images).astype(np.uint8)
 
 
-def _refusal(actual: str, shape: tuple[int, int]) -> MlflowException:
-    expected = f"an array (images, {shape[0]}, {shape[1]}) of whole numbers from 0 to 255, or of floats from 0 to 1"
+def _refusal(actual: str, shape: tuple[int, ...]) -> MlflowException:
+    expected = (
+        f"an array (images, {', '.join(map(str, shape))}) of whole numbers from 0 to 255, or of floats from 0 to 1"
+    )
     return MlflowException(f"images: {expected}, is needed; got {actual}", error_code=INVALID_PARAMETER_VALUE)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, SMALL_CNN, SMALL_MIXER, model_config, new_compiler, random_split
+from factories import NUM_CLASSES, SHAPE, SMALL_CNN, SMALL_MIXER, color_split, model_config, new_compiler, random_split
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.cnn import CNN
@@ -26,12 +26,12 @@ def perceptron(*hidden: int, dropout: float = 0.0, **overrides: Any) -> ModelCon
     return model_config(MLP(hidden=hidden, activation="relu", dropout=dropout), **overrides)
 
 
-def network(image_shape: tuple[int, int] = (9, 6), **overrides: Any) -> ModelConfig:
+def network(image_shape: tuple[int, ...] = (9, 6), **overrides: Any) -> ModelConfig:
     cnn = {"channels": (4, 6), "convolutions": 2, "hidden": (5,)} | overrides
     return model_config(image_shape=image_shape, network=dataclasses.replace(SMALL_CNN, **cnn))
 
 
-def mixer(image_shape: tuple[int, int] = (9, 6), **overrides: Any) -> ModelConfig:
+def mixer(image_shape: tuple[int, ...] = (9, 6), **overrides: Any) -> ModelConfig:
     changes = {"patch_size": 3, "blocks": 2} | overrides
     return model_config(image_shape=image_shape, network=dataclasses.replace(SMALL_MIXER, **changes))
 
@@ -94,7 +94,7 @@ def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray
     if not isinstance(config.network, CNN):
         inputs = oriented(images) if config.features == "oriented_gradients" else seen(config, images)
         return classified(params["layers"], inputs.reshape(len(images), -1), activation_of(config))
-    activations = seen(config, images)[..., None]
+    activations = seen(config, images).reshape(*images.shape[:3], -1)
     for index in sorted(params["blocks"]):
         block = params["blocks"][index]
         activations = convolved(activations, block["convolution"])
@@ -119,8 +119,9 @@ def mixed(network: Mixer, params: dict, images: np.ndarray) -> np.ndarray:
         deviation = np.sqrt(tokens.var(axis=-1, keepdims=True) + 1e-5)
         return (tokens - tokens.mean(axis=-1, keepdims=True)) / deviation * layer["scale"] + layer["bias"]
 
-    windows = np.lib.stride_tricks.sliding_window_view(images, (network.patch_size,) * 2, axis=(1, 2))
-    patches = windows[:, :: network.patch_size, :: network.patch_size].reshape(len(images), -1, network.patch_size**2)
+    size, images = network.patch_size, images.reshape(*images.shape[:3], -1)
+    windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), axis=(1, 2))[:, ::size, ::size]
+    patches = np.moveaxis(windows, 3, -1).reshape(len(images), -1, size**2 * images.shape[-1])
     tokens = patches @ params["embedding"]["kernel"][0, 0] + params["embedding"]["bias"]
     for index in sorted(params["blocks"]):
         block = params["blocks"][index]
@@ -147,7 +148,7 @@ def with_tanh(config: ModelConfig) -> ModelConfig:
 
 
 KEY = jax.random.key(0)
-WIDE = random_split(5, shape=(9, 6)).images  # two poolings leave 2 × 1, after an odd side each
+COLOR = (9, 6, 3)  # two poolings leave 2 × 1, after an odd side each
 FEATURES: FeaturesKind = "oriented_gradients"
 (WIDTH,) = features_shape(FEATURES, (28, 28))
 KEYS = jax.random.split(jax.random.key(1), 7)
@@ -158,6 +159,10 @@ def compiled_init() -> tuple[Model, Callable[[jax.Array], dict]]:
     """Compile the initial weights of a network with every kind of layer, once: that takes seconds."""
     model = Model(network((12, 12), channels=(20,), hidden=(), norm="group"))
     return model, jax.jit(lambda key: model.init(key=key))
+
+
+def images_of(shape: tuple[int, ...]) -> np.ndarray:
+    return color_split(5, shape=shape[:2]).images if shape == COLOR else random_split(7, shape=shape).images
 
 
 @pytest.mark.parametrize(
@@ -176,14 +181,20 @@ def compiled_init() -> tuple[Model, Callable[[jax.Array], dict]]:
         dataclasses.replace(network(), features="straightened_pixels"),
         mixer(dropout=0.5),
         with_tanh(mixer(patch_size=1, blocks=1)),
+        model_config("linear", image_shape=COLOR),
+        perceptron(6, image_shape=COLOR),
+        network(COLOR),
+        mixer(COLOR),
+        network((9, 6, 2), norm="group"),
     ],
     ids=[
         *("linear", "mlp", "cnn", "group", "layer", "mlp tanh", "cnn tanh", "linear features", "mlp tanh features"),
         *("mlp straightened", "cnn straightened", "mixer", "mixer tanh"),
+        *("color linear", "color mlp", "color cnn", "color mixer", "cnn of two channels"),
     ],
 )
 def test_logits_equal_numpy(config: ModelConfig) -> None:
-    params, images = drawn(config), WIDE if config.image_shape == (9, 6) else IMAGES
+    params, images = drawn(config), images_of(config.image_shape)
     logits = jax.jit(Model(config).apply)(params, images)
     assert logits.shape == (len(images), NUM_CLASSES)
     assert logits.dtype == jnp.float32
@@ -314,12 +325,16 @@ def test_more_stacks_than_the_image_can_be_halved_are_refused(image_shape: tuple
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (mixer(patch_size=2), "^mixer.patch_size must divide both sides of images of 9 × 6 pixels, got 2"),
+        (
+            mixer(patch_size=2),
+            "^mixer.patch_size must divide both sides of images of 9 × 6 pixels: allowed are 1, 3, got 2",
+        ),
         (model_config("mixer", features=FEATURES), "^features must be none or straightened_pixels with a mixer"),
+        (perceptron(5, image_shape=COLOR, features=FEATURES), "^features must be none for color images, .* got orient"),
     ],
-    ids=["patches", "features"],
+    ids=["patches", "features", "color"],
 )
-def test_a_mixer_without_whole_patches_of_pixels_is_refused(config: ModelConfig, message: str) -> None:
+def test_images_that_a_network_cannot_take_are_refused(config: ModelConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Model(config)
 

@@ -207,11 +207,11 @@ async def test_invocations_are_answered_like_mlflows_server(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 async def test_picture_is_converted_as_by_predict(kind: str, tmp_path: Path) -> None:
-    from gradtrail.serving.images import decode_image, framing_of
+    from gradtrail.serving.images import decode_image
 
     path = tmp_path / "picture"
     path.write_bytes(picture((60, 80), kind))
-    image = decode_image(path, SHAPE, framing_of("digits 00000000"))
+    image = decode_image(path, SHAPE, "digits 00000000")
 
     app = application(FakeModel())
     reply = await app.post("/picture", path.read_bytes(), {"content-type": "image/png"})

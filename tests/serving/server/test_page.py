@@ -13,7 +13,7 @@ from asgi import small_export
 from browser import Browser, browser, needs_chromium
 from PIL import Image
 
-from gradtrail.serving.images import decode_image, framing_of
+from gradtrail.serving.images import decode_image
 from gradtrail.stages.artifacts.exported import read_export
 
 TOKEN = "a-secret-of-32-characters-or-so"  # noqa: S105
@@ -123,7 +123,7 @@ def test_dropped_picture_is_converted_as_by_predict(page: Browser, folder: Path,
     drop(page, content, f"image/{kind.lower()}")
     values = page.wait(f"{PROBABILITIES}.length === 10 && {PROBABILITIES}")
     model = read_export(folder)
-    image = decode_image(io.BytesIO(content), (28, 28), framing_of(model.manifest.dataset))
+    image = decode_image(io.BytesIO(content), (28, 28), model.manifest.dataset)
     np.testing.assert_allclose(values, model.predict(image[None])[0], rtol=1e-4)
     pixels = "[...document.querySelector('#seen canvas').getContext('2d').getImageData(0, 0, 28, 28).data]"
     np.testing.assert_array_equal(np.array(page.run(pixels)).reshape(28, 28, 4)[..., 0], image)

@@ -1,6 +1,7 @@
 """Requests and answers of the two protocols, compared with numpy."""
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from gradtrail.serving.server import protocol
 
-SHAPE = (3, 2)
+SHAPE, COLOR = (3, 2), (3, 2, 3)
 SIX = [0] * 6
 DEEP = b"[" * 1010 + b"]" * 1010  # orjson reads it, and `str` would exceed the recursion limit
 
@@ -22,20 +23,34 @@ def inference(data: Any, shape: Any, datatype: str = "UINT8", **more: Any) -> by
     return json.dumps({"inputs": [tensor], **more}).encode().replace(b'"DEEP"', DEEP)
 
 
-def invoke(content: Any, content_type: str = "application/json") -> np.ndarray:
+def invoke(content: Any, content_type: str = "application/json", shape: tuple[int, ...] = SHAPE) -> np.ndarray:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return protocol.read_invocation(body, content_type, SHAPE, 100)
+    return protocol.read_invocation(body, content_type, shape, 100)
 
 
-@given(st.integers(0, 4), st.randoms(use_true_random=False), st.booleans())
-def test_pixels_arrive_unchanged_flat_or_nested(count: int, random: Any, is_flat: bool) -> None:
-    images = np.array([random.randrange(256) for _ in range(6 * count)], np.uint8).reshape(count, *SHAPE)
+@given(st.integers(0, 4), st.randoms(use_true_random=False), st.booleans(), st.sampled_from([SHAPE, COLOR]))
+def test_pixels_arrive_unchanged_flat_or_nested(count: int, random: Any, is_flat: bool, shape: tuple[int, ...]) -> None:
+    pixels = [random.randrange(256) for _ in range(math.prod(shape) * count)]
+    images = np.array(pixels, np.uint8).reshape(count, *shape)
     data = (images.ravel() if is_flat else images).tolist()
-    request = protocol.read_inference(inference(data, images.shape), SHAPE, 4)
+    request = protocol.read_inference(inference(data, images.shape), shape, 4)
     np.testing.assert_array_equal(request.images, images)
     assert request.images.dtype == np.uint8
     if images.size and images.max() > 1:
-        np.testing.assert_array_equal(invoke({"instances": images.tolist()}), images)
+        np.testing.assert_array_equal(invoke({"instances": images.tolist()}, shape=shape), images)
+    if images.size and images[0].max() > 1:
+        np.testing.assert_array_equal(invoke({"inputs": images[0].tolist()}, shape=shape), images[:1])
+
+
+def test_error_names_the_shape_of_color_images() -> None:
+    with pytest.raises(HTTPException) as refused:
+        protocol.read_inference(inference(SIX, [1, 3, 2]), COLOR, 4)
+    assert refused.value.detail == "inputs[0].shape: must be [images, 3, 2, 3], got [1, 3, 2]"
+    for images in ([[[0, 255]] * 2] * 3, [[0, 255]] * 3, [[[[0, 255]] * 2] * 3]):  # no list of three channels
+        with pytest.raises(HTTPException) as refused:
+            invoke({"inputs": images}, shape=COLOR)
+        expected = "inputs: must be a list of images, each 3 lists of 2 lists of 3 numbers"
+        assert refused.value.detail == expected
 
 
 def test_values_from_0_to_1_and_binary_images_become_pixels_if_their_form_is_clear() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from gradtrail.stages.artifacts import plotting
@@ -18,6 +19,23 @@ def everything() -> Figure:
     figure.colorbar(axes[0, 2].imshow(np.eye(3), cmap="RdBu_r"), ax=axes[0, 2])
     figure.legend(loc="outside lower center")
     return figure
+
+
+@pytest.mark.parametrize("channels", [(), (3,)], ids=["grayscale", "color"])
+def test_a_gallery_draws_images_next_to_each_other_on_white(channels: tuple[int, ...]) -> None:
+    """In color as they are; grayscale with a color map whose 0 is white."""
+    images = np.random.default_rng(0).integers(1, 255, (3, 20, 30, *channels), np.uint8)
+    (drawn,) = plotting.gallery(images, ["a", "b", "c"], "title", columns=2).axes[0].images
+    mosaic = np.asarray(drawn.get_array())
+    inside = sum(
+        np.array_equal(mosaic[row : row + 20, column : column + 30], image)
+        for image in images
+        for row in range(len(mosaic) - 19)
+        for column in range(mosaic.shape[1] - 29)
+    )
+    assert inside == 3
+    assert np.sum(mosaic != (255 if channels else 0)) == images.size
+    assert drawn.get_cmap().name == "gray_r"  # which Matplotlib ignores for colors
 
 
 def test_neither_saving_again_nor_a_setting_of_matplotlib_changes_a_byte(tmp_path: Path) -> None:

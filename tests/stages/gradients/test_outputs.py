@@ -30,6 +30,7 @@ from gradtrail.stages.gradients.outputs import (
 SIZES = {"train": 30, "validation": 6, "test": 9}
 ANALYSIS, DYNAMICS = gradient_analysis(SIZES), learning_dynamics(30)
 CONFIG = gradients_config()
+CLASSES = ("cat", "dog", "a $ and a $")
 
 
 def splits(*, wrong: int = 0) -> dict[str, Split]:
@@ -111,7 +112,7 @@ def test_histogram_of_norms_has_every_example_once_in_bins_that_no_run_changes()
 
 def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
-    analyses = Analyses(tmp_path / "scratch", 30)
+    analyses = Analyses(tmp_path / "scratch", 30, CLASSES)
     analyses.add(0, tables(wrong=6), ANALYSIS, {"float64_error/loss": 2e-6})
     analyses.write(tmp_path / "out", CONFIG)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out/scores.parquet"), table(wrong=6))
@@ -135,7 +136,7 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
 def test_detection_is_drawn_if_labels_are_wrong(wrong: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     saved: list[str] = []
     monkeypatch.setattr(plotting, "save", lambda figure, path: saved.append(path.relative_to(tmp_path).stem))
-    figures.draw(tmp_path, tables(wrong=wrong), ANALYSIS, splits(wrong=wrong), "a title", 128)
+    figures.draw(tmp_path, tables(wrong=wrong).with_class_names(CLASSES), ANALYSIS, splits(wrong=wrong), "a title", 128)
     always = {"histograms", "relations", "largest", "course", "classes", "influence"}
     assert set(saved) == {*always, "suspects_train", "suspects_test", *(["label_error_scores"] if wrong else [])}
 
@@ -143,7 +144,7 @@ def test_detection_is_drawn_if_labels_are_wrong(wrong: int, monkeypatch: pytest.
 @pytest.mark.parametrize("wrong", [0, 6])
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
 def test_summary_agrees_with_tables(wrong: int, batch_size: int, tmp_path: Path) -> None:
-    made_tables, analyses = tables(wrong=wrong), Analyses(tmp_path, 30)
+    made_tables, analyses = tables(wrong=wrong), Analyses(tmp_path, 30, CLASSES)
     analyses.add(0, made_tables, ANALYSIS, {})
     words = summary.summarize("a title", made_tables, analyses, CONFIG, batch_size)
     train = made_tables.train
@@ -193,7 +194,7 @@ def scores_of(seed: int) -> pd.DataFrame:
 
 def analyses_of(folder: Path, seeds: tuple[int, ...]) -> Analyses:
     folder.mkdir()
-    analyses = Analyses(folder, 30)
+    analyses = Analyses(folder, 30, CLASSES)
     for seed in seeds:
         made = outputs.make_tables(scores_of(seed), member_analysis(seed), CONFIG)
         analyses.add(seed, made, member_analysis(seed), {"float64_error/loss": seed / 10})

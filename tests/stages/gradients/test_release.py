@@ -78,7 +78,7 @@ def made(analysis: GradientAnalysis, *, release: bool) -> outputs.Tables:
 
 
 def added(scratch: Path, analysis: GradientAnalysis, *, release: bool) -> outputs.Analyses:
-    result = outputs.Analyses(scratch, 0)
+    result = outputs.Analyses(scratch, 0, "abcdefghij")
     result.add(0, made(analysis, release=release), analysis, {"float64_error/loss": 1e-6})
     return result
 

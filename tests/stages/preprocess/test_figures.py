@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from factories import random_split
+from factories import NUM_CLASSES, color_split, random_split
 from matplotlib.figure import Figure
 
 from gradtrail.stages.artifacts import plotting
@@ -12,7 +12,7 @@ from gradtrail.stages.preprocess import figures
 
 
 def test_classes_of_one_training_example_or_none_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    figures.warn_of_small_classes(np.array([0, 0, 2, 3, 3]), 5, versions=1)
+    figures.warn_of_small_classes(np.array([0, 0, 2, 3, 3]), "01234", versions=1)
     assert capsys.readouterr().err == (
         "preprocess: classes with fewer than two training examples: 1 (0), 2 (1), 4 (0); `gradients` leaves them out "
         "of coherence_within_classes, and classes.csv has no coherence of such a class with itself\n"
@@ -20,9 +20,22 @@ def test_classes_of_one_training_example_or_none_are_named(capsys: pytest.Captur
 
 
 def test_two_versions_of_an_example_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    figures.warn_of_small_classes(np.array([0, 1]), 2, versions=2)
-    figures.warn_of_small_classes(np.array([0, 0, 1, 1]), 2, versions=1)
+    figures.warn_of_small_classes(np.array([0, 1]), "01", versions=2)
+    figures.warn_of_small_classes(np.array([0, 0, 1, 1]), "01", versions=1)
     assert not capsys.readouterr().err
+
+
+def test_color_images_are_drawn_in_color_and_missing_ones_white(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Figure] = []
+    monkeypatch.setattr(plotting, "save", lambda figure, _: saved.append(figure))
+    train = color_split(30, shape=(8, 6))
+    figures.draw_samples(tmp_path / "samples.png", train, "patches", NUM_CLASSES)
+    mosaic = np.asarray(saved[0].axes[0].images[0].get_array()).reshape(NUM_CLASSES, 8, 12, 6, 3)
+    for label in range(NUM_CLASSES):
+        np.testing.assert_array_equal(mosaic[label].swapaxes(0, 1)[:10], train.images[train.labels == label])
+    assert np.all(mosaic[:, :, 10:] == 255)
 
 
 def test_of_many_classes_the_first_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def compile_exact(model: Model, label_smoothing: float, num_examples: int, *, co
 def exact_scores(
     function: CompiledFunction,
     params: Params | HostParams,
-    images: UInt8[np.ndarray, "examples height width"],
+    images: UInt8[np.ndarray, "examples height width *channels"],
     labels: Int[np.ndarray, " examples"],
     *,
     label_smoothing: float,

@@ -38,7 +38,7 @@ def largest(values: Float[np.ndarray, " examples"], count: int) -> Int[np.ndarra
 def score_batch(
     model: Model,
     params: Params,
-    images: UInt8[Array, "batch height width"],
+    images: UInt8[Array, "batch height width *channels"],
     labels: Int[Array, " batch"],
     *,
     label_smoothing: float,

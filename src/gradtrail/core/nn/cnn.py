@@ -1,6 +1,7 @@
 """The convolutional network."""
 
 import itertools
+import math
 from typing import Annotated, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -59,18 +60,19 @@ class CNN:
         self, shape: tuple[int, ...], num_classes: int, *, precision: Precision, rngs: nnx.Rngs
     ) -> "ConvolutionalNetwork":
         """Return the network for images of this shape; raise ConfigError if pooling leaves no pixel of them."""
-        height, width = (side // 2 ** len(self.channels) for side in shape)
+        height, width = (side // 2 ** len(self.channels) for side in shape[:2])
         if not height * width:
             raise ConfigError(
                 f"cnn.channels: {len(self.channels)} stacks, each of which halves the image, "
                 f"leave nothing of {shape[0]} × {shape[1]} pixels"
             )
         widths = [self.channels[-1] * height * width, *self.hidden, num_classes]
-        return ConvolutionalNetwork(self, widths, precision=precision, rngs=rngs)
+        num_inputs = math.prod(shape[2:])  # channels of the image, 1 if it is grayscale
+        return ConvolutionalNetwork(self, num_inputs, widths, precision=precision, rngs=rngs)
 
     def largest_patches(self, shape: tuple[int, ...]) -> int:
         """Return the number of scalars in one example's patches of the convolution that has the most."""
-        largest, num_inputs, (height, width) = 0, 1, shape
+        largest, num_inputs, (height, width) = 0, math.prod(shape[2:]), shape[:2]
         for num_outputs in self.channels:
             widest = num_inputs if self.convolutions == 1 else max(num_inputs, num_outputs)
             largest = max(largest, self.kernel_size**2 * widest * height * width)
@@ -108,16 +110,18 @@ class Block(nnx.Module):
 class ConvolutionalNetwork(DenseLayers):
     """Stacks of convolutions, then dense layers of these widths."""
 
-    def __init__(self, cnn: CNN, widths: list[int], *, precision: Precision, rngs: nnx.Rngs):
-        channels = [1, *(count for count in cnn.channels for _ in range(cnn.convolutions))]
+    def __init__(self, cnn: CNN, num_inputs: int, widths: list[int], *, precision: Precision, rngs: nnx.Rngs):
+        channels = [num_inputs, *(count for count in cnn.channels for _ in range(cnn.convolutions))]
         self.blocks = nnx.List(
             Block(cnn, *pair, pools=index % cnn.convolutions == 0, precision=precision, rngs=rngs)
             for index, pair in enumerate(itertools.pairwise(channels), start=1)
         )
         super().__init__(widths, cnn.activation, cnn.dropout, precision=precision, rngs=rngs)
 
-    def __call__(self, inputs: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
-        activations = jnp.moveaxis(inputs, 0, -1)[None]
+    def __call__(
+        self, inputs: Float[Array, "batch height width *channels"], key: Key[Array, " batch"] | None, tap: Tap
+    ) -> Array:
+        activations = jnp.moveaxis(inputs, 0, -1)[None] if inputs.ndim == 3 else jnp.transpose(inputs, (3, 1, 2, 0))
         for block in self.blocks:
             recomputes = self.remat and tap is identity_tap
             activations = block.recomputed(activations) if recomputes else block(activations, tap)

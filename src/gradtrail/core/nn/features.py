@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from gradtrail.core.config import ConfigError
+
 FeaturesKind = Literal["none", "straightened_pixels", "oriented_gradients"]
 CELLS = 8  # cells along each side of an image, whatever its size
 ORIENTATIONS = 8  # directions of a whole turn
@@ -27,8 +29,13 @@ _FAINT = 1e-6  # added to ‖h‖², before products are divided by it
 _TINY = 1e-9  # added to squares before a root or a quotient, so that an image of one gray level has no NaN
 
 
-def features_shape(kind: FeaturesKind, image_shape: tuple[int, int]) -> tuple[int, ...]:
-    """Return the shape of the features of an image, which is that of its pixels except for `oriented_gradients`."""
+def features_shape(kind: FeaturesKind, image_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the features of an image, which is that of its pixels except for `oriented_gradients`.
+
+    Raises ConfigError for features of color images: they are defined by the brightness of a stroke.
+    """
+    if kind != "none" and len(image_shape) == 3:
+        raise ConfigError(f"features must be none for color images, of which no features are defined, got {kind}")
     return (NUM_FEATURES,) if kind == "oriented_gradients" else image_shape
 
 
@@ -41,7 +48,7 @@ def require_pixels(model: str, features: FeaturesKind) -> None:
         )
 
 
-def features_of(images: Float[Array, "batch height width"], kind: FeaturesKind) -> Float[Array, "batch ..."]:
+def features_of(images: Float[Array, "batch height width *channels"], kind: FeaturesKind) -> Float[Array, "batch ..."]:
     """Return what the network gets of the images; oriented gradients are `gradient_features` of straightened ones."""
     if kind == "none":
         return images

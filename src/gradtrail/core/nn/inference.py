@@ -18,7 +18,7 @@ VALIDATION_BATCH_SIZE = 1000
 
 
 def predict_batch(
-    model: Model, params: Params, images: UInt8[Array, "batch height width"], labels: Int[Array, " batch"]
+    model: Model, params: Params, images: UInt8[Array, "batch height width *channels"], labels: Int[Array, " batch"]
 ) -> dict[str, Array]:
     """Return `logits` (batch, classes), `loss` in nats without label smoothing, and `correct`, 0 or 1; float32."""
     logits = model.apply(params, images)
@@ -45,7 +45,7 @@ def predict_logits(predict: Callable[..., dict[str, Array]], batch_size: int, sp
 def validate(
     predict: Callable[..., dict[str, Array]],
     params: Params | HostParams,
-    images: UInt8[np.ndarray, "examples height width"],
+    images: UInt8[np.ndarray, "examples height width *channels"],
     labels: Int[np.ndarray, " examples"],
 ) -> dict[str, float]:
     """Return mean `loss` and `accuracy` over a split; `predict` is compiled for `VALIDATION_BATCH_SIZE` rows."""

@@ -4,6 +4,7 @@ A perceptron that all patches share is a convolution with a kernel of one pixel,
 on the transposed image; their per-example gradients are those of `Convolution`.
 """
 
+import math
 from typing import Annotated, ClassVar
 
 import jax.numpy as jnp
@@ -41,17 +42,20 @@ class Mixer:
         Raises:
             ConfigError: the patches do not cover the image exactly, or there is no image.
         """
-        if len(shape) != 2:
+        if len(shape) == 1:
             raise ConfigError(
                 "features must be none or straightened_pixels with a mixer, which cuts pixels into patches"
             )
-        if any(side % self.patch_size for side in shape):
+        height, width = shape[:2]
+        allowed = [size for size in range(1, min(height, width) + 1) if height % size == width % size == 0]
+        if self.patch_size not in allowed:
             raise ConfigError(
-                f"mixer.patch_size must divide both sides of images of {shape[0]} × {shape[1]} pixels, "
-                f"got {self.patch_size}"
+                f"mixer.patch_size must divide both sides of images of {height} × {width} pixels: "
+                f"allowed are {', '.join(map(str, allowed))}, got {self.patch_size}"
             )
-        num_tokens = shape[0] * shape[1] // self.patch_size**2
-        return MixerNetwork(self, num_tokens, num_classes, precision=precision, rngs=rngs)
+        num_tokens = height * width // self.patch_size**2
+        num_inputs = self.patch_size**2 * math.prod(shape[2:])
+        return MixerNetwork(self, num_inputs, num_tokens, num_classes, precision=precision, rngs=rngs)
 
 
 class MixerBlock(nnx.Module):
@@ -78,8 +82,10 @@ class MixerBlock(nnx.Module):
 class MixerNetwork(DenseLayers):
     """The embedding of patches, the blocks, a normalization, and a dense layer on the mean of all tokens."""
 
-    def __init__(self, mixer: Mixer, num_tokens: int, num_classes: int, *, precision: Precision, rngs: nnx.Rngs):
-        self.embedding = Convolution(1, mixer.patch_size**2, mixer.width, precision, rngs=rngs)
+    def __init__(
+        self, mixer: Mixer, num_inputs: int, num_tokens: int, num_classes: int, *, precision: Precision, rngs: nnx.Rngs
+    ):
+        self.embedding = Convolution(1, num_inputs, mixer.width, precision, rngs=rngs)
         self.blocks = nnx.List(
             MixerBlock(mixer, num_tokens, precision=precision, rngs=rngs) for _ in range(mixer.blocks)
         )
@@ -87,7 +93,9 @@ class MixerNetwork(DenseLayers):
         self.patch_size = mixer.patch_size
         super().__init__([mixer.width, num_classes], dropout=mixer.dropout, precision=precision, rngs=rngs)
 
-    def __call__(self, inputs: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
+    def __call__(
+        self, inputs: Float[Array, "batch height width *channels"], key: Key[Array, " batch"] | None, tap: Tap
+    ) -> Array:
         activations = tap(self.embedding, _patches(inputs, self.patch_size))
         for block in self.blocks:
             activations = block(activations, tap)
@@ -95,8 +103,9 @@ class MixerNetwork(DenseLayers):
         return self.classify(dropout(features, self.dropout, folded(key, len(self.layers))), key, tap)
 
 
-def _patches(images: Float[Array, "batch height width"], size: int) -> Float[Array, "{size}*{size} patches 1 batch"]:
-    """Return the pixels of the patches that tile each image, row by row."""
-    batch, height, width = images.shape
-    tiles = images.reshape(batch, height // size, size, width // size, size)
-    return jnp.transpose(tiles, (2, 4, 1, 3, 0)).reshape(size * size, -1, 1, batch)
+def _patches(images: Float[Array, "batch height width *channels"], size: int) -> Float[Array, "inputs patches 1 batch"]:
+    """Return the pixels of the patches that tile each image, row by row, each with all of its channels."""
+    batch, height, width = images.shape[:3]
+    num_patches = height * width // size**2
+    tiles = images.reshape(batch, height // size, size, width // size, size, -1)
+    return jnp.transpose(tiles, (2, 4, 5, 1, 3, 0)).reshape(-1, num_patches, 1, batch)

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree, UInt8
 
 from gradtrail.core.batching import normalize
-from gradtrail.core.config import Count, config
+from gradtrail.core.config import Bounds, Count, config
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.features import FeaturesKind, features_of, features_shape, require_pixels
@@ -39,10 +39,11 @@ class ModelConfig:
     network: Network
     features: FeaturesKind  # fixed features instead of pixels; not `oriented_gradients` with a CNN
     precision: Precision
-    image_shape: tuple[Count, Count]  # height and width in pixels
+    image_shape: tuple[Count, ...]  # height and width in pixels; in color also the number of channels
     num_classes: Count
 
     def check(self) -> None:
+        Bounds(at_least=2, at_most=3).check("image_shape: number of axes", len(self.image_shape))
         require_pixels(self.network.kind, self.features)
 
     @property
@@ -72,7 +73,7 @@ class Model:
     def apply(
         self,
         params: Params,
-        images: UInt8[Array, "batch height width"] | Float[Array, "batch height width"],
+        images: UInt8[Array, "batch height width *channels"] | Float[Array, "batch height width *channels"],
         *,
         key: Key[Array, " batch"] | None = None,
         tap: Callable[[str, Layer, Array], Array] | None = None,

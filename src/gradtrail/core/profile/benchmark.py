@@ -139,7 +139,7 @@ def compile_variant(
     train_config: TrainConfig,
     variant: Variant,
     *,
-    image_shape: tuple[int, int],
+    image_shape: tuple[int, ...],
     num_classes: int,
     num_examples: int,
     compiler: Compiler,

@@ -111,7 +111,7 @@ class TrainConfig:
         seeds = MemberSeeds(**{name: member if name in self.vary else self.seed for name in VARIED})
         return dataclasses.replace(seeds, order=member, noise=member) if self.privacy.enabled else seeds
 
-    def model_config(self, image_shape: tuple[int, int], num_classes: int) -> ModelConfig:
+    def model_config(self, image_shape: tuple[int, ...], num_classes: int) -> ModelConfig:
         """Return the config of the network for a data set's image shape and number of classes."""
         return ModelConfig(
             network=self.model,

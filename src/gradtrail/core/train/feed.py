@@ -44,7 +44,7 @@ def steps_in_block(batch_size: int, steps_per_epoch: int) -> int:
 
 
 def abstract_examples(
-    num_examples: int, image_shape: tuple[int, int], batch_size: int, steps_per_block: int | None, mesh: Mesh
+    num_examples: int, image_shape: tuple[int, ...], batch_size: int, steps_per_block: int | None, mesh: Mesh
 ) -> Any:
     """Return the shapes, dtypes and shardings of a split on the devices, or of a block of its batches."""
     sharding = NamedSharding(mesh, _BLOCK_SPEC if steps_per_block else PartitionSpec())

@@ -20,7 +20,7 @@ from gradtrail.core.train.optimizers import squared_norm
 class Examples:
     """A split on the device, or a block of batches with a leading axis for the steps."""
 
-    images: UInt8[Array, "*steps examples height width"]  # uint8 pixels, 0 to 255
+    images: UInt8[Array, "..."]  # (*steps, examples, height, width[, channels]), 0 to 255
     labels: Int[Array, "*steps examples"]  # class of each example, int32
 
 
@@ -29,7 +29,7 @@ class Examples:
 class Batch:
     """A batch, a part of one, or the parts of one."""
 
-    images: UInt8[Array, "*parts batch height width"]
+    images: UInt8[Array, "..."]  # (*parts, batch, height, width[, channels])
     labels: Int[Array, "*parts batch"]
     indices: Int[Array, "*parts batch"]  # of the examples in the training split, int32, or `batching.PADDING`
     augmentation: Key[Array, "*parts batch"] | None = None  # key of each row; None without augmentation

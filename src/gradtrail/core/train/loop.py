@@ -230,7 +230,7 @@ def make_program(
 
 
 def on_device(
-    images: UInt8[np.ndarray, "examples height width"], labels: Int[np.ndarray, " examples"], mesh: Mesh
+    images: UInt8[np.ndarray, "examples height width *channels"], labels: Int[np.ndarray, " examples"], mesh: Mesh
 ) -> Examples:
     """Copy a split, uint8 pixels and int32 labels, to every device of `mesh`."""
     placed = put((images, labels), replicated(mesh))

@@ -40,7 +40,7 @@ class Revision:
     folder: Path  # folder with `src/` and `params.yaml`
     python: Path = Path(sys.executable)
     examples: int = 55_000  # number of training examples, whose pixels are random
-    image_shape: Sequence[int] = (28, 28)  # height and width in pixels
+    image_shape: Sequence[int] = (28, 28)  # height and width in pixels, and the channels of color images
     classes: int = 10
 
 

@@ -165,10 +165,10 @@ def _page_route(path: str, name: str, kind: str) -> Route:
 
 def _decode(body: bytes, about: Manifest) -> np.ndarray:
     """Return an image in the form of the model's images, as `gradtrail predict` does."""
-    from gradtrail.serving.images import decode_image, framing_of
+    from gradtrail.serving.images import decode_image
 
     try:
-        return decode_image(BytesIO(body), about.image_shape, framing_of(about.dataset))
+        return decode_image(BytesIO(body), about.image_shape, about.dataset)
     except UserError as error:
         raise HTTPException(400, str(error)) from None
 

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.stages.artifacts.exported import ExportedModel, probability_fault
 
-Images: TypeAlias = UInt8[np.ndarray, "images height width"]
+Images: TypeAlias = UInt8[np.ndarray, "images height width *channels"]
 Probabilities: TypeAlias = Float[np.ndarray, "images classes"]
 
 THREAD = "model"  # prefix of the names of threads that answer

@@ -3,6 +3,7 @@
 Images are read without a Python object per pixel: the lists of orjson become bytes or doubles in one call.
 """
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Inference:
     outputs: Sequence[str]  # names of the requested outputs
 
 
-def read_inference(body: bytes, shape: tuple[int, int], max_images: int) -> Inference:
+def read_inference(body: bytes, shape: tuple[int, ...], max_images: int) -> Inference:
     """Read a request of the open inference protocol, with one tensor `images`: UINT8, or FP32 from 0 to 1.
 
     Raises:
@@ -55,7 +56,7 @@ def read_inference(body: bytes, shape: tuple[int, int], max_images: int) -> Infe
     return Inference(images=images, id=content.get("id"), outputs=names or (PROBABILITIES, LABEL))
 
 
-def _tensor_images(tensor: Mapping[str, Any], shape: tuple[int, int], max_images: int) -> Images:
+def _tensor_images(tensor: Mapping[str, Any], shape: tuple[int, ...], max_images: int) -> Images:
     if tensor.get("name") != INPUT:
         raise HTTPException(400, f'inputs[0].name: must be "{INPUT}", got {_short(tensor.get("name"))}')
     if (datatype := tensor.get("datatype")) not in _TYPES:
@@ -63,20 +64,21 @@ def _tensor_images(tensor: Mapping[str, Any], shape: tuple[int, int], max_images
     sides: Any = tensor.get("shape")
     are_whole = isinstance(sides, list) and all(type(side) is int for side in sides)
     if not (are_whole and sides[1:] == [*shape] and sides[0] >= 0):
-        raise HTTPException(400, f"inputs[0].shape: must be [images, {shape[0]}, {shape[1]}], got {_short(sides)}")
+        expected = ", ".join(map(str, shape))
+        raise HTTPException(400, f"inputs[0].shape: must be [images, {expected}], got {_short(sides)}")
     _check_number(sides[0], max_images)
     data = _list(tensor.get("data"), "inputs[0].data")
     if data and isinstance(data[0], list):
         data = _flat(data, shape, "inputs[0].data: must be flat, or nested as its shape says")
-    if len(data) != (expected := sides[0] * shape[0] * shape[1]):
-        raise HTTPException(400, f"inputs[0].data: must have {expected:,} values, as its shape says; got {len(data):,}")
+    if len(data) != (number := math.prod(sides)):
+        raise HTTPException(400, f"inputs[0].data: must have {number:,} values, as its shape says; got {len(data):,}")
     pixels = _whole_numbers(data) if datatype == "UINT8" else _shares(data)
     if pixels is None:
         raise HTTPException(400, "inputs[0].data: UINT8 values must be whole numbers from 0 to 255")
     return pixels.reshape(sides)
 
 
-def read_invocation(body: bytes, content_type: str, shape: tuple[int, int], max_images: int) -> Images:
+def read_invocation(body: bytes, content_type: str, shape: tuple[int, ...], max_images: int) -> Images:
     """Read a request of MLflow's scoring server: `inputs` or `instances`, one image or a list of images.
 
     Whole numbers are pixels from 0 to 255; if one number has a fraction, all are from 0 to 1. Whole numbers that are
@@ -91,9 +93,9 @@ def read_invocation(body: bytes, content_type: str, shape: tuple[int, int], max_
     keys = [key for key in _MLFLOW_KEYS if key in content]
     if len(keys) != 1:
         raise HTTPException(400, f"expected one of the keys {', '.join(_MLFLOW_KEYS)}; got {_short([*content])}")
-    message = f"{keys[0]}: must be a list of images, each {shape[0]} lists of {shape[1]} numbers"
+    message = f"{keys[0]}: must be a list of images, each {' lists of '.join(map(str, shape))} numbers"
     data = _list(content[keys[0]], keys[0])
-    if data and isinstance(data[0], list) and data[0] and not isinstance(data[0][0], list):
+    if _depth(data) == len(shape):
         data = [data]  # one image
     if not data:
         raise HTTPException(400, message)
@@ -165,7 +167,15 @@ def _check_number(number: int, max_images: int) -> None:
         raise HTTPException(413, f"{number:,} images; a request may have {max_images:,}")
 
 
-def _flat(data: list[Any], shape: tuple[int, int], message: str) -> list[Any]:
+def _depth(value: Any) -> int:
+    """Return the number of lists around the first value."""
+    depth = 0
+    while isinstance(value, list):
+        value, depth = value[0] if value else None, depth + 1
+    return depth
+
+
+def _flat(data: list[Any], shape: tuple[int, ...], message: str) -> list[Any]:
     """Return the values of images that are lists of lists; refuse other lengths."""
     try:
         for side in shape:

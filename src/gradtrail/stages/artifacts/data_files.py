@@ -18,7 +18,7 @@ from jaxtyping import Int
 
 from gradtrail.core.data import Split
 from gradtrail.stages.common.files import read_json, write_json
-from gradtrail.stages.common.params import validate
+from gradtrail.stages.common.params import as_written, validate
 from gradtrail.support.errors import UserError
 
 SPLITS = ("train", "validation", "test")
@@ -30,6 +30,7 @@ SAMPLE = 100_000  # most training examples where all are needed at once: learnin
 _INFO = "dataset.json"
 _UNDEFORMED = "train_undeformed"
 _IDX_UINT8 = 0x08  # code of the element type
+_MAX_CHANNELS = 4  # of an image, as its last axis
 _PART = 2**12  # examples whose pixels are counted together
 
 RawArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # images and labels for training, then for testing
@@ -41,10 +42,16 @@ class DatasetInfo:
 
     name: str  # the value of `fetch.dataset`
     digest: str  # SHA-256 over the digests of the raw files, hexadecimal
-    image_shape: tuple[int, int]  # height and width in pixels
+    image_shape: tuple[int, ...]  # height and width in pixels, in color also the number of channels
     num_classes: int  # labels are 0 to num_classes - 1
     examples: dict[str, int]  # number in each split; with deformed versions also the number of originals
     files: dict[str, str]  # SHA-256 of each raw file, by name
+    class_names: tuple[str, ...] = ()  # in the order of the labels; empty if the numbers are the names
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class, by default its number."""
+        return self.class_names or tuple(map(str, range(self.num_classes)))
 
     @property
     def versions(self) -> int:
@@ -64,7 +71,7 @@ class DatasetInfo:
 
 def write_info(folder: Path, info: DatasetInfo) -> None:
     """Write the description next to the data."""
-    write_json(folder / _INFO, dataclasses.asdict(info))
+    write_json(folder / _INFO, as_written(info))
 
 
 def read_info(folder: Path) -> DatasetInfo:
@@ -179,16 +186,18 @@ def encode_idx(array: np.ndarray) -> bytes:
     return struct.pack(f">HBB{array.ndim}I", 0, _IDX_UINT8, array.ndim, *array.shape) + array.tobytes()
 
 
-def read_idx(path: Path, ndim: int) -> np.ndarray:
+def read_idx(path: Path, allowed: tuple[int, ...]) -> np.ndarray:
     """Read an IDX file of uint8 as a read-only array.
 
     Raises:
-        UserError: the file is missing, or its header does not declare `ndim` dimensions and the length of the file.
+        UserError: the file is missing, or its header does not declare an allowed number of dimensions and the length of
+            the file.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); an IDX file is needed") from None
+    ndim = data[3] if len(data) > 3 and data[:3] == b"\0\0\x08" and data[3] in allowed else allowed[0]
     header = struct.Struct(f">I{ndim}I")
     if len(data) < header.size:
         raise UserError(f"{path}: only {len(data)} bytes; the header alone has {header.size}")
@@ -207,7 +216,7 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
 def read_raw(folder: Path) -> RawArrays:
     """Read the IDX files of a folder; raise UserError if one is damaged or they do not fit together."""
     images, labels, test_images, test_labels = (
-        read_idx(folder / name, 3 if "images" in name else 1) for name in RAW_FILES
+        read_idx(folder / name, (3, 4) if "images" in name else (1,)) for name in RAW_FILES
     )
     for part, length, name in ((images, len(labels), RAW_FILES[0]), (test_images, len(test_labels), RAW_FILES[2])):
         if len(part) != length:
@@ -218,20 +227,23 @@ def read_raw(folder: Path) -> RawArrays:
     return images, labels, test_images, test_labels
 
 
-def describe_raw(folder: Path, name: str) -> DatasetInfo:
+def describe_raw(folder: Path, name: str, class_names: tuple[str, ...] = ()) -> DatasetInfo:
     """Describe the IDX files of a folder; raise UserError if they are damaged, or hold a single class."""
     images, labels, _, test_labels = read_raw(folder)
-    num_classes = int(max(labels.max(), test_labels.max())) + 1
+    if images.ndim == 4 and images.shape[3] > _MAX_CHANNELS:
+        raise UserError(f"{folder / RAW_FILES[0]}: {images.shape[3]} channels; at most {_MAX_CHANNELS} are allowed")
+    num_classes = len(class_names) or int(max(labels.max(), test_labels.max())) + 1
     if num_classes < 2:
         raise UserError(f"{folder / RAW_FILES[1]}: every label is 0; at least 2 classes are needed")
     files = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in RAW_FILES}
     return DatasetInfo(
         name=name,
         digest=hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
-        image_shape=(images.shape[1], images.shape[2]),
+        image_shape=images.shape[1:],
         num_classes=num_classes,
         examples={"train": len(labels), "test": len(test_labels)},
         files=files,
+        class_names=class_names,
     )
 
 

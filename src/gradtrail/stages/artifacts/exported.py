@@ -27,7 +27,7 @@ MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
 SUM_TOLERANCE = 1e-3  # of the sum of probabilities, which float32 rounds to about 1e-6
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}  # backend of JAX → the platform that a program was lowered for
 
-Images = UInt8[np.ndarray, "images height width"]
+Images = UInt8[np.ndarray, "images height width *channels"]
 Probabilities = Float[np.ndarray, "images classes"]
 
 
@@ -42,7 +42,8 @@ class Manifest:
     seeds: tuple[int, ...]  # seed of each member; several are an ensemble, whose mean probabilities count
     epochs: tuple[int, ...]  # epochs of training behind the weights of each member
     dataset: str  # data set of the training, such as `mnist 1234abcd`
-    image_shape: tuple[int, int]  # height and width in pixels; images are uint8, bright ink on 0
+    # height and width in pixels, in color also the number of channels; images are uint8, grayscale as bright ink on 0
+    image_shape: tuple[int, ...]
     classes: tuple[str, ...]  # name of the class of each output
     temperature: float  # temperature of the probabilities, fitted on the validation split
     batch_sizes: tuple[int, ...]  # batch sizes that a server compiles, ascending
@@ -55,6 +56,12 @@ class Manifest:
         """SHA-256 over the manifest, which has the digests of all files: equal ones answer alike."""
         content = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
+
+
+def model_name(name: str | None, dataset: str) -> str:
+    """Return `export.name` or, if that is empty, the name of the data set; MNIST's models are called digits."""
+    dataset = dataset.partition(" ")[0]
+    return name or ("digits" if dataset == "mnist" else dataset)
 
 
 class ExportedModel:
@@ -87,7 +94,7 @@ class ExportedModel:
             part = images[start : start + sizes[-1]]
             size = next(size for size in sizes if size >= len(part))
             self.compile(size)
-            padded = np.pad(part, [(0, size - len(part)), (0, 0), (0, 0)])
+            padded = np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
             parts.append(np.asarray(self.run(padded))[: len(part)])
         answers = np.concatenate(parts) if parts else np.zeros((0, len(self.manifest.classes)), np.float32)
         if fault := probability_fault(answers, self.manifest):
@@ -135,7 +142,7 @@ def _check(manifest: Manifest) -> None:
     is_valid = {
         **{name: isinstance(getattr(manifest, name), str) for name in ("name", "model", "weights", "dataset")},
         "seeds": 0 < len(manifest.seeds) == len(manifest.epochs),
-        "image_shape": len(manifest.image_shape) == 2 and _are_counts(manifest.image_shape),
+        "image_shape": len(manifest.image_shape) in (2, 3) and _are_counts(manifest.image_shape),
         "classes": bool(manifest.classes) and all(isinstance(name, str) for name in manifest.classes),
         "temperature": type(manifest.temperature) in (int, float) and manifest.temperature > 0,
         "batch_sizes": _are_counts(sizes := manifest.batch_sizes) and list(sizes) == sorted({*sizes}),

@@ -1,4 +1,4 @@
-"""Reading columns of Parquet tables."""
+"""Tables: reading columns of Parquet files, and writing the names of classes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gradtrail.support.errors import UserError, one_line
+
+_OF_CLASSES = ("class", "label", "true_label", "predicted", "train_label")  # columns that have classes
+
+
+def with_class_names(table: pd.DataFrame, classes: Sequence[str]) -> pd.DataFrame:
+    """Return a table with the names of the classes in place of their numbers."""
+    columns = [column for column in _OF_CLASSES if column in table]
+    return table.assign(**{column: [classes[number] for number in table[column]] for column in columns})
 
 
 def read_parquet(path: Path, columns: Sequence[str], *, made_by: str = "dvc repro") -> pd.DataFrame:

@@ -14,6 +14,7 @@ from matplotlib.ticker import NullLocator
 BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
 NARROW_INCHES = 8
 _CELL_INCHES = (1.15, 1.55)  # size of an image in a gallery, with its caption
+_SHORT_NAME = 14  # characters of the name of a class in a figure
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE)
 MAX_CLASSES = 20  # that a figure shows one by one: more take minutes to draw, and nobody can read them
 SPLIT_COLOURS = {"train": BLUE, "validation": ORANGE, "test": GREEN}
@@ -62,16 +63,16 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns: int = 10) -> Figure:
-    """Draw images, shape (count, height, width), uint8, in rows with a caption of one or two lines each.
+    """Draw images, uint8, in rows with a caption of one or two lines each; see `show_image` for their shapes.
 
     All are drawn as one image on one pair of axes: a pair for each takes ten times as long. The title breaks at its
     ` · `.
     """
     rows = max(1, -(-len(images) // columns))
-    height, width = images.shape[1:]
+    height, width, *channels = images.shape[1:]
     across, down = round(1.2 * width), round(1.2 * width * _CELL_INCHES[1] / _CELL_INCHES[0])
     top = down - height  # of an image, below its caption
-    mosaic = np.zeros((rows * down, columns * across), np.uint8)
+    mosaic = np.full((rows * down, columns * across, *channels), paper(images), np.uint8)
     size = (_CELL_INCHES[0] * columns, _CELL_INCHES[1] * rows + 0.8)
     figure, axes = new_figure(title.replace(" · ", "\n"), size=size)
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
@@ -79,17 +80,47 @@ def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns:
         left = column * across + (across - width) // 2
         mosaic[row * down + top : (row + 1) * down, left : left + width] = image
         place = left + width / 2, row * down + top - 1
-        axes[0, 0].text(*place, caption, fontsize=8, ha="center", va="bottom").set_in_layout(False)
+        axes[0, 0].text(*place, caption.replace("$", r"\$"), fontsize=8, ha="center", va="bottom").set_in_layout(False)
     show_image(axes[0, 0], mosaic)
     return figure
 
 
-def class_ticks(num_classes: int) -> range:
-    """Return the classes to name on an axis: all of them, or if they are many every second, third and so on."""
-    return range(0, num_classes, -(-num_classes // MAX_CLASSES))
+def name_classes(axis: Axes, classes: Sequence[str], *, sides: str = "xy") -> None:
+    """Write the names of the classes on the x or y axis: all, or of many every second, third and so on."""
+    ticks = range(0, len(classes), -(-len(classes) // MAX_CLASSES))
+    names = [short(classes[tick]).replace("$", r"\$") for tick in ticks]
+    if "x" in sides:
+        axis.set_xticks(ticks, names)
+        if not _fit_one_line(names):
+            for text in axis.get_xticklabels():
+                text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
+    if "y" in sides:
+        axis.set_yticks(ticks, names)
+
+
+def arrow(label: str, predicted: str, rest: str = "") -> str:
+    """Return the caption `label → prediction` and what follows, in several lines if the names are long."""
+    label, predicted = short(label), short(predicted)
+    if _fit_one_line([label, predicted]):
+        return f"{label} → {predicted}{rest}"
+    return f"{label} →\n{predicted}\n{rest.strip()}".strip()
+
+
+def _fit_one_line(names: Sequence[str]) -> bool:
+    return max(map(len, names)) <= 3
+
+
+def short(name: str) -> str:
+    """Return the name of a class, without its middle if it is too long for a figure."""
+    return name if len(name) <= _SHORT_NAME else f"{name[:8]}…{name[-5:]}"
+
+
+def paper(images: np.ndarray) -> int:
+    """Return the value of a pixel that `show_image` draws white next to these images."""
+    return 0 if images.ndim == 3 else 255
 
 
 def show_image(axis: Axes, image: np.ndarray) -> None:
-    """Draw one image, dark ink on white."""
+    """Draw one image: in color as it is, (height, width, 3), and grayscale as dark ink on white, (height, width)."""
     axis.axis("off")
     axis.imshow(image, cmap="gray_r", vmin=0, vmax=255)

@@ -112,10 +112,12 @@ def validate(value: Any, into: type[Section], name: str) -> Section:
 
 
 def as_written(config: Any) -> dict[str, Any]:
-    """Return the plain data that `validate` reads as this dataclass."""
+    """Return the plain data that `validate` reads as this dataclass, without fields that have their default."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
+        if value == field.default:
+            continue
         if hasattr(value, "kind"):
             values |= {field.name: value.kind} | ({value.kind: as_written(value)} if dataclasses.fields(value) else {})
         else:
@@ -276,6 +278,8 @@ def active_params(params: Mapping[str, Value]) -> dict[str, Value]:
     Args:
         params: dotted key → value, as in `params.yaml` or as text; all are returned if no model is chosen.
     """
+    if params.get("fetch.dataset") not in ("folder", "csv"):
+        params = {key: value for key, value in params.items() if not key.startswith("fetch.pictures.")}
     if "train.model" not in params:
         return dict(params)
     unused = {"train.vary"} if str(params.get("train.members", 1)) == "1" else set()

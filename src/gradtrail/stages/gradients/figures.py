@@ -1,6 +1,6 @@
 """Figures of per-example gradients: distribution, largest ones, suspected label errors, classes and influences."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def draw(
         plotting.save(draw_suspects(ranked, splits, title), folder / f"suspects_{name}.png")
     if tables.has_training_rows:
         plotting.save(draw_course(tables, analysis, title, batch_size), folder / "course.png")
-        plotting.save(draw_classes(analysis, title), folder / "classes.png")
+        plotting.save(draw_classes(analysis, tables.classes["class"].tolist(), title), folder / "classes.png")
         plotting.save(draw_influence(tables.influence, splits, title), folder / "influence.png")
     if len(tables.label_error_scores):
         plotting.save(draw_detection(tables.label_error_scores, title), folder / "label_error_scores.png")
@@ -118,21 +118,22 @@ def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_si
     return figure
 
 
-def draw_classes(analysis: GradientAnalysis, title: str) -> Figure:
+def draw_classes(analysis: GradientAnalysis, names: Sequence[str], title: str) -> Figure:
     """Draw the cosines of the classes' mean gradients, their coherence, and shares of a step's decrease in loss."""
     classes = analysis.classes
     figure, axes = plotting.new_figure(f"Gradients by class · {title}", columns=3, size=(14, 4.6))
-    ticks = plotting.class_ticks(len(classes.share))
     panels = {"cosine of the mean gradients": classes.cosine, "coherence of per-example gradients": classes.coherence}
     for axis, (name, matrix) in zip(axes[0], panels.items(), strict=False):
         limit = float(np.nanmax(np.abs(matrix))) or 1.0
         drawn = axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.grid(visible=False)
-        axis.set(title=name, xlabel="class", ylabel="class", xticks=ticks, yticks=ticks)
+        axis.set(title=name, xlabel="class", ylabel="class")
+        plotting.name_classes(axis, names)
         figure.colorbar(drawn, ax=axis, shrink=0.8)
     axes[0, 2].bar(range(len(classes.share)), 100 * classes.share, color=plotting.BLUE)
     axes[0, 2].axhline(0, color=plotting.GREY, linewidth=1)
-    axes[0, 2].set(title="share of a gradient step's decrease in loss", xlabel="class", ylabel="%", xticks=ticks)
+    axes[0, 2].set(title="share of a gradient step's decrease in loss", xlabel="class", ylabel="%")
+    plotting.name_classes(axes[0, 2], names, sides="x")
     return figure
 
 
@@ -140,7 +141,7 @@ def draw_suspects(suspects: pd.DataFrame, splits: Mapping[str, Split], title: st
     """Draw the suspected label errors of a split, the most suspect first; a true label follows if it is known."""
 
     def caption(row: Any) -> str:
-        truth = "" if row.label == row.true_label else f" (true {row.true_label})"
+        truth = "" if row.label == row.true_label else f" (true {plotting.short(row.true_label)})"
         return f"{truth}  {row.probability:.0%}"
 
     heading = f"Suspected label errors: label → prediction, probability of the label · {title}"
@@ -152,10 +153,11 @@ def draw_influence(influence: pd.DataFrame, splits: Mapping[str, Split], title: 
     images, captions = [], []
     for name, rows in influence.groupby("test_example", sort=False):
         images.append(_image(splits["test"], int(str(name))))
-        captions.append(f"test #{name}\n{rows['label'].iloc[0]} → {rows['predicted'].iloc[0]}")
+        captions.append(f"test #{name}\n{plotting.arrow(rows['label'].iloc[0], rows['predicted'].iloc[0])}")
         for row in _rows(rows):
             images.append(_image(splits["train"], row.train_example))
-            captions.append(f"{row.effect} #{row.train_example}\n{row.train_label}  {_signed(row.influence)}")
+            label = plotting.short(row.train_label)
+            captions.append(f"{row.effect} #{row.train_example}\n{label}  {_signed(row.influence)}")
     columns = 1 + int(influence.groupby("test_example").size().iloc[0])
     heading = f"Training examples that lowered (helped) or raised (hurt) the loss of a test example, in nats · {title}"
     return plotting.gallery(np.stack(images), captions, heading, columns=columns)
@@ -178,8 +180,10 @@ def draw_detection(detection: pd.DataFrame, title: str) -> Figure:
 
 def _gallery(table: pd.DataFrame, splits: Mapping[str, Split], title: str, caption: Callable[[Any], str]) -> Figure:
     """Draw an image for each row of a table; `caption` is the end of the row's caption."""
-    images = [_image(splits[row.split], row.example_id) for row in _rows(table)]
-    captions = [f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}{caption(row)}" for row in _rows(table)]
+    images, captions = [], []
+    for row in _rows(table):
+        images.append(_image(splits[row.split], row.example_id))
+        captions.append(f"{row.split} #{row.example_id}\n{plotting.arrow(row.label, row.predicted, caption(row))}")
     return plotting.gallery(np.stack(images), captions, title, columns=8)
 
 

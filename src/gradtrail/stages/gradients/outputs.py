@@ -4,11 +4,12 @@ Suspected label errors are examples whose labels got little probability over the
 injected, the true labels are known, and a table says how well each score finds the wrong ones.
 """
 
+import dataclasses
 import math
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from gradtrail.core.gradients.exact import ERROR, LIMITS
 from gradtrail.core.gradients.scores import largest, rank_correlation, summarize
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.stages.artifacts.members import FOLDER, over_members
+from gradtrail.stages.artifacts.parquet import with_class_names
 
 COMPARED = (  # metrics that people compare
     *("grad_norm_median", "validation_grad_norm_median", "noise_scale_typical", "coherence_within_classes"),
@@ -68,6 +70,11 @@ class Tables:
         """Whether there are training examples: a private training to publish shows none."""
         return bool((self.scores["split"] == "train").any())
 
+    def with_class_names(self, classes: Sequence[str]) -> "Tables":
+        """Return the tables with the names of the classes in place of their numbers, except in `scores`."""
+        tables = {name: with_class_names(table, classes) for name, table in vars(self).items() if name != "scores"}
+        return dataclasses.replace(self, scores=self.scores, **tables)
+
 
 class Analyses:
     """The analyses of a training's members, added one after the other; memory holds the tables of the first."""
@@ -75,8 +82,9 @@ class Analyses:
     first: GradientAnalysis  # analysis of the first member: classes, noise scales and influences are of this one alone
     _tables: Tables  # of the first member
 
-    def __init__(self, scratch: Path, num_train: int):
+    def __init__(self, scratch: Path, num_train: int, classes: Sequence[str]):
         self.num_train = num_train  # number of training examples, of which a sample may be analyzed
+        self.classes = classes  # their names
         self.seeds: list[int] = []
         self.errors: dict[str, float] = {}  # largest error of each kind over the members, see `float64_errors`
         self._scratch = scratch  # folder with the scores of each member
@@ -108,6 +116,7 @@ class Analyses:
             paths = [self._scratch / f"seed_{seed}.parquet" for seed in self.seeds]
             tables = make_tables(mean_scores(paths), self.first, config)
         tables.scores.to_parquet(results / SCORES, index=False)
+        tables = tables.with_class_names(self.classes)
         error_rows = [(name.removeprefix(ERROR), value) for name, value in self.errors.items()]
         error_table = pd.DataFrame(error_rows, columns=["score", "largest_sampled_error_over_value_or_rms"])
         for name, table in {**vars(tables), "float64_errors": error_table}.items():

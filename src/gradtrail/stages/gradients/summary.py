@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gradtrail.core.gradients.analysis import GradientAnalysis, GradientsConfig
+from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.noise_scale import NoiseScale
+from gradtrail.stages.artifacts.parquet import with_class_names
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, REDACTED, PrivacyGuarantee
 from gradtrail.stages.gradients import every_example
 from gradtrail.stages.gradients.outputs import Analyses, Tables, measure
@@ -52,7 +53,7 @@ def summarize(
         "batch_size": batch_size,
     }
     if tables.has_training_rows:
-        values |= _training_values(tables, analyses.first, metrics)
+        values |= _training_values(tables, analyses, metrics)
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
     environment.filters["f"] = format
@@ -61,7 +62,7 @@ def summarize(
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def _training_values(tables: Tables, analysis: GradientAnalysis, metrics: Mapping[str, float]) -> dict[str, Any]:
+def _training_values(tables: Tables, analyses: Analyses, metrics: Mapping[str, float]) -> dict[str, Any]:
     """Return the values of the template that are about training examples."""
     reasons = {
         "the loss": metrics["rank_correlation_loss"],
@@ -71,9 +72,11 @@ def _training_values(tables: Tables, analysis: GradientAnalysis, metrics: Mappin
     reason = max(reasons, key=lambda name: reasons[name])
     first = metrics["first_grad_norm_rank_correlation_input_norm"]
     strength = "hardly" if abs(first) < 0.2 else "weakly" if abs(first) < _STRONG else "strongly"
+    analysis, classes = analyses.first, analyses.classes
     share = analysis.classes.share
+    largest = tables.train.nlargest(_NAMED, "grad_norm", keep="first")
     return {
-        "largest": tables.train.nlargest(_NAMED, "grad_norm", keep="first").to_dict("records"),
+        "largest": with_class_names(largest, classes).to_dict("records"),
         "reason": {"name": reason, "correlation": reasons[reason]},
         "first_epoch": min(analysis.noise_scales),
         "input_norm_correlation": first,
@@ -82,9 +85,9 @@ def _training_values(tables: Tables, analysis: GradientAnalysis, metrics: Mappin
         "noise_scales": {epoch: _interval(scale) for epoch, scale in analysis.noise_scales.items()},
         "typical": metrics.get("noise_scale_typical"),
         "share": {
-            "largest": np.nanargmax(share),
+            "largest": classes[int(np.nanargmax(share))],
             "most": np.nanmax(share),
-            "smallest": np.nanargmin(share),
+            "smallest": classes[int(np.nanargmin(share))],
             "least": np.nanmin(share),
         },
         "forgotten": (tables.train["forgetting_events"] > 0).mean(),

@@ -1,6 +1,7 @@
 """The gallery of the report: mistakes, largest gradients and suspected label errors, each example once."""
 
 import io
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from gradtrail.stages.report.numbers import Row, Sources
 # Scores that order the examples: the probability of the predicted class (for test examples alone), the norm of the
 # gradient, one minus the mean probability of the label over the training, and its final probability.
 _SCORES = ("confidence", "norm", "suspicion", "probability")
-_PIXELS = 640_000  # of all mistakes together: 816 images of MNIST
+_PIXELS = 640_000  # of all mistakes together, those of each channel: 816 images of MNIST, 208 of CIFAR-10
 _FEWEST, _MOST = 20, 800  # mistakes, whatever their size
 _CORRECT = 4  # examples of each class
 
@@ -40,8 +41,7 @@ class Gallery:
 def make_gallery(sources: Sources) -> Gallery:
     """Return the examples that the page shows."""
     table = all_examples(sources)
-    height, width = sources.info.image_shape
-    limit = min(max(_PIXELS // (height * width), _FEWEST), _MOST)
+    limit = min(max(_PIXELS // math.prod(sources.info.image_shape), _FEWEST), _MOST)
     groups = {
         "mistakes": mistakes(table, limit),
         "largest": listed(sources.table("gradients/largest"), table),
@@ -112,6 +112,7 @@ def listed(rows: list[Row], table: pd.DataFrame) -> list[Hashable]:
 
 
 def _png(image: np.ndarray) -> bytes:
+    """Return the image as a PNG: in color as it is, grayscale as dark ink on white."""
     stream = io.BytesIO()
-    Image.fromarray(255 - image).save(stream, "PNG", compress_level=9)
+    Image.fromarray(255 - image if image.ndim == 2 else image).save(stream, "PNG", compress_level=9)
     return stream.getvalue()

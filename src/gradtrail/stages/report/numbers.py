@@ -17,7 +17,7 @@ import pandas as pd
 from gradtrail.core import names
 from gradtrail.core.data import Split
 from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info, read_samples
-from gradtrail.stages.artifacts.parquet import read_parquet
+from gradtrail.stages.artifacts.parquet import read_parquet, with_class_names
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
 from gradtrail.stages.common.files import read_json
 from gradtrail.stages.common.params import active_params, flatten, read_yaml
@@ -33,6 +33,7 @@ _SERVED = (  # metrics that `evaluate` also has with the prefix `ensemble_`, if 
     *("accuracy", "accuracy_low", "accuracy_high", "loss", "temperature"),
     *("expected_calibration_error", "expected_calibration_error_uncalibrated"),
 )
+_NAMES = dict.fromkeys(("class", "label", "predicted"), str)  # columns whose values may look like numbers or NaN
 _LARGEST_MATRIX = 30  # classes; a larger confusion matrix is a figure
 _SHADES = 9  # of the cells of the confusion matrix
 
@@ -74,7 +75,8 @@ class Sources:
 
     def table(self, name: str) -> list[Row]:
         """Return the rows of a CSV table, such as `evaluate/per_class`."""
-        return pd.read_csv(self._path(f"{name}.csv")).to_dict("records")
+        table = pd.read_csv(self._path(f"{name}.csv"), dtype=_NAMES, keep_default_na=False, na_values=[""])
+        return table.to_dict("records")
 
     def figure(self, name: str) -> Row:
         """Return a PNG, such as `train/steps`, with its width and height in pixels."""
@@ -146,7 +148,7 @@ def compute_numbers(sources: Sources) -> dict[str, Any]:
         "members": members,
         "served": {key: evaluated[prefix + key] for key in _SERVED},  # metrics of the network or of the ensemble
         "mean_confidence": sum(row["count"] * row["confidence"] for row in bins) / num_predictions,
-        "confusions": confusions(sources.predictions),
+        "confusions": confusions(sources.predictions, sources.info.classes),
         "matrix": confusion_matrix(sources.predictions, sources.info.num_classes),
         "changed_labels": round(params["preprocess"]["label_noise"] * sources.metrics["preprocess"]["train_examples"]),
         "params_in_force": params_in_force(params),
@@ -181,11 +183,11 @@ def params_in_force(params: dict[str, Any]) -> dict[str, Any]:
     return {"model": model_name(params)} | {name.replace("_", " "): value for name, value in in_force.items()}
 
 
-def confusions(predictions: pd.DataFrame) -> list[Row]:
+def confusions(predictions: pd.DataFrame, classes: Sequence[str]) -> list[Row]:
     """Return each pair of a label and another prediction with its number of examples, the most frequent pair first."""
     mistakes = predictions[predictions["label"] != predictions["predicted"]]
     sizes = mistakes.groupby(["label", "predicted"]).size().sort_values(ascending=False, kind="stable")
-    return sizes.rename("number").reset_index().to_dict("records")
+    return with_class_names(sizes.rename("number").reset_index(), classes).to_dict("records")
 
 
 def confusion_matrix(predictions: pd.DataFrame, classes: int) -> list[list[Row]]:

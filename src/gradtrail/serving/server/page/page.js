@@ -95,7 +95,7 @@ function show(content) {
   }));
   const canvas = seen.querySelector("canvas");
   [canvas.height, canvas.width] = [content.image.length, content.image[0].length];
-  const pixels = content.image.flat().flatMap((grey) => [grey, grey, grey, 255]);
+  const pixels = content.image.flat().flatMap((pixel) => [...(pixel.length ? pixel : [pixel, pixel, pixel]), 255]);
   canvas.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(pixels), canvas.width), 0, 0);
   seen.hidden = false;
   document.getElementById("model").textContent = `${content.model_name}, version ${content.model_version}`;

@@ -1,0 +1,115 @@
+"""Color images go through the stages: trained, evaluated, exported, and scored by their gradients."""
+
+import functools
+import io
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from factories import NUM_CLASSES, color_split, dataset_info, make_engine, new_compiler, run_training, train_config
+from mlflow.exceptions import MlflowException
+from PIL import Image
+
+from gradtrail.core.evaluate import EvaluateConfig
+from gradtrail.core.export import ExportConfig
+from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
+from gradtrail.core.gradients.scores import score_batch
+from gradtrail.core.nn.cnn import CNN
+from gradtrail.core.nn.inference import compile_predict
+from gradtrail.core.nn.models import Model
+from gradtrail.stages import evaluate
+from gradtrail.stages.artifacts.data_files import read_info, read_splits, write_processed
+from gradtrail.stages.artifacts.exported import read_manifest
+from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, write_weights
+from gradtrail.stages.export import Network, write_export
+from gradtrail.stages.report.gallery import _png
+from gradtrail.tracking.models import _how_to_use
+from gradtrail.tracking.pyfunc import _load_pyfunc
+
+SHAPE = (12, 10)
+SPLITS = {
+    name: color_split(count, shape=SHAPE, seed=seed)
+    for seed, (name, count) in enumerate({"train": 240, "validation": 60, "test": 90}.items())
+}
+CNN_ON_COLOR = CNN(
+    channels=(8,), convolutions=1, kernel_size=3, norm="group", groups=2, hidden=(), activation="relu", dropout=0.0
+)
+CONFIG = train_config(model=CNN_ON_COLOR, optimizer="adamw", epochs=8, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the splits and the weights of a training."""
+    folder = tmp_path_factory.mktemp("color")
+    info = write_processed(folder / "data", SPLITS, dataset_info(name="patches", image_shape=(*SHAPE, 3)))
+    params = run_training(*make_engine(CONFIG, SPLITS["train"]))[-1].state.params
+    network = CONFIG.model_config(info.image_shape, NUM_CLASSES)
+    about = WeightsInfo(model=network, label_smoothing=CONFIG.label_smoothing, dataset=info, epoch=CONFIG.epochs)
+    write_weights(folder / "final.safetensors", params, about)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluation(project: Path) -> evaluate.MembersEvaluation:
+    """The evaluation of these weights on the splits, both as they are on disk."""
+    path = project / "final.safetensors"
+    splits = read_splits(project / "data")
+    config = EvaluateConfig(weights="final", batch_size=32, calibration_bins=5, num_mistakes=4)
+    predict = compile_predict(read_weights(path)[0], config.batch_size, compiler=new_compiler())
+    both = (splits["validation"], splits["test"])
+    predictions = evaluate.predict(predict, {0: path}, read_info(project / "data"), both, config.batch_size)
+    return evaluate.evaluate(predictions, both, config)
+
+
+@pytest.fixture(scope="module")
+def export(project: Path, evaluation: evaluate.MembersEvaluation) -> Path:
+    model, params, about = read_weights(project / "final.safetensors")
+    network = Network(
+        model=model,
+        members={0: params},
+        weights="final",
+        epochs=(about.epoch,),
+        dataset=about.dataset.label,
+        classes=("sky", "temple", "flower"),
+        temperature=evaluation.ensemble.temperature,
+    )
+    write_export(project / "export", network, ExportConfig(name="patches", batch_sizes=(1, 32)))
+    return project / "export"
+
+
+def test_a_cnn_learns_from_color(evaluation: evaluate.MembersEvaluation, tmp_path: Path) -> None:
+    """Better than any classifier that knows only the frequency of the classes."""
+    assert evaluation.ensemble.metrics()["accuracy_low"] > 0.6
+    evaluate.draw_figures(tmp_path, evaluation.ensemble, SPLITS["test"], "patches", 4)
+    colors = np.asarray(Image.open(tmp_path / "mistakes.png").convert("RGB"), np.int64)
+    assert np.ptp(colors, axis=2).max() > 30, "the gallery is in color"
+
+
+def test_export_takes_color_images_and_answers_as_the_evaluation(
+    export: Path, evaluation: evaluate.MembersEvaluation
+) -> None:
+    assert read_manifest(export).image_shape == (*SHAPE, 3)
+    served, images = _load_pyfunc(str(export)), SPLITS["test"].images
+    expected = evaluation.ensemble.probabilities
+    for data, rows in ((images, expected), (images / 255, expected), (images[0].tolist(), expected[:1])):
+        np.testing.assert_allclose(served.predict(data)["probabilities"], rows, rtol=1e-4, atol=1e-6)
+    for wrong in (images[..., 0], images[..., :2], images[0, 0]):
+        with pytest.raises(MlflowException, match=r"an array \(images, 12, 10, 3\) of whole numbers .*; got shape"):
+            served.predict(wrong)
+    assert "(images, 12, 10, 3), or one image (12, 10, 3), of integers" in _how_to_use("", "", read_manifest(export))
+
+
+def test_scores_by_gradients_are_those_in_float64(project: Path) -> None:
+    model, params, _ = read_weights(project / "final.safetensors")
+    splits = {name: SPLITS[name] for name in ("validation", "test")}
+    function = compile_exact(model, 0.1, sample_size(splits), compiler=new_compiler())
+    score = jax.jit(functools.partial(score_batch, Model(model.config), label_smoothing=0.1))
+    scores = {name: score(params, split.images, split.labels) for name, split in splits.items()}
+    errors = float64_errors(function, params, splits, scores, 0.1)
+    assert max(errors.values()) < 1e-4
+
+
+def test_the_report_has_color_images_as_they_are() -> None:
+    image = SPLITS["test"].images[0]
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(_png(image)))), image)

@@ -1,0 +1,243 @@
+"""Folders and CSV files of images become arrays; a file or a class that does not fit is one line that names it."""
+
+import csv
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from untrusted import damaged, fuzz, refusal
+
+from gradtrail.stages import image_files
+from gradtrail.stages.image_files import SOURCES, PicturesConfig, Splits, list_csv, list_folder, read_images
+
+PICTURES = PicturesConfig(size=(8, 6), color=True, test_fraction=0.25, seed=0)
+GREY = dataclasses.replace(PICTURES, color=False)
+
+
+def noise(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def write_class(folder: Path, count: int, *, seed: int = 0, shape: tuple[int, ...] = (8, 6, 3)) -> None:
+    folder.mkdir(parents=True)
+    for index in range(count):
+        Image.fromarray(noise(seed + index, *shape)).save(folder / f"{index:03}.png")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of eight images, with the hidden files that systems add."""
+    root = tmp_path / "images"
+    for seed, name in enumerate(("owl", "cat")):
+        write_class(root / name, 8, seed=100 * seed)
+        (root / name / ".DS_Store").write_bytes(b"\0")
+    (root / ".git").mkdir()
+    (root / "README.txt").write_text("no image")
+    return root
+
+
+def write_csv(path: Path, *rows: tuple[str, ...]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+# Pixels
+
+
+def test_images_of_the_size_are_unchanged_and_split_by_class_and_seed(folder: Path) -> None:
+    (images, labels, test_images, test_labels), names = read_images(list_folder(folder), PICTURES)
+    assert names == ("cat", "owl")
+    assert np.bincount(labels).tolist() == [6, 6]
+    assert np.bincount(test_labels).tolist() == [2, 2]
+    written = {noise(100 + index, 8, 6, 3).tobytes() for index in range(8)}
+    assert {image.tobytes() for image in [*images[labels == 0], *test_images[test_labels == 0]]} == written
+    for array, again in zip((images, labels), read_images(list_folder(folder), PICTURES)[0], strict=False):
+        np.testing.assert_array_equal(array, again)
+    other = read_images(list_folder(folder), dataclasses.replace(PICTURES, seed=1))[0]
+    assert not np.array_equal(other[0], images)
+
+
+def test_other_proportions_are_cropped_at_the_centre(tmp_path: Path) -> None:
+    """The edges that the crop removes are red; a large image is averaged, not sampled."""
+    for name, rows, columns in (("tall", 400, 60), ("wide", 80, 300)):
+        pixels = np.full((rows, columns, 3), (255, 0, 0), np.uint8)
+        height, width = (80, 60)
+        top, left = (rows - height) // 2, (columns - width) // 2
+        pixels[top : top + height, left : left + width] = np.indices((height, width)).sum(axis=0)[..., None] % 2 * 254
+        (tmp_path / name).mkdir()
+        for index in range(2):
+            Image.fromarray(pixels).save(tmp_path / name / f"{index}.png")
+    images = read_images(list_folder(tmp_path), dataclasses.replace(PICTURES, test_fraction=0.5))[0][0]
+    assert images.shape == (2, 8, 6, 3)
+    assert np.abs(images.astype(int) - 127).max() <= 16  # the filter reaches over the edge
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "jpeg", "webp", "PNG"])
+def test_every_format_is_read_in_color_and_in_grey(tmp_path: Path, suffix: str) -> None:
+    for name, value in (("blue", (0, 0, 255)), ("white", (255, 255, 255))):
+        (tmp_path / name).mkdir()
+        for index in range(2):
+            Image.new("RGB", (30, 40), value).save(tmp_path / name / f"{index}.{suffix}")
+    for pictures, blue in ((PICTURES, [0, 0, 255]), (GREY, 29)):  # ITU-R 601: 0.114 of 255
+        images, labels, *_ = read_images(list_folder(tmp_path), dataclasses.replace(pictures, test_fraction=0.5))[0]
+        assert images.shape == (2, 8, 6, *np.shape(blue))
+        assert np.abs(images[labels == 0][0] - np.array(blue)).max() <= 2
+        assert (images[labels == 1] == 255).all()
+
+
+def test_orientation_of_a_camera_is_applied_and_transparent_parts_are_white(tmp_path: Path) -> None:
+    upright = np.zeros((8, 6), np.uint8)
+    upright[:4] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.rot90(upright)).save(tmp_path / "a" / "turned.png", exif=exif)
+    (tmp_path / "b").mkdir()
+    Image.new("RGBA", (6, 8), (0, 0, 0, 0)).save(tmp_path / "b" / "clear.png")
+    rows = [
+        ("path", "label", "split"),
+        *((f"{name}", name[0], split) for split in ("train", "test") for name in ("a/turned.png", "b/clear.png")),
+    ]
+    (images, *_), _ = read_images(list_csv(write_csv(tmp_path / "list.csv", *rows)), GREY)
+    np.testing.assert_array_equal(images[0], upright)
+    assert (images[1] == 255).all()
+
+
+# Layouts
+
+
+def test_train_and_test_are_kept_apart(tmp_path: Path) -> None:
+    for seed, (split, count) in enumerate((("train", 5), ("test", 2))):
+        for name in ("cat", "owl"):
+            write_class(tmp_path / split / name, count, seed=10 * seed)
+    (images, labels, test_images, test_labels), names = read_images(list_folder(tmp_path), PICTURES)
+    assert (names, labels.tolist(), test_labels.tolist()) == (("cat", "owl"), [0] * 5 + [1] * 5, [0, 0, 1, 1])
+    np.testing.assert_array_equal(images[0], noise(0, 8, 6, 3))
+    np.testing.assert_array_equal(test_images[0], noise(10, 8, 6, 3))
+
+
+def test_csv_names_files_relative_to_itself(folder: Path) -> None:
+    rows = [(f" {name}/00{index}.png", f" {name} ", "x") for name in ("cat", "owl") for index in range(8)]
+    path = write_csv(folder / "list.csv", ("path", "label", "photographer"), *rows, ())
+    arrays, names = read_images(list_csv(path), PICTURES)
+    expected, expected_names = read_images(list_folder(folder), PICTURES)
+    assert names == expected_names
+    for array, other in zip(arrays, expected, strict=True):
+        np.testing.assert_array_equal(array, other)
+
+
+# Faults
+
+
+def add(path: str, data: bytes = b"") -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+
+    return write
+
+
+def make(*paths: str) -> Callable[[Path], None]:
+    return lambda root: [(root / path).mkdir(parents=True) for path in paths] and None
+
+
+def remove(name: str, keep: int = 0) -> Callable[[Path], None]:
+    def delete(root: Path) -> None:
+        for path in sorted((root / name).iterdir())[: -keep or None]:
+            path.unlink()
+        if not keep:
+            (root / name).rmdir()
+
+    return delete
+
+
+def with_test_only(root: Path) -> None:
+    for place in ("train/cat", "train/owl", "test/cat", "test/dog"):
+        write_class(root / "split" / place, 1)
+    for name in ("cat", "owl"):
+        remove(name)(root)
+    (root / "split" / "train").rename(root / "train")
+    (root / "split" / "test").rename(root / "test")
+    (root / "split").rmdir()
+
+
+FOLDER_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "damaged": (add("cat/009.png", b"\x89PNG\r\n\x1a\n..."), "cat/009.png: not a readable image"),
+    "no image": (add("cat/notes.txt", b"hello"), "cat/notes.txt: not a readable image: none of PNG, JPEG"),
+    "empty class": (make("dog"), "dog: no image; delete the folder, or add images of the class"),
+    "folder in a class": (make("cat/more"), "cat/more: a folder in the folder of a class"),
+    "one class": (remove("owl"), "classes: 2 to 256 are allowed, found 1: cat"),
+    "class too small to split": (remove("owl", keep=1), "class 'owl' has no training image"),
+    "image without a class": (add("stray.JPG"), "stray.JPG: each image must be in the folder of its class"),
+    "mixed layouts": (make("train", "test"), "it has the folders cat, owl, test, train; allowed are train and test"),
+    "no test": (make("train"), "it has the folders cat, owl, train; allowed are train and test"),
+    "class that train lacks": (with_test_only, "test/dog: there is no class 'dog' in train"),
+    "line break in a name": (lambda root: write_class(root / "do\ng", 4), r"'do\ng': up to 100 printable"),
+}
+
+
+@pytest.mark.parametrize("fault", FOLDER_FAULTS)
+def test_fault_of_a_folder_is_named_in_one_line(folder: Path, fault: str) -> None:
+    spoil, message = FOLDER_FAULTS[fault]
+    spoil(folder)
+    pictures = dataclasses.replace(PICTURES, test_fraction=0.9)
+    line = refusal(lambda: read_images(list_folder(folder), pictures))
+    assert message in str(line)
+
+
+CSV_FAULTS: dict[str, tuple[bytes, str]] = {
+    "no column": (b"file,label\n", "list.csv: no column 'path'; it needs path and label"),
+    "empty file": (b"", "list.csv: no column 'label'"),
+    "no rows": (b"path,label\n", "classes: 2 to 256 are allowed, found 0"),
+    "no label": (b"path,label\ncat/000.png,\n", "list.csv: line 2: path 'cat/000.png' and label ''"),
+    "no such file": (b"path,label\ncat/x.png,cat\n", "cat/x.png: no such file"),
+    "a device": (b"path,label\n/dev/zero,cat\n", "line 2: /dev/zero: no such file"),
+    "other split": (b"path,label,split\ncat/000.png,cat,val\n", "line 2: split is 'val'; allowed are train and test"),
+    "a comma more": (b"path,label\ncat/000.png,cat,\n", "line 2: 3 values for 2 columns"),
+    "open quote": (b'path,label\n"cat/000.png,cat\n', "not readable as CSV"),
+    "UTF-16": ("path,label\n".encode("utf-16"), "list.csv: not UTF-8 at byte 0"),
+}
+
+
+@pytest.mark.parametrize("fault", CSV_FAULTS)
+def test_fault_of_a_csv_file_is_named_in_one_line(folder: Path, fault: str) -> None:
+    data, message = CSV_FAULTS[fault]
+    (folder / "list.csv").write_bytes(data)
+    assert message in str(refusal(lambda: read_images(list_csv(folder / "list.csv"), PICTURES)))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_missing_source_is_one_line(tmp_path: Path, source: str) -> None:
+    assert "nowhere: cannot be read (No such file or directory)" in str(
+        refusal(lambda: SOURCES[source](tmp_path / "nowhere"))
+    )
+
+
+def test_too_many_classes_and_too_many_pixels_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many: Splits = {"all": [(folder, f"{number:03}") for number in range(257)]}
+    assert "found 257: 000, 001, 002, 003, 004 and 252 more" in str(refusal(lambda: read_images(many, PICTURES)))
+    monkeypatch.setattr(image_files, "_MAX_BYTES", 1000)
+    line = refusal(lambda: read_images(list_folder(folder), PICTURES))
+    assert line == "16 images of fetch.pictures.size [8, 6] have 2,304 bytes; at most 1,000 are allowed"
+
+
+@fuzz(60)
+@given(st.data())
+def test_damaged_files_are_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
+    (tmp_path / "a").mkdir(exist_ok=True)
+    Image.fromarray(noise(0, 8, 6, 3)).save(path := tmp_path / "a" / "x.png")
+    path.write_bytes(data.draw(damaged(path.read_bytes())))
+    text = b"path,label,split\na/x.png,a,train\na/x.png,b,train\na/x.png,a,test\n"
+    (tmp_path / "list.csv").write_bytes(data.draw(st.one_of(st.just(text), damaged(text))))
+    refusal(lambda: read_images(list_csv(tmp_path / "list.csv"), PICTURES))
+
+
+def test_size_is_two_numbers() -> None:
+    with pytest.raises(ValueError, match=r"size must be a height and a width, such as \[32, 32\]; got \[32\]"):
+        dataclasses.replace(PICTURES, size=(32,))
