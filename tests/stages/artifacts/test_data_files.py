@@ -49,7 +49,7 @@ def parse(data: bytes, ndim: int) -> Array:
     """Return the array in a file with these bytes."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "some-file").write_bytes(data)
-        return read_idx(Path(folder) / "some-file", ndim)
+        return read_idx(Path(folder) / "some-file", (ndim,))
 
 
 def refused(data: bytes, ndim: int) -> str:
@@ -126,7 +126,7 @@ def test_lying_header_takes_no_memory(tmp_path: Path, sizes: tuple[int, int, int
     tracemalloc.start()
     try:
         with pytest.raises(UserError, match="needs exactly"):
-            read_idx(path, 3)
+            read_idx(path, (3, 4))
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -136,7 +136,7 @@ def test_lying_header_takes_no_memory(tmp_path: Path, sizes: tuple[int, int, int
 def test_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(UserError, match="cannot be read"):
-            read_idx(path, 1)
+            read_idx(path, (1,))
 
 
 @pytest.fixture
