@@ -84,7 +84,8 @@ class Own:
         parameters and inputs are rounded to it, as all operations are then.
         """
         takes_precision = "precision" in inspect.signature(self.config.build).parameters
-        with faults(self.path, "build"):
+        # The float64 reference of the gradients builds the network too, and keeps its parameters float32.
+        with faults(self.path, "build"), jax.enable_x64(False):
             options = {"precision": precision} if takes_precision else {}
             module = self.config.build(shape, num_classes, rngs=nnx.Rngs(rngs.params()), **options)
             if not isinstance(module, nnx.Module):
