@@ -59,6 +59,15 @@ def test_init_draws_the_widths_of_the_network(dialect: str) -> None:
     assert all(np.any(one != two) for one, two in pairs if one.ndim == 2)
 
 
+def test_compiled_steps_have_the_same_flops() -> None:
+    flops = {}
+    for dialect in DIALECTS:
+        training, (images, labels) = Training(dialect), make_batches(TASK)
+        compiled = training.program.train_step.lower(training.state, images[0], labels[0]).compile()
+        flops[dialect] = getattr(compiled, "compiled", compiled).cost_analysis()["flops"]  # Equinox wraps JAX's object
+    assert flops == pytest.approx(dict.fromkeys(DIALECTS, flops["raw"]), rel=1e-5)
+
+
 def test_lines_are_counted_without_docstring_comments_and_blanks() -> None:
     assert count_lines('"""Two\nlines."""\n\nimport jax\n\n# why\nx = (  # here\n    1\n)\n') == 4
     assert all(20 < count_lines((PROGRAMS / f"{dialect}.py").read_text()) < 60 for dialect in DIALECTS)
