@@ -16,7 +16,7 @@ from typing import Any
 from gradtrail.tracking.environment import environment, machine_key
 
 FOLDER = Path(__file__).with_name("results")
-_PEERS = ("torch", "opacus", "mlflow", "dvc")
+_PEERS = ("equinox", "torch", "opacus", "mlflow", "dvc")
 
 
 def record(benchmark: str, results: Mapping[str, Any], options: argparse.Namespace | None = None) -> None:

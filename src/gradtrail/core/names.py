@@ -1,6 +1,9 @@
 """The names of models, which weights, runs, figures and the report share."""
 
 from collections.abc import Sequence
+from pathlib import Path
+
+NETWORKS = Path("pipeline/networks")  # folder of networks of one's own
 
 
 def model_name(kind: str, *, channels: Sequence[int] = (), hidden: Sequence[int] = (), features: str = "none") -> str:

@@ -18,7 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
 from gradtrail.core import batching
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.layers import ROUNDING, Layer
-from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.nn.models import Model, Params, by_path
+from gradtrail.core.nn.own import OtherLayer
 
 Images: TypeAlias = UInt8[Array, "batch height width *channels"]
 Labels: TypeAlias = Int[Array, " batch"]
@@ -154,8 +155,19 @@ def summed_grad(
 
 
 def unknown_layers(model: Model) -> list[str]:
-    """Return the names of the layers whose gradients are computed by the slow definition."""
-    return [name for name, layer in model.layers().items() if type(layer).grads is Layer.grads]
+    """Return the layers whose gradients are computed by the slow definition, with the modules that they consist of."""
+    return [
+        f"{name} ({', '.join(_parts(layer))})" if isinstance(layer, OtherLayer) else name
+        for name, layer in model.layers().items()
+        if type(layer).grads is Layer.grads
+    ]
+
+
+def _parts(layer: Layer) -> list[str]:
+    """Return the classes of the modules that have parameters of their own within a layer, sorted."""
+    modules = [module for _, module in nnx.iter_modules(layer)]
+    own = [module for module in modules if any(isinstance(value, nnx.Param) for value in vars(module).values())]
+    return sorted({type(module).__name__ for module in own} or {"functions"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +217,7 @@ def clipped_grad_sum(
         grads = {
             f"{name}/{path}": grad
             for name, layer in model.layers().items()
-            for path, grad in layer.weighted_grad(by_layer[name][1], weights).items()
+            for path, grad in by_path(layer.weighted_grad(by_layer[name][1], weights)).items()
         }
     return model.from_paths(grads), norms, logits
 

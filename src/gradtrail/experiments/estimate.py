@@ -33,7 +33,7 @@ _LEAST_HALF_WIDTH, _LARGEST_HALF_WIDTH = 0.2, 0.25  # shares of the estimate: th
 # Stage → share of its work that the amount of `_work` scales
 _SCALED = {"preprocess": 0.5, "evaluate": 0.8, "gradients": 0.85, "profile": 0.8}
 # Params that select which earlier runs compiled most of the same functions
-_MODEL = ("train.model", "train.precision", "train.mlp.", "train.cnn.", "train.mixer.", "train.features")
+_MODEL = ("train.model", "train.precision", "train.mlp.", "train.cnn.", "train.mixer.", "train.own.", "train.features")
 _PROGRAMS = {
     "evaluate": _MODEL,
     "export": (*_MODEL, MEMBERS),

@@ -203,3 +203,59 @@ def test_params_outside_of_blocks_are_active() -> None:
         "train.cnn.dropout": 1,
         "evaluate.weights": "best",
     }
+
+
+OWN_NETWORK = """
+from typing import Annotated
+from gradtrail.core.config import Bounds, Count, config
+
+@config
+class Network:
+    width: Annotated[int, Bounds(at_least=1, at_most=64)]
+    blocks: Count = 2
+    def build(self, shape, num_classes, *, rngs):
+        raise NotImplementedError
+"""
+BROKEN_BLOCKS = {
+    "wdith": ({"file": "mine", "wdith": 8}, "own.wdith is not a known key; did you mean 'width'?"),
+    "missing": ({"file": "mine"}, "own.width is missing"),
+    "bounds": ({"file": "mine", "width": 65}, "own.width must be at least 1 and at most 64, got 65"),
+    "text": ({"file": "mine", "width": "8"}, "own.width: Input should be a valid integer, got '8'"),
+    "no file": ({"width": 8}, "own.file is missing"),
+    "other file": (
+        {"file": "yours", "width": 8},
+        "own.file: pipeline/networks/yours.py: no such file; pipeline/networks has mine",
+    ),
+    "path": (
+        {"file": "../mine", "width": 8},
+        "own.file: must be the name of a file in pipeline/networks without .py, got '../mine'",
+    ),
+}
+
+
+@pytest.fixture
+def own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipeline/networks").mkdir(parents=True)
+    (tmp_path / "pipeline/networks/mine.py").write_text(OWN_NETWORK)
+
+
+def own_section(block: dict[str, Any]) -> dict[str, Any]:
+    return {**read_yaml(ROOT / "params.yaml")["train"], "model": "own", "own": block}
+
+
+@pytest.mark.usefixtures("own_network")
+def test_block_of_a_file_is_read_and_written_back() -> None:
+    config = validate(own_section({"file": "mine", "width": 8}), TrainConfig, "params.yaml: train")
+    assert (config.model.name, config.model.config.width) == ("mine", 8)
+    assert as_written(config)["own"] == {"file": "mine", "width": 8, "blocks": 2}
+    assert validate({**as_written(config)}, TrainConfig, "again") == config
+
+
+@pytest.mark.usefixtures("own_network")
+@pytest.mark.parametrize("name", BROKEN_BLOCKS)
+def test_block_of_a_file_is_refused_in_one_line(name: str) -> None:
+    block, message = BROKEN_BLOCKS[name]
+    with pytest.raises(UserError) as caught:
+        validate(own_section(block), TrainConfig, "params.yaml: train")
+    assert str(caught.value) == f"params.yaml: train.{message}"

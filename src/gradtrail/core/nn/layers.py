@@ -24,6 +24,7 @@ from gradtrail.core.nn.arithmetic import (
 )
 
 _EPSILON = 1e-5  # added to a variance before its root is taken
+_LARGEST_GRAD = 2.0**32  # absolute entry of a gradient to be clipped, so that its squared norm is finite
 ROUNDING = 2.0**-23  # twice the largest relative error of a float32 operation: n of them err by less than n times it
 
 _he_normal = nnx.initializers.he_normal()
@@ -79,8 +80,11 @@ class Layer(nnx.Module):
         The gradient of an example is the sum of those of `copies` adjacent rows of the batch. The bound holds for
         the term that `weighted_grad` adds, with the rounding of all operations, in any order of summation.
         """
-        grads = _sum_copies(self.grads(inputs, cotangent), copies)
-        return _squared_norm_bound(grads), grads
+        grads = jnp.nan_to_num(_sum_copies(self.grads(inputs, cotangent), copies))
+        grads = jnp.clip(grads, -_LARGEST_GRAD, _LARGEST_GRAD)
+        side = math.ceil(math.sqrt(grads.shape[1]))  # a sum of sums errs less
+        square = jnp.pad(grads, ((0, 0), (0, side**2 - grads.shape[1]))).reshape(-1, side, side)
+        return _squared_norm_bound(square), grads
 
     def weighted_grad(
         self, terms: PyTree[Float[Array, "..."]], weights: Float[Array, " examples"]

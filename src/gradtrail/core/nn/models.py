@@ -4,6 +4,8 @@ A network is a Flax NNX module; a `Model` holds its static part, so that all oth
 pytree of arrays under `jax.jit`, `grad` and `vmap`.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -11,16 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree, UInt8
 
 from gradtrail.core.batching import normalize
-from gradtrail.core.config import Bounds, Count, config
+from gradtrail.core.config import Bounds, ConfigError, Count, config
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.features import FeaturesKind, features_of, features_shape, require_pixels
 from gradtrail.core.nn.layers import Layer, identity_tap
 from gradtrail.core.nn.mixer import Mixer
 from gradtrail.core.nn.mlp import MLP, Linear
+from gradtrail.core.nn.own import Own, faults
 
 Params: TypeAlias = PyTree[Float[Array, "..."]]
 HostParams: TypeAlias = PyTree[Float[np.ndarray, "..."]]
@@ -29,7 +33,7 @@ WeightsKind = Literal["final", "best"]
 _PATCHES_BYTES = 8 * 2**20  # patches of a tile's largest convolution; half and twice as much take as long or longer
 
 
-Network: TypeAlias = Linear | MLP | CNN | Mixer
+Network: TypeAlias = Linear | MLP | CNN | Mixer | Own
 
 
 @config
@@ -64,6 +68,8 @@ class Model:
         self.config = config
         self._remat = remat
         self._graphdef = nnx.graphdef(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
+        if isinstance(config.network, Own):
+            self._check_own(config.network.path)
 
     def init(self, *, key: Key[Array, ""]) -> Params:
         """Draw initial parameters: nested dicts of float32 arrays."""
@@ -111,11 +117,11 @@ class Model:
         return _layers(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
 
     def split_by_layer(self, params: Params) -> dict[str, Params]:
-        """Split a pytree like the parameters by layer."""
-        parts: dict[str, Params] = {name: {} for name in self.layers()}
-        for path, leaf in by_path(params).items():
-            layer, _, name = path.rpartition("/")
-            parts[layer][name] = leaf
+        """Split a pytree like the parameters by layer: the entry of a layer is like its own parameters."""
+        parts: dict[str, Params] = {}
+        for name in self.layers():
+            keys = [int(key) if key.isdecimal() else key for key in name.split("/")]
+            parts[name] = functools.reduce(operator.getitem, keys, params)
         return parts
 
     def from_paths(self, leaves: Mapping[str, Any]) -> PyTree:
@@ -125,6 +131,54 @@ class Model:
 
     def abstract_params(self) -> AbstractParams:
         return jax.eval_shape(lambda: self.init(key=jax.random.key(0)))
+
+    def _check_own(self, path: str) -> None:
+        """Raise ConfigError, one line, unless the module of a file gives logits and its layers have all parameters."""
+        params, shape = self.abstract_params(), self.config.image_shape
+        images = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+        tapped: list[str] = []
+
+        def tap(name: str, layer: Layer, inputs: Array) -> Array:
+            tapped.append(name)
+            return identity_tap(layer, inputs)
+
+        with faults(path, f"the network on images of shape {images.shape}"):
+            for function in (self.apply, functools.partial(self.apply, tap=tap)):
+                logits: Any = jax.eval_shape(function, params, images)
+                if (logits.shape, logits.dtype) != ((2, self.config.num_classes), jnp.float32):
+                    raise ConfigError(
+                        f"{path}: logits must be float32 of shape {(2, self.config.num_classes)} for images of shape "
+                        f"{images.shape}, got {logits.dtype} of shape {logits.shape}"
+                    )
+        if sorted(tapped) != sorted(self.layers()):
+            raise ConfigError(
+                f"{path}: must call each Layer once through `tap`, got {', '.join(sorted(tapped)) or 'none'}"
+            )
+        for parameter in by_path(params):
+            if not any(parameter.startswith(f"{name}/") for name in tapped):
+                raise ConfigError(
+                    f"{path}: the parameter {parameter} belongs to no Layer; "
+                    "wrap its module: gradtrail.core.nn.own.OtherLayer(module)"
+                )
+
+    def require_independent(self) -> None:
+        """Raise ConfigError, one line, if the logits of an image depend on the other images of its batch.
+
+        Tested for a network of one's own, at random parameters and images: those of all others are independent.
+        """
+        if not isinstance(self.config.network, Own):
+            return
+        keys = jax.random.split(jax.random.key(0), 3)
+        params = self.init(key=keys[0])
+        flat, unflatten = ravel_pytree(params)
+        moved = unflatten(flat + 0.1 * jax.random.normal(keys[1], flat.shape))  # zeros would hide a dependence
+        one, two, three = jax.random.uniform(keys[2], (3, *self.config.image_shape))
+        logits = [jax.jit(self.apply)(moved, jnp.stack([one, other]))[0] for other in (two, three)]
+        if not np.allclose(*logits, rtol=1e-4, atol=1e-5 * float(jnp.max(jnp.abs(logits[0])))):
+            raise ConfigError(
+                f"{self.config.network.path}: the logits of an image depend on the other images of its batch, so there "
+                "are no per-example gradients; reduce over no axis of the batch"
+            )
 
     def _make_network(self, rngs: nnx.Rngs) -> nnx.Module:
         config = self.config
@@ -146,6 +200,7 @@ def by_path(params: Params | HostParams | AbstractParams) -> dict[str, Any]:
 
 
 def _layers(network: nnx.Module) -> dict[str, Layer]:
-    """Return the layers of a network in order, by the paths of their parameters."""
+    """Return the layers of a network in order, by the paths of their parameters; not those within a layer."""
     modules = nnx.iter_modules(network)
-    return {"/".join(map(str, path)): module for path, module in modules if isinstance(module, Layer)}
+    layers = {"/".join(map(str, path)): module for path, module in modules if isinstance(module, Layer)}
+    return {name: layer for name, layer in layers.items() if not any(name.startswith(f"{outer}/") for outer in layers)}

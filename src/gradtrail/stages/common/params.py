@@ -21,6 +21,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
+from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import blobs
@@ -118,7 +119,9 @@ def as_written(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         if value == field.default:
             continue
-        if hasattr(value, "kind"):
+        if hasattr(value, "config_class"):
+            values |= {field.name: value.kind, value.kind: {"file": value.file, **as_written(value.config)}}
+        elif hasattr(value, "kind"):
             values |= {field.name: value.kind} | ({value.kind: as_written(value)} if dataclasses.fields(value) else {})
         else:
             values[field.name] = as_written(value) if dataclasses.is_dataclass(value) else value
@@ -144,7 +147,10 @@ def _written(cls: Any) -> Any:
         if kinds:
             fields.append((name, Literal[*kinds]))
             blocks = {kind: config for kind, config in kinds.items() if dataclasses.fields(config)}
-            fields += [(kind, config | None, None) for kind, config in blocks.items()]
+            fields += [
+                (kind, (dict[str, Any] if hasattr(config, "config_class") else config) | None, None)
+                for kind, config in blocks.items()
+            ]
         else:
             fields.append((name, _written(hint) if _is_config(hint) else hint))
     has_kinds = [field[:2] for field in fields] != [*_fields(cls).items()]
@@ -162,12 +168,24 @@ def _with_kinds(cls: Any, written: Any, name: str) -> Any:
             block = getattr(written, value) if dataclasses.fields(kinds[value]) else kinds[value]()
             if block is None:
                 raise UserError(f"{name}.{value} is missing")
-            value = block
+            value = _of_file(kinds[value], block, f"{name}.{value}") if isinstance(block, dict) else block
         values[field] = _with_kinds(hint, value, f"{name}.{field}") if _is_config(hint) else value
     try:
         return cls(**values)
     except ValueError as error:
         raise UserError(f"{name}.{error}") from None
+
+
+def _of_file(kind: Any, block: dict[str, Any], name: str) -> Any:
+    """Return a config of a kind whose block names a file; its other keys are the fields of a class in that file."""
+    if "file" not in block:
+        raise UserError(f"{name}.file is missing")
+    try:
+        config_class = kind.config_class(block["file"])
+    except ConfigError as error:
+        raise UserError(f"{name}.file: {error}") from None
+    values = {key: value for key, value in block.items() if key != "file"}
+    return kind(file=block["file"], config=validate(values, config_class, name))
 
 
 def _is_config(hint: Any) -> bool:

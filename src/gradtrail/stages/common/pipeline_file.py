@@ -22,7 +22,7 @@ from gradtrail.support.errors import UserError, one_line
 _FOLDERS = ("", "pipeline/audit/", "pipeline/privacy_audit/")
 FILES = tuple(f"{folder}{name}" for folder in _FOLDERS for name in ("dvc.yaml", "dvc.lock"))
 TRAIN = "train"  # the stage whose run is the parent of the runs below it
-_CODE_FOLDER, _CODE_FILES = "src/", (".py", ".j2")  # all other deps are data
+_CODE_FOLDERS, _CODE_FILES = ("src/", "pipeline/networks"), (".py", ".j2")  # all other deps are data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
 
 
 def is_code(dep: str) -> bool:
-    return dep.startswith(_CODE_FOLDER) or dep.endswith(_CODE_FILES)
+    return dep.startswith(_CODE_FOLDERS) or dep.endswith(_CODE_FILES)
 
 
 def contains_path(out: str, dep: str) -> bool:

@@ -119,13 +119,15 @@ def compile_all(
     Layers whose per-example gradients have no fast implementation cost a warning of one line.
     """
     model, label_smoothing = member.model, member.about.label_smoothing
-    if names := unknown_layers(model):
+    passes = compile_passes(model, label_smoothing, num_influenced(config, len(splits["test"])), compiler=compiler)
+    if layers := unknown_layers(model):
+        score, sums = (compiled.function.cost.flops / compiled.batch_size for compiled in (passes.score, passes.sums))
         print(
-            f"gradients: warning: no fast per-example gradients for {', '.join(names)}; falling back to vmap(grad), "
-            "which is slow",
+            f"gradients: warning: no fast per-example gradients for {', '.join(layers)}; by vmap(grad), in "
+            f"microbatches of {passes.score.batch_size}, the norm of an example takes {score / sums:.1f} times the FLOPs of its "
+            "gradient in a sum. Fast is a Layer with squared_grad_norms that is called through `tap`",
             file=sys.stderr,
         )
-    passes = compile_passes(model, label_smoothing, num_influenced(config, len(splits["test"])), compiler=compiler)
     exact = compile_exact(model, label_smoothing, sample_size(splits), compiler=compiler)
     sums = chunk_bytes(num_parameters(member.params), member.about.dataset.num_classes)
     require_memory_for_model("gradients", [*passes.functions, exact], host_bytes=sums)

@@ -161,7 +161,7 @@ def model_name(params: dict[str, Any]) -> str:
     train = params["train"]
     block = train.get(train["model"]) or {}
     widths = {key: block.get(key, ()) for key in ("channels", "hidden")}
-    return names.model_name(train["model"], **widths, features=train["features"])
+    return names.model_name(block.get("file", train["model"]), **widths, features=train["features"])
 
 
 def params_in_force(params: dict[str, Any]) -> dict[str, Any]:

@@ -174,6 +174,7 @@ class Training:
         Raises:
             ConfigError: the training cannot be made of these data, or a batch does not fit into memory; one line.
         """
+        self.model.require_independent()
         program = loop.make_program(
             self.config,
             self.model,

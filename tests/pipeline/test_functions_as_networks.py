@@ -1,0 +1,68 @@
+"""Networks as two functions, in raw pytrees, Linen and Equinox: trained, differentiated per example, and exported."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from definitions import per_example_grads, per_example_norm
+from exports import random_params
+from factories import ROOT, make_engine, model_config, new_compiler, random_split, run_training, train_config
+
+from gradtrail.core import batching
+from gradtrail.core.export import export_forward, forward, tensors
+from gradtrail.core.gradients import scores
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model
+from gradtrail.core.nn.own import Own
+
+NETWORKS = {"raw": {"hidden": (5, 5)}, "linen": {"hidden": (5, 5)}, "equinox": {"width": 5, "depth": 2}}
+SPLIT = random_split(13)
+IMAGES, LABELS = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Own:
+    monkeypatch.chdir(ROOT)
+    return Own(file=request.param, config=Own.config_class(request.param)(**NETWORKS[request.param]))
+
+
+def test_logits_are_those_of_the_same_perceptron(network: Own) -> None:
+    model = Model(model_config(network))
+    params = random_params(model, 0)
+    leaves = jax.tree.leaves(params)
+    kernels = [leaf.T if network.file == "equinox" else leaf for leaf in leaves[1::2]]
+    layers = [{"bias": bias.ravel(), "kernel": kernel} for bias, kernel in zip(leaves[::2], kernels, strict=True)]
+    perceptron = Model(model_config(MLP(hidden=(5, 5), activation="relu", dropout=0.0)))
+    expected = jax.jit(perceptron.apply)({"layers": dict(enumerate(layers))}, IMAGES)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, IMAGES), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_training_lowers_the_loss(network: Own) -> None:
+    chunks = run_training(*make_engine(train_config(model=network, epochs=20), SPLIT))
+    losses = np.concatenate([np.ravel(chunk.records.loss) for chunk in chunks])
+    assert losses[-3:].mean() < 0.9 * losses[:3].mean()
+
+
+def test_per_example_norms_are_those_of_vmap_grad(network: Own) -> None:
+    model = Model(model_config(network))
+    params = random_params(model, 0)
+    score = scores.compile_score(model, 0.2, 5, compiler=new_compiler())
+    call = functools.partial(score, params)
+    result = batching.join(list(batching.map_batches(call, 5, SPLIT.images, SPLIT.labels)))
+    grads = per_example_grads(model, params, IMAGES, LABELS, label_smoothing=0.2)
+    np.testing.assert_allclose(result["grad_norm"], per_example_norm(grads), rtol=1e-4)
+
+
+def test_parameters_are_float32_beside_the_float64_reference(network: Own) -> None:
+    with jax.enable_x64(True):
+        params = Model(model_config(network)).abstract_params()
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+
+
+def test_export_equals_the_jitted_network(network: Own) -> None:
+    model = Model(model_config(network))
+    by_name = tensors([random_params(model, 0)], 0.7)
+    exported = jax.jit(export_forward(model, by_name, 1, "cpu").call)
+    np.testing.assert_array_equal(exported(by_name, SPLIT.images), jax.jit(forward(model, 1))(by_name, SPLIT.images))
