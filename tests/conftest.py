@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emitters import OLDER_EMITTERS
+
 os.environ["DVC_NO_ANALYTICS"] = "true"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["MPLBACKEND"] = "Agg"
@@ -19,7 +21,7 @@ os.environ["MPLBACKEND"] = "Agg"
 # `make test` also takes XLA's older emitters, which compile in a third of the time; they round float16 otherwise.
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
-    + ["--xla_cpu_use_fusion_emitters=false"] * ("COMPILE_FAST" in os.environ)
+    + OLDER_EMITTERS * ("COMPILE_FAST" in os.environ)
 )
 
 import jax

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from emitters import OLDER_EMITTERS
 from ruamel.yaml import YAML
 from warm_python import made_once, warm_python
 
@@ -33,7 +34,7 @@ COPIED = ("dvc.yaml", "params.yaml", ".gitignore", ".dvcignore", "pyproject.toml
 
 QUICK = {
     # Compiling takes most of the time of a finished project and its copies
-    "environment.xla_flags": ["--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"],
+    "environment.xla_flags": ["--xla_backend_optimization_level=0", *OLDER_EMITTERS],
     "fetch.dataset": "digits",
     "preprocess.label_noise": 0.1,
     "train.epochs": 3,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.special
 from definitions import per_example_norm
+from emitters import OLDER_EMITTERS
 from factories import (
     NUM_CLASSES,
     SMALL_CNN,
@@ -205,7 +206,7 @@ MASK = np.array([True, True, False, True, True])
 
 # The emitters that a training has. XLA's older ones, with which most tests compile (`COMPILE_FAST`), get the gradients
 # of a pooled convolution before a group norm wrong by about 1 %, those of `vmap(grad)` too (jaxlib 0.10.2).
-jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True})
+jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True} if OLDER_EMITTERS else {})
 
 
 @functools.cache

@@ -65,10 +65,7 @@ def run_again(project: Project, stage: str, *under: str, **env: str) -> dict[str
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "stage",
-    [
-        stage if stage in ("train", "gradients") else pytest.param(stage, marks=pytest.mark.nightly)
-        for stage in (*COMPUTING, "report")
-    ],
+    [stage if stage == "train" else pytest.param(stage, marks=pytest.mark.nightly) for stage in (*COMPUTING, "report")],
 )
 def test_all_of_it_at_once_changes_no_byte_of_a_stage(stage: str, project: Project) -> None:
     """Compiled anew each time, by XLA as it is without the flags that make tests fast: with these, cores count."""

@@ -136,6 +136,7 @@ def test_fault_of_one_process_is_a_line_with_its_number_and_its_traceback_is_in_
     assert project.digests(*STAGES["train"].outs) == before
 
 
+@pytest.mark.nightly
 def test_process_with_other_data_is_refused_in_a_line(project: Project, tmp_path: Path) -> None:
     """Each process has a copy of the project, and a launcher of its own, as on hosts without a shared file system."""
     other = project.copy(tmp_path / "other")

@@ -110,7 +110,7 @@ def test_state_without_a_cache_is_reproduced(project: Project, tmp_path: Path) -
     assert commands(show(project, run["id"])) == ["dvc repro --pull train"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_experiment_is_restored(project: Project) -> None:
     before = digests(project)
     project.dvc("exp", "run", "--temp", "-S", f"{LR}=0.5", "--name", "higher")

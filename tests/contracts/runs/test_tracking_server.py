@@ -112,7 +112,9 @@ def test_simultaneous_clones_have_one_run_per_state_after_a_sync(
     assert {client.sync() for client in clients} == {"7 runs present\n"}
 
 
-@pytest.fixture(params=["down", pytest.param("silent", marks=pytest.mark.nightly), "dying", "slow"])
+@pytest.fixture(
+    params=["down", "dying", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("silent", "slow"))]
+)
 def bad_address(request: pytest.FixtureRequest, server: TrackingServer) -> Iterator[str]:
     if request.param == "down":
         yield f"http://127.0.0.1:{free_port()}"
