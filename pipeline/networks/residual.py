@@ -45,6 +45,6 @@ class Convolution(nnx.Module):
     def __call__(self, inputs: jax.Array) -> jax.Array:
         height, width = inputs.shape[1:3]
         padded = jnp.pad(inputs, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        rows, columns = ([slice(at, at + size, self.stride) for at in range(3)] for size in (height, width))
+        rows, columns = ([slice(start, start + size, self.stride) for start in range(3)] for size in (height, width))
         shifted = [padded[:, row, column] for row in rows for column in columns]
         return self.linear(jnp.concatenate(shifted, axis=-1))
