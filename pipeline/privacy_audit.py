@@ -30,10 +30,10 @@ def main(stage: Stage) -> None:
     canaries = draw_canaries(config, train, info.num_classes)
     noise = accounting.account(train_config, len(train)).noise_multiplier
     set_cpu_devices(train_config.shards)
+    model = Model(train_config.model_config(info.image_shape, info.num_classes), remat=train_config.remat)
+    model.require_independent()
 
     with tracked(stage) as run, compiling(run) as compiler:
-        model = Model(train_config.model_config(info.image_shape, info.num_classes), remat=train_config.remat)
-        model.require_independent()
         training = AuditedTraining(train_config, model, len(train), config.num_canaries, noise, compiler=compiler)
         fixed = training.epoch.cost.argument_bytes
         require_memory("train.batch_size", train_config.batch_size, training.functions, fixed_bytes=fixed)

@@ -22,14 +22,14 @@ class Network:
 
 class Residual(nnx.Module):
     def __init__(self, config: Network, num_channels: int, num_classes: int, *, rngs: nnx.Rngs):
-        self.stem = Convolution(num_channels, config.width, rngs=rngs)
+        self.stem = Convolution(num_channels, config.width, stride=2, rngs=rngs)
         self.norms = nnx.List(nnx.LayerNorm(config.width, rngs=rngs) for _ in range(config.blocks))
         self.blocks = nnx.List(Convolution(config.width, config.width, rngs=rngs) for _ in range(config.blocks))
         self.head = nnx.Linear(config.width, num_classes, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         pixels = images if images.ndim == 4 else images[..., None]
-        features = nnx.max_pool(self.stem(pixels), (2, 2), (2, 2))
+        features = self.stem(pixels)
         for norm, convolution in zip(self.norms, self.blocks, strict=True):
             features = features + convolution(nnx.relu(norm(features)))
         return self.head(jnp.mean(nnx.relu(features), axis=(1, 2)))
@@ -38,11 +38,13 @@ class Residual(nnx.Module):
 class Convolution(nnx.Module):
     """A convolution of 3 × 3 pixels as a product of shifted images: nnx.Conv is slow in a compiled loop on a CPU."""
 
-    def __init__(self, num_inputs: int, num_outputs: int, *, rngs: nnx.Rngs):
+    def __init__(self, num_inputs: int, num_outputs: int, *, stride: int = 1, rngs: nnx.Rngs):
+        self.stride = stride
         self.linear = nnx.Linear(9 * num_inputs, num_outputs, rngs=rngs)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         height, width = inputs.shape[1:3]
         padded = jnp.pad(inputs, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        shifted = [padded[:, row : row + height, column : column + width] for row in range(3) for column in range(3)]
+        rows, columns = ([slice(start, start + size, self.stride) for start in range(3)] for size in (height, width))
+        shifted = [padded[:, row, column] for row in rows for column in columns]
         return self.linear(jnp.concatenate(shifted, axis=-1))

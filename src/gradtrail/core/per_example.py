@@ -166,8 +166,8 @@ def unknown_layers(model: Model) -> list[str]:
 def _parts(layer: Layer) -> list[str]:
     """Return the classes of the modules that have parameters of their own within a layer, sorted."""
     modules = [module for _, module in nnx.iter_modules(layer)]
-    own = [module for module in modules if any(isinstance(value, nnx.Param) for value in vars(module).values())]
-    return sorted({type(module).__name__ for module in own} or {"functions"})
+    with_params = [module for module in modules if any(isinstance(value, nnx.Param) for value in vars(module).values())]
+    return sorted({type(module).__name__ for module in with_params} or {"functions"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,11 +93,11 @@ class Own:
         for kind, remedy in _REMEDIES.items():
             if jax.tree.leaves(nnx.state(module, kind)):
                 raise ConfigError(f"{self.path}: the module keeps {remedy}")
-        others = nnx.state(module, nnx.Not(nnx.Param))
+        other_state = nnx.state(module, nnx.Not(nnx.Param))
         if dtypes := {str(leaf.dtype) for leaf in jax.tree.leaves(nnx.state(module, nnx.Param))} - {"float32"}:
             raise ConfigError(f"{self.path}: parameters must be float32, got {', '.join(sorted(dtypes))}")
-        if jax.tree.leaves(others):
-            kinds = {type(value).__name__ for _, value in nnx.to_flat_state(others)}
+        if jax.tree.leaves(other_state):
+            kinds = {type(value).__name__ for _, value in nnx.to_flat_state(other_state)}
             raise ConfigError(f"{self.path}: the module must keep nnx.Param alone, got {', '.join(sorted(kinds))}")
 
         arguments = inspect.signature(module.__call__).parameters
@@ -164,7 +164,7 @@ class Functions(nnx.Module):
 
 
 @contextlib.contextmanager
-def faults(path: str, what: str) -> Iterator[None]:
+def faults(path: str, action: str) -> Iterator[None]:
     """Raise ConfigError, one line with the file and its line, for whatever the code of a file raises."""
     try:
         yield
@@ -176,7 +176,7 @@ def faults(path: str, what: str) -> Iterator[None]:
             lines.append(error.lineno)
         place = f"{path}:{lines[-1]}" if lines else path
         fault = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_FAULT]
-        raise ConfigError(f"{place}: {what} fails: {fault}") from error
+        raise ConfigError(f"{place}: {action} fails: {fault}") from error
 
 
 @functools.lru_cache(maxsize=8)  # the same text is the same class

@@ -124,8 +124,8 @@ def compile_all(
         score, sums = (compiled.function.cost.flops / compiled.batch_size for compiled in (passes.score, passes.sums))
         print(
             f"gradients: warning: no fast per-example gradients for {', '.join(layers)}; by vmap(grad), in "
-            f"microbatches of {passes.score.batch_size}, the norm of an example takes {score / sums:.1f} times the FLOPs of its "
-            "gradient in a sum. Fast is a Layer with squared_grad_norms that is called through `tap`",
+            f"microbatches of {passes.score.batch_size}, the norm of an example takes {score / sums:.1f} times the "
+            "FLOPs of its gradient in a sum. Fast is a Layer with squared_grad_norms that is called through `tap`",
             file=sys.stderr,
         )
     exact = compile_exact(model, label_smoothing, sample_size(splits), compiler=compiler)

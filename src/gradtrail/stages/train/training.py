@@ -105,7 +105,8 @@ class Training:
 
         Raises:
             UserError: data or secret are missing or damaged, or this process has other data or params than process 0.
-            ConfigError: the processes cannot have equally many shards, or no noise keeps the privacy budget.
+            ConfigError: the processes cannot have equally many shards, no noise keeps the privacy budget, or a network
+                of one's own is refused.
         """
         config, runtime, folder = stage.params(TrainConfig), stage.runtime, Path("data/processed")
         info = data_files.read_info(folder)
@@ -124,7 +125,7 @@ class Training:
                 str(folder): info.digest,
             }
         )
-        return cls(
+        training = cls(
             config=config,
             runtime=runtime,
             info=info,
@@ -136,6 +137,8 @@ class Training:
             secret=training_secret(config, train),
             inputs_changed=stage.inputs.have_changed,
         )
+        training.model.require_independent()
+        return training
 
     @functools.cached_property
     def model(self) -> Model:
@@ -174,7 +177,6 @@ class Training:
         Raises:
             ConfigError: the training cannot be made of these data, or a batch does not fit into memory; one line.
         """
-        self.model.require_independent()
         program = loop.make_program(
             self.config,
             self.model,
