@@ -118,4 +118,4 @@ def test_empty_store_points_to_sync(
 def test_blocks_of_train_are_kinds_or_shared() -> None:
     train = read_yaml(ROOT / "params.yaml")["train"]
     blocks = {name for name, value in train.items() if isinstance(value, dict)}
-    assert blocks - {*NETWORKS, *OPTIMIZERS, *SCHEDULES} == {*SHARED_BLOCKS, "loss_scaling", "privacy"}
+    assert blocks - {*NETWORKS, "own", *OPTIMIZERS, *SCHEDULES} == {*SHARED_BLOCKS, "loss_scaling", "privacy"}

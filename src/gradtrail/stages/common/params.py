@@ -113,11 +113,11 @@ def validate(value: Any, into: type[Section], name: str) -> Section:
 
 
 def as_written(config: Any) -> dict[str, Any]:
-    """Return the plain data that `validate` reads as this dataclass, without fields that have their default."""
+    """Return the plain data that `validate` reads as this dataclass, without empty tuples that are the default."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if value == field.default:
+        if value == field.default == ():
             continue
         if hasattr(value, "config_class"):
             values |= {field.name: value.kind, value.kind: {"file": value.file, **as_written(value.config)}}
