@@ -128,7 +128,9 @@ def test_timing_a_program_against_itself_leaves_nothing(timed_project: Project) 
 def test_failed_timing_is_one_line_and_leaves_nothing(timed_project: Project, tmp_path: Path) -> None:
     bare = tmp_path / "bare" / "python"
     bare.parent.mkdir()
-    bare.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'jax'\" >&2\nexit 1\n")
+    bare.write_text(
+        '#!/bin/sh\n[ "$1" != -c ] || exit 0\necho "ModuleNotFoundError: No module named \'jax\'" >&2\nexit 1\n'
+    )
     bare.chmod(0o755)
     for arguments, words in (
         (["--python-b", str(bare)], "No module named 'jax'"),
