@@ -22,7 +22,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages import export
 from gradtrail.stages.artifacts.calibration import Evaluated
-from gradtrail.stages.artifacts.exported import model_name, read_export
+from gradtrail.stages.artifacts.exported import export_name, read_export
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml, validate
@@ -147,4 +147,4 @@ def test_predictions_are_read_as_they_were_written(tmp_path: Path) -> None:
     [(None, "mnist 12345678", "digits"), (None, "digits", "digits"), (None, "folder", "folder"), ("a", "mnist", "a")],
 )
 def test_model_has_the_name_of_its_data_set_by_default(name: str | None, dataset: str, expected: str) -> None:
-    assert model_name(name, dataset) == expected
+    assert export_name(name, dataset) == expected

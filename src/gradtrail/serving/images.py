@@ -8,11 +8,11 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 
 from gradtrail.stages.artifacts.pictures import Pixels, cropped, read_pixels
+from gradtrail.stages.common.params import IMAGE_FILES
 from gradtrail.stages.datasets import DATASETS, Framing
 from gradtrail.support.errors import UserError
 
 _FAINT = 0.15  # share of the strongest ink; anything fainter is background
-_CROPPED = ("folder", "csv")  # data sets whose images `fetch` made from image files
 
 
 def decode_image(source: Path | BinaryIO, shape: tuple[int, ...], dataset: str) -> Pixels:
@@ -37,7 +37,7 @@ def decode_image(source: Path | BinaryIO, shape: tuple[int, ...], dataset: str) 
     pixels = read_pixels(source, color=bool(channels))
 
     name = dataset.partition(" ")[0]
-    if name in _CROPPED:
+    if name in IMAGE_FILES:
         return cropped(pixels, (height, width))
     framing = DATASETS[name].framing if name in DATASETS and not channels else None
     edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])

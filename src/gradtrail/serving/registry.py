@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from gradtrail.stages.artifacts.exported import MANIFEST, Manifest, model_name, read_manifest
+from gradtrail.stages.artifacts.exported import MANIFEST, Manifest, export_name, read_manifest
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import flatten, read_yaml
 from gradtrail.support.errors import UserError, is_store_fault, one_line
@@ -109,7 +109,7 @@ def registered_name(params: Path = Path("params.yaml")) -> str:
     values = flatten(read_yaml(params))
     if "export.name" not in values:
         raise UserError(f"{params}: export.name is missing; it names the model in MLflow's registry")
-    return model_name(values["export.name"], values.get("fetch.dataset", ""))
+    return export_name(values["export.name"], values.get("fetch.dataset", ""))
 
 
 def verify_export(folder: Path) -> Manifest:

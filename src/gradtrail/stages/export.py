@@ -28,7 +28,7 @@ from gradtrail.stages.artifacts.exported import (
     WEIGHTS,
     ExportedModel,
     Manifest,
-    model_name,
+    export_name,
     program_name,
 )
 from gradtrail.stages.artifacts.parquet import read_parquet
@@ -80,7 +80,7 @@ def write_export(folder: Path, network: Network, config: ExportConfig) -> None:
     (calling_convention,) = {program.calling_convention_version for program in programs.values()}
     manifest = Manifest(
         format=FORMAT,
-        name=model_name(config.name, network.dataset),
+        name=export_name(config.name, network.dataset),
         model=network.model.config.name,
         weights=network.weights,
         seeds=tuple(network.members),

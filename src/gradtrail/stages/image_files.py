@@ -12,6 +12,7 @@ from gradtrail.core.config import Bounds, PositiveShare, Seed, config
 from gradtrail.core.data import stratified_split
 from gradtrail.stages.artifacts.data_files import RawArrays
 from gradtrail.stages.artifacts.pictures import cropped, read_pixels
+from gradtrail.stages.common.params import IMAGE_FILES
 from gradtrail.support.errors import UserError, printable
 from gradtrail.support.progress import progress_bar
 
@@ -179,4 +180,5 @@ def _few(names: list[str]) -> str:
     return printable(", ".join(names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-SOURCES: dict[str, Callable[[Path], Splits]] = {"folder": list_folder, "csv": list_csv}  # by fetch.dataset
+# By `fetch.dataset`
+SOURCES: dict[str, Callable[[Path], Splits]] = dict(zip(IMAGE_FILES, (list_folder, list_csv), strict=True))

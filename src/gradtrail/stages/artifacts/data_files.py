@@ -202,10 +202,10 @@ def read_idx(path: Path, allowed: tuple[int, ...]) -> np.ndarray:
     if len(data) < header.size:
         raise UserError(f"{path}: only {len(data)} bytes; the header alone has {header.size}")
     magic, *shape = header.unpack_from(data)
-    if magic != (expected := _IDX_UINT8 << 8 | ndim):
-        raise UserError(
-            f"{path}: magic number is 0x{magic:08x}; allowed is 0x{expected:08x} (uint8, {ndim} dimensions)"
-        )
+    if magic != _IDX_UINT8 << 8 | ndim:
+        numbers = " or ".join(f"0x{_IDX_UINT8 << 8 | count:08x}" for count in allowed)
+        dimensions = " or ".join(map(str, allowed))
+        raise UserError(f"{path}: magic number is 0x{magic:08x}; allowed is {numbers} (uint8, {dimensions} dimensions)")
     if not all(shape):
         raise UserError(f"{path}: header declares sizes {shape}; each must be at least 1")
     if len(data) != (declared := header.size + math.prod(shape)):

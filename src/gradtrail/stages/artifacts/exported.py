@@ -58,7 +58,7 @@ class Manifest:
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def model_name(name: str | None, dataset: str) -> str:
+def export_name(name: str | None, dataset: str) -> str:
     """Return `export.name` or, if that is empty, the name of the data set; MNIST's models are called digits."""
     dataset = dataset.partition(" ")[0]
     return name or ("digits" if dataset == "mnist" else dataset)

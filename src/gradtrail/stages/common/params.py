@@ -31,6 +31,7 @@ Value = TypeVar("Value")
 
 PARAMS, VERSIONS = Path("params.yaml"), Path("pipeline/versions.yaml")
 SEED, MEMBERS, VARY = "train.seed", "train.members", "train.vary"
+IMAGE_FILES = ("folder", "csv")  # values of `fetch.dataset` for image files of one's own, which `fetch.pictures` is for
 SHARED_BLOCKS = {"augmentation"}  # the blocks of `train` that every training reads
 _NO_BLOCK = "linear"  # the model of this name has no params: the block is the schedule's
 _VERSIONS_HEADER = (
@@ -296,7 +297,7 @@ def active_params(params: Mapping[str, Value]) -> dict[str, Value]:
     Args:
         params: dotted key → value, as in `params.yaml` or as text; all are returned if no model is chosen.
     """
-    if params.get("fetch.dataset") not in ("folder", "csv"):
+    if params.get("fetch.dataset") not in IMAGE_FILES:
         params = {key: value for key, value in params.items() if not key.startswith("fetch.pictures.")}
     if "train.model" not in params:
         return dict(params)
