@@ -59,7 +59,9 @@ def stopping_on_signals(message: str) -> Iterator[None]:
         # Python drops an exception in a callback of its garbage collector; JAX has one. Ctrl-C too is sent again
         if isinstance(dropped.exc_value, KeyboardInterrupt):
             number = getattr(dropped.exc_value, "number", signal.SIGINT)
-            threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+            # To the main thread, whose system call it interrupts; another thread may get a signal to the process
+            to_main = (threading.main_thread().ident, number)
+            threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, to_main).start()
         else:
             previous_hook(dropped)
 
