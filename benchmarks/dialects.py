@@ -118,7 +118,7 @@ def main() -> None:
     reports = run(options)
     rows = summarize(reports)
     Console().print(as_table(rows))
-    record("dialects", {"rows": rows, "processes": reports}, options)
+    record("dialects", {"rows": rows}, options)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,11 @@ def test_quoted_code_occurs_once_in_the_linked_file(page: Path) -> None:
             assert (page.parent / path).read_text().count(quote) == 1, f"{quote} in {path}"
 
 
+def test_the_network_of_the_page_is_the_file_that_trains() -> None:
+    network = (ROOT / "pipeline" / "networks" / "transformer.py").read_text()
+    assert blocks(ROOT / "docs" / "own_network.md", "python") == network
+
+
 @functools.cache
 def param_keys() -> frozenset[str]:
     """Return all keys of `params.yaml`, those of blocks included."""

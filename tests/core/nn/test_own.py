@@ -93,10 +93,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeModel]
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "pipeline/networks"
     folder.mkdir(parents=True)
-    (folder / "residual.py").write_text((ROOT / "pipeline/networks/residual.py").read_text())
+    (folder / "transformer.py").write_text((ROOT / "pipeline/networks/transformer.py").read_text())
 
     def make(text: str, shape: tuple[int, ...] = (4, 3), precision: Precision = "float32", **fields: Any) -> Model:
-        name = text if text == "residual" else "mine"
+        name = text if text == "transformer" else "mine"
         if text != name:
             (folder / "mine.py").write_text(HEADER + textwrap.dedent(text))
         network = Own(file=name, config=Own.config_class(name)(**fields))
@@ -108,13 +108,13 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeModel]
 
 
 CASES = [
-    ("residual", (6, 8), {"width": 4, "blocks": 2}),
+    ("transformer", (6, 8), {"patch": 2, "width": 4, "heads": 2, "blocks": 2}),
     *((text, (4, 3), fields) for text, fields in FILES.values()),
 ]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("text", "shape", "fields"), CASES, ids=["residual", *FILES])
+@pytest.mark.parametrize(("text", "shape", "fields"), CASES, ids=["transformer", *FILES])
 def test_per_example_gradients_are_those_of_vmap_grad(
     make: MakeModel, text: str, shape: tuple[int, ...], fields: dict[str, Any], precision: Precision
 ) -> None:
@@ -151,8 +151,8 @@ def test_per_example_gradients_are_those_of_vmap_grad(
 
 @pytest.mark.usefixtures("make")
 @pytest.mark.parametrize("shape", [(8, 6), (8, 6, 3)])
-def test_residual_network_takes_gray_and_color(shape: tuple[int, ...]) -> None:
-    network = Own(file="residual", config=Own.config_class("residual")(width=4, blocks=1))
+def test_transformer_takes_gray_and_color(shape: tuple[int, ...]) -> None:
+    network = Own(file="transformer", config=Own.config_class("transformer")(patch=2, width=4, heads=2, blocks=1))
     module: Any = network.build(shape, 3, precision="float32", rngs=nnx.Rngs(0))
     assert module(jnp.zeros((2, *shape)), None, identity_tap).shape == (2, 3)
 
