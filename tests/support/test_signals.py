@@ -59,17 +59,18 @@ def test_signal_is_obeyed_where_python_drops_exceptions(
         for first in signals:
             signal.raise_signal(first)
 
-    began = time.monotonic()
+    has_slept = False
     with pytest.raises(KeyboardInterrupt) as caught, stopping_on_signals("stopped"):  # noqa: PT012
         if "collector" in where:
             gc.callbacks.append(raise_first)
             gc.collect()
         else:
             type("Ending", (), {"__del__": raise_first})()
-        time.sleep(10)
+        time.sleep(60)
+        has_slept = True
     if "collector" in where:
         gc.callbacks.remove(raise_first)
-    assert time.monotonic() - began < 5
+    assert not has_slept
     assert getattr(caught.value, "number", signal.SIGINT) == number
     assert capfd.readouterr().err == ""
 

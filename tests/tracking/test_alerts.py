@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -132,13 +131,15 @@ def test_dead_webhook_is_one_warning_without_its_address(
 def test_command_gets_the_message_and_does_not_hold_the_training_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(alerts, "_SEND_SECONDS", 0.3)
     Sender(f"cat > '{tmp_path}/line'; echo noise").send(PAYLOAD).join()
     assert (tmp_path / "line").read_text() == "train: stalled: no change\n"
-    began = time.monotonic()
-    thread = Sender("exec sleep 60").send(PAYLOAD)
-    assert time.monotonic() - began < 0.2
-    thread.join(10)
+    waiting = Sender(f"until [ -e '{tmp_path}/go' ]; do sleep 0.05; done; touch '{tmp_path}/ended'").send(PAYLOAD)
+    assert not (tmp_path / "ended").exists()
+    (tmp_path / "go").touch()
+    waiting.join()
+    assert (tmp_path / "ended").exists()
+    monkeypatch.setattr(alerts, "_SEND_SECONDS", 0.3)
+    Sender("exec sleep 60").send(PAYLOAD).join()
     Sender("exit 3").send(PAYLOAD).join()
     Sender("").send(PAYLOAD).join()
     out, err = capfd.readouterr()
