@@ -35,9 +35,19 @@ def require_differentiable(config: TrainConfig) -> None:
     """Raise ConfigError, one line, for a training whose result has no derivative by the weights of examples."""
     optimizer = config.optimizer.kind
     for is_refused, what in (
-        (optimizer not in _DIFFERENTIATED, f"train.optimizer must be one of {', '.join(_DIFFERENTIATED)}, got {optimizer}"),
+        (
+            optimizer not in _DIFFERENTIATED,
+            f"train.optimizer must be one of {', '.join(_DIFFERENTIATED)}, got {optimizer}",
+        ),
         (config.privacy.enabled, "train.privacy.enabled must be false: clipping and noise hide each example, got true"),
-        (config.scales_loss, "train.precision must be float32 or bfloat16: loss scaling has no derivative, got float16"),
+        (
+            config.scales_loss,
+            "train.precision must be float32 or bfloat16: loss scaling has no derivative, got float16",
+        ),
+        (
+            config.patience is not None,
+            f"train.patience must be empty: a change of the number of epochs has no derivative, got {config.patience}",
+        ),
     ):
         if is_refused:
             raise ConfigError(f"what_if: {what}")
@@ -106,11 +116,11 @@ def compile_metagradient(
     """
     require_differentiable(config)
     program = make_program(dataclasses.replace(config, shards=1), model, num_examples, jax.devices()[:1])
+    program = program.with_weight_changes(model.config.num_classes)
     num_steps, state = program.num_steps, program.abstract_state
     run = functools.partial(run_part, make_step(program.config, model, num_steps, program.mesh), num_steps)
     final = functools.partial(_outputs_with_derivative, program.config, outputs)
-    changes = jax.ShapeDtypeStruct((num_examples, model.config.num_classes), jnp.float32)
-    examples = dataclasses.replace(program.examples, weight_changes=changes)
+    examples, changes = program.examples, program.examples.weight_changes
     values, cotangents = jax.eval_shape(final, state)
     sums = jax.ShapeDtypeStruct((*values.shape, *changes.shape), jnp.float32)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in floats_of(state))
