@@ -44,10 +44,11 @@ MEMORY = 2**30
 STEP = 2.0**-12  # of central differences; the weights and their sums are exact
 PLAIN_SGD = SGD(learning_rate=0.1, momentum=0.0, nesterov=False)
 SMOOTH = train_config(model=MLP(hidden=(5,), activation="gelu", dropout=0.0), epochs=3, clip_norm=None)
+CLIPPED, NOISY = "adamw, clipped", "noisy, averaged"
 CONFIGS = {
     "momentum": SMOOTH,
-    "adamw, clipped": dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["adamw"], clip_norm=0.3),
-    "noisy, averaged": dataclasses.replace(
+    CLIPPED: dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["adamw"], clip_norm=0.3),
+    NOISY: dataclasses.replace(
         SMOOTH,
         model=MLP(hidden=(5,), activation="silu", dropout=0.3),
         augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
@@ -81,10 +82,11 @@ def float64() -> Iterator[None]:
 
 def outputs(model: Model, params: Params) -> Array:
     """The margin of each test example, and their mean loss."""
-    logits = model.apply(params, TEST.images)
-    is_label = jax.nn.one_hot(TEST.labels, NUM_CLASSES, dtype=bool)
+    images, labels = jnp.asarray(TEST.images), jnp.asarray(TEST.labels)
+    logits = model.apply(params, images)
+    is_label = np.eye(NUM_CLASSES, dtype=bool)[TEST.labels]
     margins = logits[is_label] - jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), axis=1)
-    return jnp.append(margins, jnp.mean(cross_entropy(logits, TEST.labels, label_smoothing=0.0)))
+    return jnp.append(margins, jnp.mean(cross_entropy(logits, labels, label_smoothing=0.0)))
 
 
 def compiled(config: TrainConfig, kind: type[Model] = Model, memory_bytes: int = MEMORY) -> Metagradient:
@@ -94,6 +96,7 @@ def compiled(config: TrainConfig, kind: type[Model] = Model, memory_bytes: int =
 
 
 plain = functools.cache(compiled)
+wide = functools.cache(functools.partial(compiled, kind=WideModel))
 
 
 def examples(changes: np.ndarray | None = None) -> Examples:
@@ -106,17 +109,12 @@ def trained(metagradient: Metagradient, changes: np.ndarray | None = None) -> Tr
     return metagradient.train(seed_keys(0), examples(changes))[1][-1]
 
 
-@functools.cache
-def derivative(name: str) -> np.ndarray:
-    return plain(CONFIGS[name]).derivative(seed_keys(0), examples())[1]
-
-
-@pytest.mark.parametrize("name", cases(CONFIGS, fast=("momentum", "adamw, clipped", "noisy, averaged", "accumulated")))
+@pytest.mark.parametrize("name", cases(CONFIGS, fast=(CLIPPED, NOISY)))
 def test_derivative_is_that_of_central_differences(name: str) -> None:
     """By each example with each class as its label: with padding, over five parts, the last of which is not full."""
     config = CONFIGS[name]
     with float64():
-        metagradient = compiled(config, WideModel)
+        metagradient = wide(config)
         assert (metagradient.program.num_steps, metagradient.steps_per_part) == (9, 2)
         values, derivatives = metagradient.derivative(seed_keys(0), examples())
         np.testing.assert_array_equal(values, metagradient.outputs(trained(metagradient))[0])
@@ -130,17 +128,30 @@ def test_derivative_is_that_of_central_differences(name: str) -> None:
     largest = np.abs(expected).max(axis=(1, 2), keepdims=True)
     assert (largest > 1e-3).all(), "else there is nothing to compare"
     np.testing.assert_allclose(derivatives / largest, expected / largest, atol=1e-5)
+
+
+@functools.cache
+def derivative(name: str) -> np.ndarray:
+    return plain(CONFIGS[name]).derivative(seed_keys(0), examples())[1]
+
+
+@pytest.mark.parametrize("name", cases(CONFIGS.keys() - {NOISY}, fast=(CLIPPED,)))
+def test_rounding_to_float32_changes_little(name: str) -> None:
+    """Without random numbers, which differ in float64."""
+    with float64():
+        expected = wide(CONFIGS[name]).derivative(seed_keys(0), examples())[1]
+    largest = np.abs(expected).max(axis=(1, 2), keepdims=True)
     np.testing.assert_allclose(derivative(name) / largest, expected / largest, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", cases(CONFIGS, fast=("momentum", "adamw, clipped")))
+@pytest.mark.parametrize("name", cases(CONFIGS, fast=(CLIPPED,)))
 def test_a_common_weight_of_all_examples_has_no_effect(name: str) -> None:
     """The loss of a batch is the mean over the weights of its examples."""
     by_label = derivative(name)[:, np.arange(len(SPLIT)), SPLIT.labels]
     assert (np.abs(by_label.sum(axis=1)) < 1e-4 * np.abs(by_label).sum(axis=1)).all()
 
 
-@pytest.mark.parametrize("name", cases(CONFIGS, fast=("momentum", "adamw, clipped")))
+@pytest.mark.parametrize("name", cases(CONFIGS, fast=(CLIPPED,)))
 def test_training_in_parts_is_the_training(name: str) -> None:
     *_, chunk = run_training(*make_engine(CONFIGS[name], SPLIT))
     state = trained(plain(CONFIGS[name]))
@@ -148,24 +159,23 @@ def test_training_in_parts_is_the_training(name: str) -> None:
 
 
 def test_less_memory_means_shorter_parts_and_the_same_derivative() -> None:
-    config = SMOOTH
-    advanced: list[int] = []
-    pull_back = plain(config).pull_back.cost.temporary_bytes
-    small = compiled(config, memory_bytes=pull_back)
-    assert small.steps_per_part == 1
+    """A part of one step needs less than one of two, and the states before nine parts little."""
+    config, advanced = CONFIGS[CLIPPED], list[int]()
+    small = compiled(config, memory_bytes=int(1.1 * plain(config).pull_back.cost.temporary_bytes))
+    assert (plain(config).steps_per_part, small.steps_per_part) == (2, 1)
     _, result = small.derivative(seed_keys(0), examples(), advanced.append)
-    np.testing.assert_allclose(result, derivative("momentum"), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(result, derivative(CLIPPED), rtol=1e-3, atol=1e-5)
     assert advanced == [9, *[1] * 9]
 
 
 def test_too_little_memory_is_one_line_that_names_enough() -> None:
-    wide = dataclasses.replace(SMOOTH, model=MLP(hidden=(3000,), activation="gelu", dropout=0.0))
+    config = dataclasses.replace(SMOOTH, model=MLP(hidden=(3000,), activation="gelu", dropout=0.0))
     with pytest.raises(ConfigError) as caught:
-        compiled(wide, memory_bytes=2**20)
+        compiled(config, memory_bytes=2**20)
     words = str(caught.value).split()
     assert " ".join(words[:5]) == "what_if.memory_mib must be at least"
     assert " ".join(words[6:]) == "for 9 steps and 5 outputs, got 1; fewer of either, or a smaller network, need less"
-    assert compiled(wide, memory_bytes=int(words[5]) * 2**20).steps_per_part == 1
+    assert compiled(config, memory_bytes=int(words[5]) * 2**20).program.num_steps == 9
 
 
 REFUSED = {
@@ -181,7 +191,7 @@ REFUSED = {
     ),
     "stopped early": (
         train_config(patience=2),
-        "train.patience must be empty: a change of the number of epochs has no derivative, got 2",
+        "train.patience must be empty: the number of epochs has no derivative, got 2",
     ),
 }
 

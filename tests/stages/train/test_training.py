@@ -153,6 +153,7 @@ def test_changes_that_do_not_fit_the_training_split_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())  # JAX has found them already
     with pytest.raises(ConfigError, match=r"^train\.changes\.omit: no example 10 in the training split, which"):
         loaded(omit=(10,))
     monkeypatch.setattr(training_module, "LARGEST_ON_DEVICE", SPLIT.images.nbytes - 1)
@@ -165,6 +166,7 @@ def test_training_with_another_label_is_that_of_a_split_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())
     label = int(SPLIT.labels[3] + 1) % 3
     labels = np.where(SPLIT.example_id == 3, label, SPLIT.labels).astype(np.int32)
     weights = []

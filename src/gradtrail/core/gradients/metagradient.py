@@ -33,24 +33,16 @@ _DIFFERENTIATED = ("sgd", "rmsprop", "adam", "adamw")
 
 def require_differentiable(config: TrainConfig) -> None:
     """Raise ConfigError, one line, for a training whose result has no derivative by the weights of examples."""
-    optimizer = config.optimizer.kind
-    for is_refused, what in (
-        (
-            optimizer not in _DIFFERENTIATED,
-            f"train.optimizer must be one of {', '.join(_DIFFERENTIATED)}, got {optimizer}",
-        ),
-        (config.privacy.enabled, "train.privacy.enabled must be false: clipping and noise hide each example, got true"),
-        (
-            config.scales_loss,
-            "train.precision must be float32 or bfloat16: loss scaling has no derivative, got float16",
-        ),
-        (
-            config.patience is not None,
-            f"train.patience must be empty: a change of the number of epochs has no derivative, got {config.patience}",
-        ),
-    ):
+    kind, kinds, patience = config.optimizer.kind, ", ".join(_DIFFERENTIATED), config.patience
+    refusals = {
+        f"optimizer must be one of {kinds}, got {kind}": kind not in _DIFFERENTIATED,
+        "privacy.enabled must be false: clipping and noise hide each example, got true": config.privacy.enabled,
+        "precision must be float32 or bfloat16: loss scaling has no derivative, got float16": config.scales_loss,
+        f"patience must be empty: the number of epochs has no derivative, got {patience}": patience is not None,
+    }
+    for message, is_refused in refusals.items():
         if is_refused:
-            raise ConfigError(f"what_if: {what}")
+            raise ConfigError(f"what_if: train.{message}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,20 +122,22 @@ def compile_metagradient(
         return state, examples, order, jax.ShapeDtypeStruct((), jnp.int32)
 
     steps = math.ceil(math.sqrt(num_steps) / 2)  # the intermediate values of a step take several times a state
+    least = math.inf
     while True:
         arguments = (*part(steps), cotangents, sums)
         pull_back = compiler.compile(
             "pull_back", functools.partial(pull_back_part, run), *arguments, donate_argnums=(4, 5)
         )
         needed = pull_back.cost.temporary_bytes + state_bytes * math.ceil(num_steps / steps)
-        if needed <= memory_bytes or steps == 1:
+        if needed <= memory_bytes:
             break
-        steps //= 2
-    if needed > memory_bytes:
-        raise ConfigError(
-            f"what_if.memory_mib must be at least {math.ceil(needed / 2**20):,} for {num_steps:,} steps and "
-            f"{values.size} outputs, got {memory_bytes // 2**20:,}; fewer of either, or a smaller network, need less"
-        )
+        if needed >= least or steps == 1:
+            mib = math.ceil(min(needed, least) / 2**20)
+            raise ConfigError(
+                f"what_if.memory_mib must be at least {mib:,} for {num_steps:,} steps and {values.size} outputs, "
+                f"got {memory_bytes // 2**20:,}; fewer of either, or a smaller network, need less"
+            )
+        steps, least = steps // 2, needed
     return Metagradient(
         program=dataclasses.replace(program, init=jax.jit(program.init), order=jax.jit(program.order)),
         run=compiler.compile("train_part", run, *part(steps)),
@@ -176,22 +170,17 @@ def pull_back_part(
     sums: Float[Array, "outputs examples classes"],
 ) -> tuple[list[Array], Float[Array, "outputs examples classes"]]:
     """Pull the derivatives of the outputs back through a part, and add those by the weights of its examples."""
-    examples_of_part = take(examples, order)
-    rows = jnp.arange(order.size, dtype=jnp.int32).reshape(order.shape)
-    indices = jnp.where(order == PADDING, PADDING, rows)
+    places = order.ravel()
+    rows = take(examples, places)
+    row_order = jnp.where(order == PADDING, PADDING, jnp.arange(order.size, dtype=jnp.int32).reshape(order.shape))
 
     def floats_after(floats: list[Array], changes: Array) -> list[Array]:
-        part = Examples(
-            images=examples_of_part.images.reshape(order.size, *examples.images.shape[1:]),
-            labels=examples_of_part.labels.reshape(order.size),
-            weight_changes=changes,
-        )
-        return floats_of(run(with_floats(state, floats), part, indices, start))
+        part = Examples(images=rows.images, labels=rows.labels, weight_changes=changes)
+        return floats_of(run(with_floats(state, floats), part, row_order, start))
 
-    changes = examples.weight_changes[jnp.maximum(order.ravel(), 0)]
-    _, pull = jax.vjp(floats_after, floats_of(state), changes)
+    _, pull = jax.vjp(floats_after, floats_of(state), rows.weight_changes)
     cotangents, by_row = jax.vmap(pull)(cotangents)
-    places = jnp.where(order.ravel() == PADDING, len(examples.labels), order.ravel())
+    places = jnp.where(places == PADDING, len(examples.labels), places)
     return cotangents, sums.at[:, places].add(by_row, mode="drop")
 
 
