@@ -82,7 +82,7 @@ class Metagradient:
         order, states = self.train(keys, examples)
         advance(self.program.num_steps)
         values, cotangents = self.outputs(states.pop())
-        sums = jnp.zeros((len(values), *examples.weight_changes.shape), jnp.float32)
+        sums = jnp.zeros((len(values), *self.program.examples.weight_changes.shape), jnp.float32)
         for start in reversed(range(0, self.program.num_steps, self.steps_per_part)):
             cotangents, sums = self.pull_back(states.pop(), examples, *self._part(order, start), cotangents, sums)
             advance(min(self.steps_per_part, self.program.num_steps - start))
