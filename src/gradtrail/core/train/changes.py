@@ -60,8 +60,8 @@ def weight_changes(
                 f"train.changes.relabel: label must be from 0 to {num_classes - 1}, got {label} for example {name}"
             )
         changes[row] = one_hot[label] - one_hot[labels[row]]
-    named = np.array([row_of("omit", name) for name in config.omit], np.int64)
+    listed = np.array([row_of("omit", name) for name in config.omit], np.int64)
     order = np.random.default_rng(config.omit_seed).permutation(len(labels))
-    omitted = np.concatenate([named, order[: round(config.omit_fraction * len(labels))]])
+    omitted = np.concatenate([listed, order[: round(config.omit_fraction * len(labels))]])
     changes[omitted] = -one_hot[labels[omitted]]
     return changes
