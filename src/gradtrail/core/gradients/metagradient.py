@@ -27,6 +27,7 @@ from gradtrail.core.train.loop import Program, make_program
 from gradtrail.core.train.step import Step, TrainState, make_step, params_to_evaluate, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
+# Outputs of a network; the arrays of a `jax.tree_util.Partial` are arguments of the compiled function, not constants
 Outputs = Callable[[Params], Float[Array, " outputs"]]
 _DIFFERENTIATED = ("sgd", "rmsprop", "adam", "adamw")
 
@@ -51,18 +52,19 @@ class Metagradient:
 
     program: Program
     run: CompiledFunction  # (state, examples, order of a part, number of steps before it) → state after the part
-    outputs: CompiledFunction  # state → outputs, and their derivatives by the floats of the state
+    outputs: CompiledFunction  # (function, state) → outputs, and their derivatives by the floats of the state
     # (state before a part, examples, its order, steps before it, derivatives by the floats after it, sums of the
     # derivatives by the weights) → derivatives by the floats before it, and the sums with those of the part
     pull_back: CompiledFunction
     steps_per_part: int
+    output_function: Outputs
 
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [self.run, self.outputs, self.pull_back]
+        return [*self.program.functions, self.run, self.outputs, self.pull_back]
 
-    def train(self, keys: Key[Array, " purposes"], examples: Examples) -> tuple[Array, list[TrainState]]:
+    def train(self, keys: Key[Array, " purposes"], examples: Examples) -> tuple[np.ndarray, list[TrainState]]:
         """Train; return the batches of all steps, and the states before each part and after the last one."""
         state, order = self.program.init(keys), self._order(keys)
         states = [state]
@@ -81,20 +83,20 @@ class Metagradient:
         """
         order, states = self.train(keys, examples)
         advance(self.program.num_steps)
-        values, cotangents = self.outputs(states.pop())
-        sums = jnp.zeros((len(values), *self.program.examples.weight_changes.shape), jnp.float32)
+        values, cotangents = self.outputs(self.output_function, states.pop())
+        sums = np.zeros((len(values), *self.program.examples.weight_changes.shape), np.float32)
         for start in reversed(range(0, self.program.num_steps, self.steps_per_part)):
             cotangents, sums = self.pull_back(states.pop(), examples, *self._part(order, start), cotangents, sums)
             advance(min(self.steps_per_part, self.program.num_steps - start))
         return np.asarray(values), np.asarray(sums)
 
-    def _order(self, keys: Key[Array, " purposes"]) -> Int[Array, "steps batch"]:
+    def _order(self, keys: Key[Array, " purposes"]) -> Int[np.ndarray, "steps batch"]:
         run_keys = self.program.init(keys).keys
         epochs = [self.program.order(run_keys, np.int32(epoch)) for epoch in range(self.program.config.epochs)]
-        order = jnp.concatenate(epochs)
-        return jnp.pad(order, ((0, -len(order) % self.steps_per_part), (0, 0)), constant_values=PADDING)
+        order = np.concatenate(jax.device_get(epochs))
+        return np.pad(order, ((0, -len(order) % self.steps_per_part), (0, 0)), constant_values=PADDING)
 
-    def _part(self, order: Array, start: int) -> tuple[Array, np.int32]:
+    def _part(self, order: np.ndarray, start: int) -> tuple[np.ndarray, np.int32]:
         return order[start : start + self.steps_per_part], np.int32(start)
 
 
@@ -111,9 +113,10 @@ def compile_metagradient(
     program = program.with_weight_changes(model.config.num_classes)
     num_steps, state = program.num_steps, program.abstract_state
     run = functools.partial(run_part, make_step(program.config, model, num_steps, program.mesh), num_steps)
-    final = functools.partial(_outputs_with_derivative, program.config, outputs)
+    outputs = outputs if isinstance(outputs, jax.tree_util.Partial) else jax.tree_util.Partial(outputs)
+    final = functools.partial(_outputs_with_derivative, program.config)
     examples, changes = program.examples, program.examples.weight_changes
-    values, cotangents = jax.eval_shape(final, state)
+    values, cotangents = jax.eval_shape(final, outputs, state)
     sums = jax.ShapeDtypeStruct((*values.shape, *changes.shape), jnp.float32)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in floats_of(state))
 
@@ -139,9 +142,14 @@ def compile_metagradient(
             )
         steps, least = steps // 2, needed
     return Metagradient(
-        program=dataclasses.replace(program, init=jax.jit(program.init), order=jax.jit(program.order)),
+        program=dataclasses.replace(
+            program,
+            init=compiler.compile("init", program.init, program.abstract_keys),
+            order=compiler.compile("order", program.order, state.keys, jax.ShapeDtypeStruct((), jnp.int32)),
+        ),
         run=compiler.compile("train_part", run, *part(steps)),
-        outputs=compiler.compile("outputs", final, state),
+        outputs=compiler.compile("outputs", final, outputs, state),
+        output_function=outputs,
         pull_back=pull_back,
         steps_per_part=steps,
     )
