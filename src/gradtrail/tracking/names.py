@@ -62,7 +62,7 @@ _HEADLINES = {  # stage → metrics copied to its training's run; every metric o
     ),
     "report": (),
     "privacy_audit": ("epsilon_lower_bound",),
-    "what_if": ("metasmoothness", "influence_held_by_largest"),
+    "what_if": ("metasmoothness", "effects_held_by_largest"),
 }
 # Keys of metrics files that runs do not have; curves show the steps and the loss scale
 _ONLY_IN_FILES = {"planned_steps", "members", "steps", "loss_scale", "num_mistakes"}

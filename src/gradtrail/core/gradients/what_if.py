@@ -1,43 +1,38 @@
-"""What if a training example had not been there: the outputs of a training to ask about, and whether it can be predicted.
+"""What if a training example had not been there? Outputs to ask about, and whether their changes can be predicted.
 
-The answer to first order is the derivative of `metagradient`. It is worth something only if the training is smooth in
-the weights of its examples, which is measured first, by training again.
+The prediction is the derivative of `metagradient`, to first order. It holds only if the training is smooth in the
+weights of its examples, which is measured first, by training again.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, UInt8
+from jaxtyping import Array, Float, Int
 
 from gradtrail.core import batching
 from gradtrail.core.config import MAX_GALLERY, Bounds, Count, CountOrZero, config
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.analysis import positions_of
-from gradtrail.core.gradients.metagradient import Metagradient, Outputs
-from gradtrail.core.gradients.scores import correlation, largest
+from gradtrail.core.gradients.metagradient import Outputs
+from gradtrail.core.gradients.scores import correlation
 from gradtrail.core.nn import losses
-from gradtrail.core.nn.models import HostParams, Model, Params
-from gradtrail.core.train.gradient import Examples
-from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.core.nn.models import Model, Params
 
 SMOOTH = 0.9  # metasmoothness from which the derivative predicts a retraining
-BATCH_SIZE = 1000  # of predictions
 _MAX_TEST_EXAMPLES = MAX_GALLERY // 10
 
 
 @config
 class WhatIfConfig:
-    """The section `what_if` of `params.yaml`: the training is that of the section `train`."""
+    """The section `what_if` of `params.yaml`; the training is that of the section `train`."""
 
-    # `example_id` of the test examples whose margins are explained; empty for those with the lowest margins
+    # `example_id` of the test examples whose margins are predicted; empty for those with the lowest margins
     test_examples: tuple[CountOrZero, ...]
     num_examples: Annotated[int, Bounds(at_least=1, at_most=_MAX_TEST_EXAMPLES)]  # number of them if it is empty
-    memory_mib: Count  # memory for the derivative: less needs more, shorter parts of the training
+    memory_mib: Count  # memory for the derivative; with less, the training is run in shorter parts
 
     def check(self) -> None:
         Bounds(at_most=_MAX_TEST_EXAMPLES).check("test_examples: number of them", len(self.test_examples))
@@ -58,64 +53,22 @@ def log_odds(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]
     return jnp.sum(jnp.where(is_label, logits, 0.0), axis=1) - others
 
 
-def compile_predict(model: Model, *, compiler: Compiler) -> CompiledFunction:
-    """Compile params, images and labels of `BATCH_SIZE` examples → `margin`, `loss` in nats and `probabilities`."""
-
-    def predict(params: Params, images: Array, labels: Array) -> dict[str, Array]:
-        logits = model.apply(params, images)
-        return {
-            "margin": log_odds(logits, labels),
-            "loss": losses.cross_entropy(logits, labels),
-            "probabilities": jax.nn.softmax(logits),
-        }
-
-    images = jax.ShapeDtypeStruct((BATCH_SIZE, *model.config.image_shape), jnp.uint8)
-    labels = jax.ShapeDtypeStruct((BATCH_SIZE,), jnp.int32)
-    return compiler.compile("predict", predict, model.abstract_params(), images, labels)
-
-
-def predict_split(
-    predict: Callable[..., dict[str, Array]], params: Params | HostParams, split: Split
-) -> dict[str, np.ndarray]:
-    """Return the predictions of `compile_predict` for each example of a split."""
-    call = functools.partial(predict, params)
-    return batching.join(batching.map_batches(call, BATCH_SIZE, split.images, split.labels))
-
-
-def choose_test_examples(
-    settings: WhatIfConfig, test: Split, margins: Float[np.ndarray, " tests"]
-) -> Int[np.ndarray, " chosen"]:
-    """Return the positions of the chosen test examples, or of those with the lowest margins.
-
-    Raises:
-        ConfigError: an example of `test_examples` is not in the test split; one line.
-    """
-    if settings.test_examples:
-        return positions_of(settings.test_examples, test, "what_if.test_examples")
-    return largest(-margins, settings.num_examples)
-
-
 def make_outputs(model: Model, test: Split, validation: Split, batch_size: int) -> Outputs:
-    """Return the function from parameters to the margin of each example of `test` and the mean validation loss, in nats.
+    """Return the function from parameters to the margin of each example of `test` and the mean validation loss.
 
-    The loss is summed over batches, whose activations are computed again for the derivative: it takes no more memory
+    The loss is a sum over batches, whose activations are computed again for its derivative: it takes no more memory
     than a training step of this batch size.
     """
     shape = batching.num_batches(len(validation), batch_size), batch_size
     rows = np.resize(np.arange(len(validation)), shape)  # padding repeats the first rows
     weights = (np.arange(rows.size) < len(validation)).reshape(shape).astype(np.float32) / len(validation)
     batches = validation.images[rows], validation.labels[rows], weights
-    function = functools.partial(_outputs, model)
-    outputs: Outputs = jax.tree_util.Partial(function, test.images, test.labels, batches)
+    outputs: Outputs = jax.tree_util.Partial(functools.partial(_outputs, model), test.images, test.labels, batches)
     return outputs
 
 
 def _outputs(
-    model: Model,
-    images: UInt8[Array, "tests height width *channels"],
-    labels: Int[Array, " tests"],
-    batches: tuple[Array, Array, Array],
-    params: Params,
+    model: Model, images: Array, labels: Array, batches: tuple[Array, Array, Array], params: Params
 ) -> Float[Array, " outputs"]:
     @jax.checkpoint
     def add_batch(total: Array, batch: tuple[Array, Array, Array]) -> tuple[Array, None]:
@@ -126,31 +79,19 @@ def _outputs(
     return jnp.append(log_odds(model.apply(params, images), labels), loss)
 
 
-def retrain(
-    metagradient: Metagradient,
-    keys: Key[Array, " purposes"],
-    examples: Examples,
-    weight_changes: Float[np.ndarray, "examples classes"],
-) -> Params:
-    """Return the parameters to evaluate after a training with these changes; see `Examples.weight_changes`."""
-    changed = dataclasses.replace(examples, weight_changes=jax.device_put(weight_changes))
-    _, states = metagradient.train(keys, changed)
-    return metagradient.program.evaluation_params(states[-1])
-
-
 def metasmoothness(
     margins_after: Callable[[Float[np.ndarray, "examples classes"]], Float[np.ndarray, " tests"]],
     subsets: Sequence[Float[np.ndarray, "examples classes"]],
 ) -> float:
     """Return whether two equal changes of the weights have equal effects: 1 if so, about 0 in a chaotic training.
 
-    Let m(t) be the margins of the test examples after a training with t times the changes of a subset. It is the
-    correlation over the test examples of m(1/2) - m(0) and m(1) - m(1/2), mean over the subsets. Source: the
+    Let m(t) be the margins of the test examples after a training with t times the changes of a subset. The result is
+    the correlation over the test examples of m(1/2) - m(0) and m(1) - m(1/2), mean over the subsets. Source: the
     empirical metasmoothness of arXiv 2503.13751, with a correlation in place of its agreement of signs.
 
     Args:
         margins_after: training with changes of the weights → margins of the test examples.
-        subsets: changes that remove the examples of a subset, for each subset.
+        subsets: changes that remove the examples of a subset, for each subset; see `Examples.weight_changes`.
     """
     start = margins_after(np.zeros_like(subsets[0])).astype(np.float64)
     correlations = []
@@ -158,20 +99,3 @@ def metasmoothness(
         half, whole = (margins_after(np.float32(share) * changes).astype(np.float64) for share in (0.5, 1.0))
         correlations.append(correlation(half - start, whole - half))
     return float(np.mean(correlations))
-
-
-def predicted_changes(
-    derivative: Float[np.ndarray, "outputs examples classes"],
-    labels: Int[np.ndarray, " examples"],
-    proposed: Int[np.ndarray, " examples"],
-) -> Mapping[str, Float[np.ndarray, "outputs examples"]]:
-    """Return the predicted changes of the outputs if an example is removed (`remove`) or gets another label (`relabel`).
-
-    Args:
-        derivative: derivatives of the outputs by `Examples.weight_changes`.
-        labels: label of each example.
-        proposed: another label of each example.
-    """
-    rows = np.arange(len(labels))
-    by_label = derivative[:, rows, labels]
-    return {"remove": -by_label, "relabel": derivative[:, rows, proposed] - by_label}
