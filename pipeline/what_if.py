@@ -40,6 +40,7 @@ def main(stage: Stage) -> None:
     require_undeformed(info, "what_if")
     splits = data_files.read_splits(Path("data/processed"))
     train, test = splits["train"], splits["test"]
+    chosen = positions_of(config.test_examples, test, "what_if.test_examples")
     model = Model(train_config.model_config(info.image_shape, info.num_classes), remat=train_config.remat)
 
     with tracked(stage) as run, compiling(run) as compiler:
@@ -53,9 +54,7 @@ def main(stage: Stage) -> None:
             return np.asarray(compiled_log_odds(logits, test.labels))
 
         networks = what_if.predict_members(predict, margins, weights_paths(Path("models"), "final"), info, splits)
-        rows = largest(-networks.margins, config.num_examples)
-        if config.test_examples:
-            rows = positions_of(config.test_examples, test, "what_if.test_examples")
+        rows = chosen if len(chosen) else largest(-networks.margins, config.num_examples)
         outputs = what_if.output_table(networks, test, rows)
 
         # Their derivatives by the weights of the training examples, if these predict anything
@@ -72,10 +71,10 @@ def main(stage: Stage) -> None:
         title = f"{model.config.name} on {info.label}"
         trainings = what_if.TRAININGS + 2 * train_config.members
         with progress_bar("what_if", trainings * metagradient.program.num_steps, unit="steps") as bar:
-            asked = train_config, metagradient, examples
-            smoothness = what_if.measure_smoothness(*asked, train, margins, bar.advance)
+            training = train_config, metagradient, examples
+            smoothness = what_if.measure_smoothness(*training, train, margins, bar.advance)
             if smoothness >= SMOOTH:
-                derivative = what_if.mean_derivative(*asked, bar.advance)
+                derivative = what_if.mean_derivative(*training, bar.advance)
                 influence = what_if.influence_table(train, networks.train, list(outputs["output"]), derivative)
                 figure = what_if.draw(influence, outputs, test[rows], train, info.classes, title)
         if influence is None:

@@ -67,7 +67,7 @@ def predict_members(
     """Predict with each member in turn.
 
     Args:
-        predict: see `compile_predict`.
+        predict: function of `compile_predict`.
         margins: parameters → margins of the test examples.
         paths: seed → weights file.
         info: data set that the members must have been trained on.
@@ -150,9 +150,9 @@ def influence_table(
     `remove/<output>` is the change if the example is removed, `relabel/<output>` if it gets the label `proposed_label`,
     the most probable class other than its label. Labels are numbers of classes.
     """
-    rows, others = np.arange(len(train)), logits.copy()
-    others[rows, train.labels] = -np.inf
-    proposed = others.argmax(axis=1).astype(np.int32)
+    rows, candidates = np.arange(len(train)), logits.copy()
+    candidates[rows, train.labels] = -np.inf
+    proposed = candidates.argmax(axis=1).astype(np.int32)
     remove, add = -derivative[:, rows, train.labels], derivative[:, rows, proposed]
     columns = {"example_id": train.example_id, "label": train.labels, "proposed_label": proposed}
     columns |= {f"remove/{name}": change for name, change in zip(names, remove, strict=True)}

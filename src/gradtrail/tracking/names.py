@@ -170,7 +170,8 @@ def note(
     stage, batch_size, figure = tags["stage"], params.get("train.batch_size"), ""
     if match := _SHOWN_FIGURE.search(tags.get(NOTE, "")):
         figure = match[0]
-    elif stage in FIGURES:  # a relative address works wherever the UI is served
+    elif stage in FIGURES and (stage != "what_if" or metric_name(stage, "effects_held_by_largest") in metrics):
+        # A relative address works wherever the UI is served; a training that is not smooth has no figure
         figure = f"![{FIGURES[stage][1]}](get-artifact?path={SMALL_FIGURE}&run_uuid={run_id})"
     if summary and not summary.startswith(_GRADIENTS):  # as the stage wrote it: its headings go one level down
         heading = _WHAT_IF if stage == "what_if" else _GRADIENTS

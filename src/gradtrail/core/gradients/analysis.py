@@ -233,7 +233,7 @@ def positions_of(names: Sequence[int], test: Split, key: str) -> Int[np.ndarray,
                 f"{key}: no example {name} in the test split, which has {len(test)} "
                 f"of {test.example_id.min()} to {test.example_id.max()}"
             )
-    return np.array([positions[name] for name in names])
+    return np.array([positions[name] for name in names], np.int64)
 
 
 def _split_scores(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Trajectory, split: str) -> Scores:

@@ -49,8 +49,8 @@ def log_odds(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]
     Array([-0.6931], dtype=float32)
     """
     is_label = jax.nn.one_hot(labels, logits.shape[1], dtype=bool)
-    others = jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), axis=1)
-    return jnp.sum(jnp.where(is_label, logits, 0.0), axis=1) - others
+    log_sum = jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), axis=1)
+    return jnp.sum(jnp.where(is_label, logits, 0.0), axis=1) - log_sum
 
 
 def make_outputs(model: Model, test: Split, validation: Split, batch_size: int) -> Outputs:
