@@ -73,10 +73,7 @@ def output_means(**changes: object) -> np.ndarray:
     metagradient, examples = compiled()
     if changed is not None:
         examples = dataclasses.replace(examples, weight_changes=jax.device_put(changed))
-    values = [
-        metagradient.outputs(metagradient.output_function, metagradient.train(seed_keys(seed), examples)[1][-1])[0]
-        for seed in (0, 1)
-    ]
+    values = [metagradient.outputs(metagradient.train(seed_keys(seed), examples)[1][-1])[0] for seed in (0, 1)]
     return np.mean(values, axis=0, dtype=np.float64)
 
 

@@ -52,7 +52,7 @@ class Metagradient:
 
     program: Program
     run: CompiledFunction  # (state, examples, order of a part, number of steps before it) → state after the part
-    outputs: CompiledFunction  # (function, state) → outputs, and their derivatives by the floats of the state
+    with_derivative: CompiledFunction  # (`output_function`, state) → see `outputs`
     # (state before a part, examples, its order, steps before it, derivatives by the floats after it, sums of the
     # derivatives by the weights) → derivatives by the floats before it, and the sums with those of the part
     pull_back: CompiledFunction
@@ -62,7 +62,12 @@ class Metagradient:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [*self.program.functions, self.run, self.outputs, self.pull_back]
+        return [*self.program.functions, self.run, self.with_derivative, self.pull_back]
+
+    def outputs(self, state: TrainState) -> tuple[Array, list[Array]]:
+        """Return the outputs, and their derivatives by the floats of the state."""
+        outputs: tuple[Array, list[Array]] = self.with_derivative(self.output_function, state)
+        return outputs
 
     def train(self, keys: Key[Array, " purposes"], examples: Examples) -> tuple[np.ndarray, list[TrainState]]:
         """Train; return the batches of all steps, and the states before each part and after the last one."""
@@ -83,7 +88,7 @@ class Metagradient:
         """
         order, states = self.train(keys, examples)
         advance(self.program.num_steps)
-        values, cotangents = self.outputs(self.output_function, states.pop())
+        values, cotangents = self.outputs(states.pop())
         sums = np.zeros((len(values), *self.program.examples.weight_changes.shape), np.float32)
         for start in reversed(range(0, self.program.num_steps, self.steps_per_part)):
             cotangents, sums = self.pull_back(states.pop(), examples, *self._part(order, start), cotangents, sums)
@@ -148,7 +153,7 @@ def compile_metagradient(
             order=compiler.compile("order", program.order, state.keys, jax.ShapeDtypeStruct((), jnp.int32)),
         ),
         run=compiler.compile("train_part", run, *part(steps)),
-        outputs=compiler.compile("outputs", final, outputs, state),
+        with_derivative=compiler.compile("outputs", final, outputs, state),
         output_function=outputs,
         pull_back=pull_back,
         steps_per_part=steps,
