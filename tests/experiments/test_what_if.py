@@ -221,8 +221,18 @@ def test_dropped_file_and_suspects_are_interventions(toy: Toy, capsys: pytest.Ca
     assert row["predicted"] == pytest.approx(row["retrained"], abs=1e-3)
     assert not (table["kind"] == "supporters").any()
     output = capsys.readouterr().out
+    assert "Test example" not in output
     assert output.count("\n| drop.csv | ") == 4
     assert output.count(" | validation_loss | ") == 1 + 10
+
+
+def test_examples_that_no_few_supporters_flip_are_named(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(what_if, "_MAX_SUPPORTERS", 0.01)
+    assert run(toy) == 0
+    assert capsys.readouterr().out.count(": no 1.0% of 300 training examples would flip it.\n") == 3
+    assert len(toy.trained) == 5
 
 
 def test_failed_training_is_named(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:

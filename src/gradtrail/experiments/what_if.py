@@ -10,7 +10,7 @@ import dataclasses
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,9 +145,9 @@ def what_if(engine: Engine, *, test: Sequence[int], drop: Path | None, suspects:
     prediction = read_prediction()
     subset = {"omit_fraction": 0.01}
     interventions = [Intervention(f"seed {seed}", SUBSET, subset | {"omit_seed": seed}) for seed in range(subsets)]
-    if test or not (drop or suspects):
-        supporters = {name: prediction.supporters(name) for name in prediction.tests}
-        interventions += [Intervention(name, SUPPORTERS, {"omit": ids}) for name, ids in supporters.items() if ids]
+    explained = prediction.tests if test or not (drop or suspects) else []
+    supporters = {name: prediction.supporters(name) for name in explained}
+    interventions += [Intervention(name, SUPPORTERS, {"omit": ids}) for name, ids in supporters.items() if ids]
     if drop:
         interventions.append(Intervention(drop.name, DROP, {"omit": dropped}))
     for name in read_suspects() if suspects else ():
@@ -158,7 +158,8 @@ def what_if(engine: Engine, *, test: Sequence[int], drop: Path | None, suspects:
     runs = retrain(interventions, engine)
     if len(runs) < len(interventions):
         return 1
-    report(prediction, interventions, compare(prediction, interventions, *read_outputs(prediction, runs)))
+    results = compare(prediction, interventions, *read_outputs(prediction, runs))
+    report(results, describe_removals(prediction, supporters, results))
     return 0
 
 
@@ -318,36 +319,40 @@ def measure_lds(results: pd.DataFrame) -> tuple[dict[str, float], Interval]:
 
 
 def describe_removals(
-    prediction: Prediction, interventions: Sequence[Intervention], results: pd.DataFrame
+    prediction: Prediction, supporters: Mapping[str, Sequence[int]], results: pd.DataFrame
 ) -> Iterator[str]:
     """Yield what the removal of its supporters changes for each test example, predicted and retrained."""
-    removals = {change.name: change.changes["omit"] for change in interventions if change.kind == SUPPORTERS}
     total = len(prediction.influence)
-    for test in prediction.tests if removals else ():
+    for test, names in supporters.items():
         label, answer = (prediction.classes[int(prediction.outputs[key][test])] for key in ("label", "predicted"))
         about = f"Test example {test} (label {label}, answered {answer})"
-        if test not in removals:
+        if not names:
             yield f"{about}: no {_MAX_SUPPORTERS:.1%} of {total:,} training examples would flip it."
             continue
         row = results[(results["intervention"] == test) & (results["output"] == test)].iloc[0]
         flip = f"answers {label}" if row["before"] < 0 else f"gives {label} less than one half"
         outcome = "it did" if row["retrained"] * row["predicted"] > 0 else "it did not"
         yield (
-            f"{about}: without these {len(removals[test])} of {total:,} examples the network {flip} (margin "
-            f"{row['before']:+.2f}, predicted {row['predicted']:+.2f}); retrained, {outcome} "
-            f"({row['retrained']:+.2f}). Their example_id: {', '.join(map(str, removals[test]))}."
+            f"{about}: without {len(names)} of {total:,} examples the network {flip} (margin {row['before']:+.2f}, "
+            f"predicted {row['predicted']:+.2f}); retrained, {outcome} ({row['retrained']:+.2f}). Their example_id, "
+            f"strongest first: {', '.join(map(str, names))}."
         )
 
 
-def report(prediction: Prediction, interventions: Sequence[Intervention], results: pd.DataFrame) -> None:
-    """Print predicted and real outputs, write them to `results/comparisons/`, and log them to the run of the stage."""
+def report(results: pd.DataFrame, removals: Iterable[str]) -> None:
+    """Print predicted and real outputs, write them to `results/comparisons/`, and log them to the run of the stage.
+
+    Args:
+        results: see `compare`.
+        removals: sentences of `describe_removals`.
+    """
     by_output, lds = measure_lds(results)
     num_subsets = np.sum(results["kind"] == SUBSET) // len(by_output)
     sentences = [
         f"LDS {lds.value:.2f} (95 % interval {lds.low:.2f} to {lds.high:.2f}): mean rank correlation of predicted and "
         f"real changes of {len(by_output)} outputs over {num_subsets} random subsets of 1 %. By output: "
         f"{', '.join(f'{name} {value:.2f}' for name, value in by_output.items())}.",
-        *describe_removals(prediction, interventions, results),
+        *removals,
     ]
     is_shown = (results["kind"] == DROP) | ((results["kind"] == SUSPECT) & (results["output"] == VALIDATION_LOSS))
     rows = [
