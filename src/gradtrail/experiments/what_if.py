@@ -343,7 +343,7 @@ def report(results: pd.DataFrame, removals: Iterable[str]) -> None:
     """Print predicted and real outputs, write them to `results/comparisons/`, and log them to the run of the stage.
 
     Args:
-        results: see `compare`.
+        results: table of `compare`.
         removals: sentences of `describe_removals`.
     """
     by_output, lds = measure_lds(results)
