@@ -391,5 +391,6 @@ def draw(path: Path, results: pd.DataFrame, lds: Interval) -> None:
                 axis.plot(points["predicted"], points["retrained"], "o", color=colour, alpha=0.6, label=kind)
         axis.axline((0, 0), slope=1, color=plotting.GREY, linewidth=1)
         axis.set(title=f"change of {heading}, nats", xlabel="predicted", ylabel="retrained")
+        axis.locator_params(nbins=5)
         axis.legend(loc="upper left")
     plotting.save(figure, path)
