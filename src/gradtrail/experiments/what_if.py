@@ -119,15 +119,8 @@ def changed_examples(train: Split, num_classes: int, **changes: Any) -> Int[np.n
 def what_if(engine: Engine, *, test: Sequence[int], drop: Path | None, suspects: bool, subsets: int) -> int:
     """Predict what interventions change, retrain with each, and print and write predicted and real outputs.
 
-    Args:
-        engine: engine that runs the retrainings.
-        test: example_id of test examples to explain; empty for those of the params.
-        drop: CSV file with a column `example_id`: training examples to remove.
-        suspects: True to relabel suspected label errors.
-        subsets: number of random subsets that are removed to measure the LDS.
-
-    Returns:
-        0, 1 if a retraining failed, or the exit status of `dvc repro`.
+    The arguments are the options of the command. Returns the exit status: 0, 1 if a retraining failed, or that of
+    `dvc repro` if it failed.
 
     Raises:
         UserError, ConfigError: An id or a file is invalid, or effects of changes of this training cannot be predicted;
@@ -340,12 +333,7 @@ def describe_removals(
 
 
 def report(results: pd.DataFrame, removals: Iterable[str]) -> None:
-    """Print predicted and real outputs, write them to `results/comparisons/`, and log them to the run of the stage.
-
-    Args:
-        results: table of `compare`.
-        removals: sentences of `describe_removals`.
-    """
+    """Print the results of `compare` and sentences on removals, write them, and log them to the run of the stage."""
     by_output, lds = measure_lds(results)
     num_subsets = np.sum(results["kind"] == SUBSET) // len(by_output)
     sentences = [
