@@ -344,7 +344,7 @@ def report(results: pd.DataFrame, removals: Iterable[str]) -> None:
     ]
     is_shown = (results["kind"] == DROP) | ((results["kind"] == SUSPECT) & (results["output"] == VALIDATION_LOSS))
     rows = [
-        {str(key): f"{value:.4f}" if isinstance(value, float) else str(value) for key, value in row.items()}
+        {str(key): f"{value:.6f}" if isinstance(value, float) else str(value) for key, value in row.items()}
         for row in results[is_shown].drop(columns="kind").to_dict("records")
     ]
     tables = [markdown_table(rows)] if rows else []
