@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|import.* cases\b" tests))
 
 .DEFAULT_GOAL := help
-.PHONY: help env lock repro test test-slow nightly check gate docs format audit privacy-audit ui compare bench sync clean
+.PHONY: help env lock repro test test-slow nightly check gate docs format audit privacy-audit what-if ui compare bench sync clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ audit: env ## look for wrong labels: a pipeline of its own, within 10 minutes on
 
 privacy-audit: env ## audit the private training of params.yaml with canaries: a pipeline of its own
 	@$(BIN)/gradtrail repro pipeline/privacy_audit/dvc.yaml
+
+what-if: env ## predict what mistakes would be without single training examples: a pipeline of its own
+	@$(BIN)/gradtrail repro pipeline/what_if/dvc.yaml
 
 ui: env ## the MLflow UI; prints the link to the training runs. PORT=5001 chooses another port than 5000
 	@$(BIN)/gradtrail ui --port $(or $(PORT),5000)

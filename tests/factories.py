@@ -25,6 +25,7 @@ from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
 from gradtrail.core.privacy_audit import PrivacyAuditConfig
 from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train import schedules
+from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
@@ -115,6 +116,7 @@ def train_config(**overrides: Any) -> TrainConfig:
         average_decay=None,
         label_smoothing=0.1,
         augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+        changes=NO_CHANGES,
         privacy=NOT_PRIVATE,
         keep_epochs=(0, 1),
         patience=None,

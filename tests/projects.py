@@ -297,7 +297,7 @@ def compiled_code() -> Path:
 
 def _compile_code(folder: Path) -> None:
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    optional = ("audit", "privacy_audit")
+    optional = ("audit", "privacy_audit", "what_if")
     shutil.copytree(ROOT / "pipeline", folder / "pipeline", ignore=shutil.ignore_patterns("__pycache__", *optional))
     assert compileall.compile_dir(folder, quiet=2)
 

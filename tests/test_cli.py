@@ -73,6 +73,8 @@ def test_interpreter_is_named_by_its_version(tmp_path: Path, monkeypatch: pytest
         ("compare --params", ": --params: needs KEY=VALUE,VALUE..., such as: "),
         ("compare --params train.sed=1", ": --params.grid.train.sed is not a key of params.yaml; did you"),
         ("compare x --cpus -1", " compare: Invalid value for '--cpus': -1.0 is not in the range"),
+        ("what-if --subsets 2", " what-if: Invalid value for '--subsets': 2 is not in the range x>=3."),
+        ("what-if --test -1", " what-if: Invalid value for '--test': -1 is not in the range x>=0."),
         ("review --merge", ": --merge: needs files to merge, such as: "),
         ("gate --accept --timed", ": --timed and --accept cannot be combined"),
     ],

@@ -258,6 +258,28 @@ def compare(
     return max(statuses)
 
 
+@gradtrail.command("what-if", epilog="Example: gradtrail what-if --test 4201 --subsets 10")
+@click.option("--test", type=click.IntRange(min=0), multiple=True, metavar="ID", help="Test example; repeatable.")
+@click.option("--drop", type=_PATH, metavar="FILE", help="CSV file with a column example_id: examples to remove.")
+@click.option("--suspects", is_flag=True, help="Give suspected label errors their proposed labels.")
+@click.option(
+    "--subsets", type=click.IntRange(min=3), default=20, show_default=True, metavar="N", help="Random subsets."
+)
+@click.option("--jobs", type=_COUNT, default=1, show_default=True, metavar="N", help="Parallel trainings.")
+@click.pass_obj
+def what_if(folder: Path, /, *, drop: Path | None, jobs: int, **options: Any) -> int:
+    """Predict what removing training examples changes, and check it by retraining.
+
+    By default, removes the examples that support each of the worst mistakes. Random subsets of 1 % show how good the
+    predictions are.
+    """
+    require_jax()
+    from gradtrail.experiments.compare.queue import DvcQueue
+    from gradtrail.experiments.what_if import what_if
+
+    return what_if(DvcQueue(jobs), drop=folder / drop if drop else None, **options)
+
+
 @gradtrail.command(epilog="Example: gradtrail diff HEAD workspace")
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")

@@ -61,6 +61,7 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
     (SCHEDULES["piecewise"], {"boundaries": ((0.5, 1.0), (0.5, 0.5)), "factor": (0.0,)}),
     (SCHEDULES["one_cycle"], {"warmup_fraction": (0.0,), "div_factor": (0.5,), "final_div_factor": (0.5,)}),
     (TRAIN.augmentation, {"shift": (-1.0,), "rotation": (181.0,), "scale": (1.0,), "shear": (90.0,), "cutout": (-1,)}),
+    (TRAIN.changes, {"omit_fraction": (-0.1, 1.0), "omit_seed": (-1,)}),
     (NETWORKS["mlp"], {"hidden": ((), (5, -1)), "dropout": (-0.1, 1.0)}),
     (
         dataclasses.replace(SMALL_CNN, channels=(4, 6)),

@@ -5,6 +5,7 @@ from gradtrail.core.data import PreprocessConfig
 from gradtrail.core.evaluate import EvaluateConfig
 from gradtrail.core.export import ExportConfig
 from gradtrail.core.gradients.analysis import GradientsConfig
+from gradtrail.core.gradients.what_if import WhatIfConfig
 from gradtrail.core.privacy_audit import PrivacyAuditConfig
 from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train.config import TrainConfig
@@ -23,6 +24,7 @@ SECTIONS: dict[str, type] = {
     "report": ReportConfig,
     "audit": AuditConfig,
     "privacy_audit": PrivacyAuditConfig,
+    "what_if": WhatIfConfig,
     "environment": EnvironmentConfig,
     "runtime": RuntimeConfig,
 }

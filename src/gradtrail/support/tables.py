@@ -1,4 +1,4 @@
-"""Tables for the terminal, all in one style."""
+"""Tables for the terminal, all in one style, and in Markdown."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -23,3 +23,9 @@ def table(
     for row, style in zip(rows, styles or [None] * len(rows), strict=True):
         result.add_row(*row.values(), style=style)
     return result
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return at least one row as a table in Markdown, whose columns are the keys of the first."""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in lines)

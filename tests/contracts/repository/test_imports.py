@@ -23,7 +23,7 @@ COMPUTES = {"flax", "jax", "optax"}
 TABLES = {"pandas", "pyarrow"}
 USUAL = COMPUTES | TABLES | {"matplotlib"}
 MAY_IMPORT = {"fetch": {"requests"}, "preprocess": {"matplotlib"}, "report": TABLES, "privacy_audit": USUAL | {"scipy"}}
-AUDITS = ("audit", "privacy_audit")
+OPTIONAL = ("audit", "privacy_audit", "what_if")
 ONLY_WHILE_IT_RUNS = {
     "fetch": {"sklearn", "scipy", *TABLES},  # the digits are scikit-learn's, which imports the others
     "train": {"orbax", "tensorstore"},  # the checkpoint that goes to MLflow, while the logger logs the outs
@@ -77,14 +77,14 @@ def outs_of(stage: str, project: Project) -> dict[str, str]:
     return project.digests(*PIPELINE[stage].outs)
 
 
-@pytest.mark.parametrize("stage", AUDITS)
-def test_audit_imports_only_what_it_needs(stage: str) -> None:
+@pytest.mark.parametrize("stage", OPTIONAL)
+def test_optional_stage_imports_only_what_it_needs(stage: str) -> None:
     assert heavy_packages(
         run_with_real_python(f"import json, sys, pipeline.{stage}; {IMPORTED}", ROOT)
     ) <= MAY_IMPORT.get(stage, USUAL)
 
 
-@pytest.mark.parametrize("stage", [name for name in PIPELINE if name not in AUDITS])
+@pytest.mark.parametrize("stage", [name for name in PIPELINE if name not in OPTIONAL])
 def test_stage_imports_only_what_it_needs_and_loads_no_pickle(stage: str, project: Project, no_pickle: Path) -> None:
     expected = outs_of(stage, project)
     run = f"runpy.run_module('pipeline.{stage}', run_name='__main__')"

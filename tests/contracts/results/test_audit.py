@@ -1,4 +1,4 @@
-"""The audits are optional pipelines: run alone, tracked, rebuilt and repeatable like every stage."""
+"""The optional pipelines run alone, and are tracked, rebuilt and repeatable like every stage."""
 
 import contextlib
 import json
@@ -105,6 +105,41 @@ def test_it_runs_by_itself_and_its_run_is_tracked(tmp_path_factory: pytest.TempP
     (run,) = project.runs_of("privacy_audit")
     assert outputs(run["tags"])["results/privacy_audit"] == digest(project.folder / "results/privacy_audit")
     lock = project.folder / "pipeline" / "privacy_audit" / "dvc.lock"
+    before = lock.read_bytes()
+    project.dvc("repro", "--force", "--single-item", target)
+    assert lock.read_bytes() == before
+
+
+SMOOTH = {
+    "train.precision": "float32",
+    "train.mlp.activation": "gelu",
+    "train.adamw.learning_rate": 1e-3,
+    "what_if.num_examples": 3,
+}
+
+
+@pytest.mark.nightly
+def test_what_if_predicts_for_the_trained_network_and_its_run_is_tracked(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    project: Project = finished_project().copy(tmp_path_factory.mktemp("what_if") / "project")
+    shutil.copytree(ROOT / "pipeline" / "what_if", project.folder / "pipeline" / "what_if")
+    target = "pipeline/what_if/dvc.yaml"
+    refused = project.gradtrail("repro", target, status=255)
+    assert "what_if: train.precision must be float32 or bfloat16" in refused
+    for key, value in SMOOTH.items():
+        project.set(key, value)
+    project.commit("a smooth training")
+    output = project.gradtrail("repro", target)
+    assert project.ran(output) == ["train", f"{target}:what_if"]
+    assert "warning" not in output
+    outputs_csv = pd.read_csv(project.folder / "results/what_if/outputs.csv")
+    influence = pd.read_parquet(project.folder / "results/what_if/influence.parquet")
+    assert influence.filter(like="remove/").columns.tolist() == [f"remove/{name}" for name in outputs_csv["output"]]
+    (run,) = project.runs_of("what_if")
+    assert outputs(run["tags"])["results/what_if"] == digest(project.folder / "results/what_if")
+    assert run["metrics"]["what_if/metasmoothness"] > 0.9
+    lock = project.folder / "pipeline" / "what_if" / "dvc.lock"
     before = lock.read_bytes()
     project.dvc("repro", "--force", "--single-item", target)
     assert lock.read_bytes() == before

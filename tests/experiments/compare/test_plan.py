@@ -159,6 +159,18 @@ def test_members_of_a_training_count_as_runs_of_their_seeds() -> None:
     assert completed(store)[("low", 1)].test_accuracy == 0.95, "one that was trained by itself counts first"
 
 
+def test_training_is_found_without_its_evaluation() -> None:
+    store = Store()
+    store.run(until="train")
+    store.run(until="train", train__rate=0.9, status="FAILED")
+    planner = Planner(store, members_of)
+    found = planner.training({"train.rate": 0.5})
+    assert found is store.runs[1]
+    assert planner.training({"train.rate": 0.9}) is None
+    assert planner.training({"fetch.noise": 0.1}) is None
+    assert planner.completed(RATES) == []
+
+
 def test_missing_trainings_are_estimated_by_the_most_similar_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_SAME_PACE", ("train.model",))
     monkeypatch.setattr(plan, "machine_key", lambda: "mine")

@@ -16,7 +16,15 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import make_program
 from gradtrail.experiments.sections import SECTIONS
-from gradtrail.stages.common.params import active_params, as_written, flatten, load_section, read_yaml, validate
+from gradtrail.stages.common.params import (
+    SHARED_BLOCKS,
+    active_params,
+    as_written,
+    flatten,
+    load_section,
+    read_yaml,
+    validate,
+)
 from gradtrail.support.errors import UserError
 
 PARAMS = read_yaml(ROOT / "params.yaml")
@@ -69,6 +77,10 @@ def test_sections_of_the_repository_load() -> None:
         ("piecewise.boundaries", [0.5, 0.25]),
         ("model", "transformer"),
         ("keep_epochs", 3),
+        ("changes.omit", ["five"]),
+        ("changes.omit_fraction", 1.0),
+        ("changes.relabel", [[5, 3], [6]]),
+        ("changes.relabel", [[5, 3, 1]]),
         ("mlp.hidden", "256"),
         ("sgd.nesterov", 1),
         ("mlp", None),
@@ -182,9 +194,9 @@ def blocks(**changes: str | bool) -> set[str]:
 
 
 def test_blocks_of_chosen_types_are_active() -> None:
-    assert blocks(model="mlp", optimizer="adamw", schedule="cosine") == {"mlp", "adamw", "cosine", "augmentation"}
-    assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear", "augmentation"}
-    assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine", "augmentation"}
+    assert blocks(model="mlp", optimizer="adamw", schedule="cosine") == {"mlp", "adamw", "cosine"} | SHARED_BLOCKS
+    assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear"} | SHARED_BLOCKS
+    assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine"} | SHARED_BLOCKS
     assert blocks(precision="float16") == blocks() | {"loss_scaling"}
     for enabled in (True, "True", "true"):
         assert blocks(**{"privacy.enabled": enabled}) == blocks() | {"privacy"}

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,14 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from factories import ROOT, dataset_info, make_engine, random_split, train_config
+from factories import ROOT, dataset_info, make_engine, new_compiler, random_split, split_of, train_config
 from scipy import stats
 
+from gradtrail.core.config import ConfigError
+from gradtrail.core.data import Split
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import num_parameters
+from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.keys import keys_of
@@ -130,6 +134,48 @@ def test_large_split_is_streamed_unless_the_training_is_private(
     stage: Any = SimpleNamespace(params=lambda *_: PRIVATE, runtime=None)
     with pytest.raises(UserError, match=r"^train\.privacy\.enabled: data/processed/train has 2 versions"):
         Training.load(stage)
+
+
+def loaded(train: Split = SPLIT, **fields: Any) -> Training:
+    """The training of the data that it writes to the working directory, with changes."""
+    shutil.rmtree("data", ignore_errors=True)
+    write_processed(
+        Path("data/processed"), {**dict.fromkeys(SPLITS, SPLIT), "train": train}, dataset_info(), versions=1
+    )
+    config = train_config(changes=dataclasses.replace(NO_CHANGES, **fields))
+    runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
+    inputs = SimpleNamespace(have_changed=lambda: False)
+    stage: Any = SimpleNamespace(params=lambda *_: config, runtime=runtime, inputs=inputs)
+    return Training.load(stage)
+
+
+def test_changes_that_do_not_fit_the_training_split_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())  # JAX has found them already
+    with pytest.raises(ConfigError, match=r"^train\.changes\.omit: no example 10 in the training split, which"):
+        loaded(omit=(10,))
+    monkeypatch.setattr(training_module, "LARGEST_ON_DEVICE", SPLIT.images.nbytes - 1)
+    assert loaded().is_streamed
+    with pytest.raises(UserError, match=r"^train\.changes must be empty for a training split of more than 0 MiB"):
+        loaded(omit=(10,))
+
+
+def test_training_with_another_label_is_that_of_a_split_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())
+    label = int(SPLIT.labels[3] + 1) % 3
+    labels = np.where(SPLIT.example_id == 3, label, SPLIT.labels).astype(np.int32)
+    weights = []
+    for training in (loaded(relabel=((3, label),)), loaded(split_of(SPLIT.images, labels)), loaded()):
+        training.compile(new_compiler())
+        result = training.train_network(training.config.seeds_of(0), Checkpoints(None, 1e9), Listener())
+        weights.append(np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(result.history.final.params)]))
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+    assert np.abs(weights[0] - weights[2]).max() > 1e-2, "else there is nothing to compare"
 
 
 @pytest.mark.parametrize(("name", "steps"), [("much at once", 9), ("early stopping", 6)])

@@ -34,6 +34,7 @@ from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
+from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loss_scaling import LossScalingConfig
@@ -114,6 +115,7 @@ class AuditConfig:
             average_decay=None,
             label_smoothing=0.0,
             augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+            changes=NO_CHANGES,
             privacy=NOT_PRIVATE,
             keep_epochs=(),
             patience=None,

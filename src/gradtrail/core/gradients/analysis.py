@@ -6,7 +6,7 @@ arXiv 2002.08484, equation 1 and section 3.2). It is derived for plain gradient 
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -217,14 +217,23 @@ def _choose(config: GradientsConfig, test: Split, scores: Scores) -> Int[np.ndar
     """Return the positions of the chosen test examples, or of those with the largest loss."""
     if not config.test_examples:
         return largest(scores["loss"], num_influenced(config, len(test)))
+    return positions_of(config.test_examples, test, "gradients.test_examples")
+
+
+def positions_of(names: Sequence[int], test: Split, key: str) -> Int[np.ndarray, " names"]:
+    """Return the positions of test examples from each `example_id`; `key` is that of params.yaml, for the error.
+
+    Raises:
+        ConfigError: the test split has no such example; one line.
+    """
     positions = {int(name): position for position, name in enumerate(test.example_id)}
-    for name in config.test_examples:
+    for name in names:
         if name not in positions:
             raise ConfigError(
-                f"gradients.test_examples: no example {name} in the test split, which has {len(test)} "
+                f"{key}: no example {name} in the test split, which has {len(test)} "
                 f"of {test.example_id.min()} to {test.example_id.max()}"
             )
-    return np.array([positions[name] for name in config.test_examples])
+    return np.array([positions[name] for name in names], np.int64)
 
 
 def _split_scores(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Trajectory, split: str) -> Scores:

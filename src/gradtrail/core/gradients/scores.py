@@ -23,11 +23,16 @@ def ranks(values: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " example
     return (last - (counts - 1) / 2)[inverse]
 
 
-def rank_correlation(left: Float[np.ndarray, " examples"], right: Float[np.ndarray, " examples"]) -> float:
-    """Return Spearman's rank correlation ρ, -1 to 1; 0 if one side is constant."""
-    a, b = (ranks(values) - (len(values) + 1) / 2 for values in (left, right))
+def correlation(left: Float[np.ndarray, " examples"], right: Float[np.ndarray, " examples"]) -> float:
+    """Return Pearson's correlation, -1 to 1; 0 if one side is constant."""
+    a, b = (values - np.mean(values) for values in (left, right))
     scale = np.sqrt(np.sum(a**2) * np.sum(b**2))
     return float(np.sum(a * b) / scale) if scale > 0 else 0.0
+
+
+def rank_correlation(left: Float[np.ndarray, " examples"], right: Float[np.ndarray, " examples"]) -> float:
+    """Return Spearman's rank correlation ρ, -1 to 1; 0 if one side is constant."""
+    return correlation(ranks(left), ranks(right))
 
 
 def largest(values: Float[np.ndarray, " examples"], count: int) -> Int[np.ndarray, " count"]:

@@ -97,7 +97,7 @@ class Layer(nnx.Module):
         return ravel_pytree(template)[1](weights @ terms)
 
 
-ActivationKind = Literal["relu", "tanh"]
+ActivationKind = Literal["relu", "tanh", "gelu", "silu"]
 Tap: TypeAlias = Callable[[Layer, Array], Array]
 
 
@@ -267,7 +267,8 @@ def _standardized(inputs: Array, axes: tuple[int, ...]) -> Array:
 
 
 def activate(inputs: Array, kind: ActivationKind) -> Array:
-    return jnp.tanh(inputs) if kind == "tanh" else jax.nn.relu(inputs)
+    functions = {"relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
+    return functions[kind](inputs)
 
 
 def dropout(

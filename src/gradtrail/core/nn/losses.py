@@ -22,6 +22,13 @@ def cross_entropy(
     return -(1.0 - label_smoothing) * label_log_probability - label_smoothing * jnp.mean(log_probabilities, axis=1)
 
 
+def cross_entropies(logits: Float[Array, "batch classes"], *, label_smoothing: float) -> Float[Array, "batch classes"]:
+    """Return the cross-entropy with each class as the label, in nats."""
+    log_probabilities = jax.nn.log_softmax(logits)
+    mean = jnp.mean(log_probabilities, axis=1, keepdims=True)
+    return -(1.0 - label_smoothing) * log_probabilities - label_smoothing * mean
+
+
 def correct(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Bool[Array, " batch"]:
     """Return whether the largest logit is the label's."""
     return jnp.argmax(logits, axis=1) == labels

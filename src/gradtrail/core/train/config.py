@@ -13,6 +13,7 @@ from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.features import FeaturesKind, require_pixels
 from gradtrail.core.nn.models import ModelConfig, Network
+from gradtrail.core.train.changes import ChangesConfig
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import Optimizer
 from gradtrail.core.train.privacy import PrivacyConfig
@@ -67,6 +68,7 @@ class TrainConfig:
     average_decay: PositiveShare | None
     label_smoothing: Share  # share of the target that is spread evenly over all classes
     augmentation: AugmentationConfig
+    changes: ChangesConfig
     privacy: PrivacyConfig
     # epochs whose weights are kept for analyses; 0 is before training, later ones than the last are ignored
     keep_epochs: tuple[CountOrZero, ...]
@@ -133,6 +135,8 @@ class TrainConfig:
 
     def _check_privacy(self) -> None:
         """Raise ValueError for settings that a private training does not support."""
+        if self.changes.enabled:
+            raise ValueError("privacy.enabled must be false with changes of the training split, got true")
         if self.remat:
             raise ValueError(
                 "remat must be false with privacy.enabled, whose backward pass holds a few examples at a time, got true"

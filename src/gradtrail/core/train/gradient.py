@@ -22,6 +22,9 @@ class Examples:
 
     images: UInt8[Array, "..."]  # (*steps, examples, height, width[, channels]), 0 to 255
     labels: Int[Array, "*steps examples"]  # class of each example, int32
+    # added to the weights of the losses of each example with each class as its label, which are 1 for its label and
+    # else 0; None for no change. A change of -1 for its label removes an example from its batches.
+    weight_changes: Float[Array, "examples classes"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -32,6 +35,7 @@ class Batch:
     images: UInt8[Array, "..."]  # (*parts, batch, height, width[, channels])
     labels: Int[Array, "*parts batch"]
     indices: Int[Array, "*parts batch"]  # of the examples in the training split, int32, or `batching.PADDING`
+    weight_changes: Float[Array, "*parts batch classes"] | None = None  # as in `Examples`
     augmentation: Key[Array, "*parts batch"] | None = None  # key of each row; None without augmentation
     dropout: Key[Array, "*parts batch"] | None = None  # key of each row; None without dropout
 
@@ -53,6 +57,7 @@ class Shared:
     params: Params  # parameters at which the gradient is taken
     scale: Float[Array, ""] | None  # factor of the loss; None for none
     count: Float[Array, ""]  # number of rows of the whole batch that are not padding, float32
+    weight: Float[Array, ""]  # sum of the weights of the losses: `count` without changes
 
 
 @jax.tree_util.register_dataclass
@@ -94,7 +99,10 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
             images, key = network_inputs(config, part)
             logits = model.apply(params, images, key=key)
             loss = losses.cross_entropy(logits, part.labels, label_smoothing=config.label_smoothing)
-            metrics, record = batch_metrics(part, loss, logits, shared.count)
+            if part.weight_changes is not None:
+                weights = jax.nn.one_hot(part.labels, logits.shape[1], dtype=logits.dtype) + part.weight_changes
+                loss = jnp.sum(weights * losses.cross_entropies(logits, label_smoothing=config.label_smoothing), axis=1)
+            metrics, record = batch_metrics(part, loss, logits, shared)
             return metrics["loss"] if shared.scale is None else metrics["loss"] * shared.scale, (metrics, record)
 
         grads, (metrics, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
@@ -129,11 +137,11 @@ def network_inputs(config: TrainConfig, batch: Batch) -> tuple[Array, Key[Array,
 
 
 def batch_metrics(
-    batch: Batch, loss: Float[Array, " batch"], logits: Float[Array, "batch classes"], count: Float[Array, ""]
+    batch: Batch, loss: Float[Array, " batch"], logits: Float[Array, "batch classes"], shared: Shared
 ) -> tuple[dict[str, Float[Array, ""]], RowRecord]:
-    """Return the metrics of `BatchGradient`, sums over the rows divided by `count`, and the record of each row."""
-    labels, mask = batch.labels, batch.mask
-    mean_loss = batching.masked_sum(loss, mask) / count
+    """Return the metrics of `BatchGradient`, means over the rows of the whole batch, and the record of each row."""
+    labels, mask, count = batch.labels, batch.mask, shared.count
+    mean_loss = batching.masked_sum(loss, mask) / shared.weight
     cross_entropy = batching.masked_sum(losses.cross_entropy(logits, labels), mask) / count
     correct = losses.correct(logits, labels)
     accuracy = batching.masked_sum(correct.astype(jnp.float32), mask) / count

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from gradtrail.core import batching
 from gradtrail.core.config import LARGEST, ConfigError
@@ -86,6 +86,12 @@ class Program:
         """Return empty records of an epoch on the devices."""
         records: StepRecord = put(self.empty_records(), replicated(self.mesh))
         return records
+
+    def with_weight_changes(self, num_classes: int) -> "Program":
+        """Return the program, which is not compiled yet, for a training split with `weight_changes`."""
+        shape = (*self.examples.labels.shape, num_classes)
+        changes = self._everywhere(jax.ShapeDtypeStruct(shape, jnp.float32))
+        return dataclasses.replace(self, examples=dataclasses.replace(self.examples, weight_changes=changes))
 
     def compile(self, compiler: Compiler) -> "Program":
         """Return the program with its functions compiled."""
@@ -230,11 +236,14 @@ def make_program(
 
 
 def on_device(
-    images: UInt8[np.ndarray, "examples height width *channels"], labels: Int[np.ndarray, " examples"], mesh: Mesh
+    images: UInt8[np.ndarray, "examples height width *channels"],
+    labels: Int[np.ndarray, " examples"],
+    mesh: Mesh,
+    weight_changes: Float[np.ndarray, "examples classes"] | None = None,
 ) -> Examples:
     """Copy a split, uint8 pixels and int32 labels, to every device of `mesh`."""
-    placed = put((images, labels), replicated(mesh))
-    return Examples(images=placed[0], labels=placed[1])
+    placed = put((images, labels, weight_changes), replicated(mesh))
+    return Examples(images=placed[0], labels=placed[1], weight_changes=placed[2])
 
 
 def train(

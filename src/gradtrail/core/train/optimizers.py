@@ -16,6 +16,8 @@ from gradtrail.core.config import NotNegative, Positive, PositiveShare, Share, c
 from gradtrail.core.nn.models import Params
 from gradtrail.core.train.schedules import Constant, Schedule, learning_rate
 
+_TINY = 1e-30  # added to a second moment, far too small to change it: the root of 0 has no derivative
+
 
 @config
 class _Optimizer:
@@ -73,7 +75,7 @@ class Adam(_Optimizer):
     eps: Positive  # added to the root of the second moment
 
     def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
-        return optax.adam(self.rate(schedule, num_steps), b1=self.b1, b2=self.b2, eps=self.eps)
+        return optax.adam(self.rate(schedule, num_steps), self.b1, self.b2, self.eps, _TINY)
 
 
 @config
@@ -85,7 +87,7 @@ class AdamW(Adam):
 
     def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
         rate = self.rate(schedule, num_steps)
-        return optax.adamw(rate, self.b1, self.b2, self.eps, weight_decay=self.weight_decay, mask=_is_kernel)
+        return optax.adamw(rate, self.b1, self.b2, self.eps, _TINY, weight_decay=self.weight_decay, mask=_is_kernel)
 
 
 @config

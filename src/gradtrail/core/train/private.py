@@ -127,7 +127,7 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
         grads, _, logits = clipped_grad_sum(model, shared.params, images, copied.labels, batch.mask, clipping, key=key)
         logits = logits[::copies]  # those of the first copy
         loss = losses.cross_entropy(logits, batch.labels, label_smoothing=config.label_smoothing)
-        metrics, record = batch_metrics(batch, loss, logits, shared.count)
+        metrics, record = batch_metrics(batch, loss, logits, shared)
         return BatchGradient(**metrics, grads=grads, squared_norms=None), record
 
     def gradient(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:

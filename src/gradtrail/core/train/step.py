@@ -103,7 +103,8 @@ def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Ar
 def take(examples: Examples, indices: Int[Array, " batch"]) -> Batch:
     """Return the batch of the examples of a split at these indices; padding has the data of example 0."""
     rows = jnp.where(indices != batching.PADDING, indices, 0)
-    return Batch(images=examples.images[rows], labels=examples.labels[rows], indices=indices)
+    changes = None if examples.weight_changes is None else examples.weight_changes[rows]
+    return Batch(images=examples.images[rows], labels=examples.labels[rows], indices=indices, weight_changes=changes)
 
 
 def make_step(
@@ -134,7 +135,11 @@ def make_step(
         scale = None if state.loss_scale is None else state.loss_scale.scale
         count = jnp.sum(batch.mask).astype(jnp.float32)
         denominator = count if mechanism is None else jnp.maximum(count, 1.0)  # a Poisson-sampled batch may be empty
-        shared = Shared(params=state.params, scale=scale, count=denominator)
+        weight = denominator
+        if batch.weight_changes is not None:
+            changes = jnp.where(batch.mask[:, None], batch.weight_changes, 0.0)
+            weight = jnp.maximum(count + jnp.sum(changes), 1.0)  # of a batch whose examples are all removed
+        shared = Shared(params=state.params, scale=scale, count=denominator, weight=weight)
         keys_of_rows = _row_keys if mechanism is None else _example_keys
         if config.augmentation.enabled:
             batch = dataclasses.replace(batch, augmentation=keys_of_rows(state.keys.augmentation, state.step, batch))

@@ -94,6 +94,12 @@ class Planner:
         missing = [run for run in comparison.runs if run not in complete]
         return trainings_of(comparison, missing, together=self._is_together(comparison))
 
+    def training(self, changes: Mapping[str, Any]) -> Run | None:
+        """Return the finished run of a training with these changes to the params; None if there is none."""
+        chain = self._chain[: self._chain.index(TRAIN) + 1]
+        runs = self._find(chain, changed(self._stages.params, changes), {})
+        return runs[TRAIN] if runs else None
+
     def seconds(self, changes: Mapping[str, Any]) -> float | None:
         """Estimate the time of a training by the most similar one on this kind of machine; None without any."""
         params = {key: param_text(value) for key, value in flatten(changed(self._stages.params, changes)).items()}

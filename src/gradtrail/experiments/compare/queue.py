@@ -27,7 +27,7 @@ from gradtrail.support.signals import stop_request
 _PAUSE_SECONDS = 0.5
 _POLL_SECONDS = 2.0
 _STARTUP_SECONDS = 30.0  # longest time until a new worker writes its pid file
-_RUN_ALL = "import json, sys; from dvc.cli import main; sys.exit(any(map(main, json.loads(sys.argv[1]))))"
+_RUN_ALL = "import json, sys; from dvc.cli import main; sys.exit(any(map(main, json.load(sys.stdin))))"
 _QUEUED = re.compile(r"^Queued experiment '([^']+)'", re.MULTILINE)
 _REMOVE = "`dvc queue status` shows them, `dvc queue kill NAME` removes one whose worker died"
 _STILL_RUNNING = (
@@ -136,10 +136,10 @@ def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
     One process runs all commands, as importing DVC takes longer than a command. DVC stashes the changes of the working
     folder while it runs, so a signal to stop takes effect after it has ended.
     """
-    command = [sys.executable, "-c", _RUN_ALL, json.dumps(commands)]
+    command = [sys.executable, "-c", _RUN_ALL]
     with stop_request() as stop:
         try:
-            output = run(command, env=with_interpreter(), seconds=None).decode()
+            output = run(command, env=with_interpreter(), stdin=json.dumps(commands).encode(), seconds=None).decode()
         except CommandError as error:
             raise UserError(f"DVC did not queue the experiment: {reason(error.output)}") from None
     stop.obey("stopped while experiments were queued")

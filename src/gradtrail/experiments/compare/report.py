@@ -9,7 +9,7 @@ from typing import Any
 from gradtrail.experiments.compare.statistics import SIGNIFICANT, Summary, median
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.significance import Difference
-from gradtrail.support.tables import table
+from gradtrail.support.tables import markdown_table, table
 
 _CAPTION = (
     "Test accuracy: mean ± standard deviation over the seeds. Difference to the baseline over the seeds that both "
@@ -55,9 +55,7 @@ def print_table(summaries: Sequence[Summary], title: str) -> None:
 
 def as_markdown(summaries: Sequence[Summary], title: str) -> str:
     """Return a title, the table and a caption in Markdown."""
-    rows = table_rows(summaries)
-    lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
-    text = "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in lines)
+    text = markdown_table(table_rows(summaries))
     return "\n\n".join([f"**{title}**", text, *([_CAPTION] if _is_compared(summaries) else [])]) + "\n"
 
 

@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 PARAMS, VERSIONS = Path("params.yaml"), Path("pipeline/versions.yaml")
 SEED, MEMBERS, VARY = "train.seed", "train.members", "train.vary"
 IMAGE_FILES = ("folder", "csv")  # values of `fetch.dataset` for image files of one's own, which `fetch.pictures` is for
-SHARED_BLOCKS = {"augmentation"}  # the blocks of `train` that every training reads
+SHARED_BLOCKS = {"augmentation", "changes"}  # the blocks of `train` that every training reads
 _NO_BLOCK = "linear"  # the model of this name has no params: the block is the schedule's
 _VERSIONS_HEADER = (
     "# Every package that can change an out, as locks/base.lock has it: a DVC param of each stage that imports it,\n"

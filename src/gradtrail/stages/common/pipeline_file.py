@@ -19,7 +19,7 @@ from gradtrail.support.errors import UserError, one_line
 
 # The pipeline of the root and the optional ones, each with its lock; all paths are relative to the root. `.dvcignore`
 # hides the optional ones from DVC until `gradtrail repro` has run them
-_FOLDERS = ("", "pipeline/audit/", "pipeline/privacy_audit/")
+_FOLDERS = ("", "pipeline/audit/", "pipeline/privacy_audit/", "pipeline/what_if/")
 FILES = tuple(f"{folder}{name}" for folder in _FOLDERS for name in ("dvc.yaml", "dvc.lock"))
 TRAIN = "train"  # the stage whose run is the parent of the runs below it
 _CODE_FOLDERS, _CODE_FILES = ("src/", "pipeline/networks"), (".py", ".j2")  # all other deps are data

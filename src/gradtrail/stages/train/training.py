@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from gradtrail.core.data import Split
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
+from gradtrail.core.train.changes import weight_changes
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
@@ -96,6 +97,7 @@ class Training:
     # secret behind batches and noise of a private training; None for the seed. No checkpoint has it, nor its keys.
     secret: str | None = field(default=None, repr=False)
     inputs_changed: Callable[[], bool] = lambda: False  # True if the results will not be recorded
+    weight_changes: Float[np.ndarray, "examples classes"] | None = None  # of `train`, by `config.changes`
     program: Program = field(init=False, repr=False)
     predict: CompiledFunction = field(init=False, repr=False)
 
@@ -104,9 +106,10 @@ class Training:
         """Read the inputs of the stage, and find the devices; JAX must not have looked for any yet.
 
         Raises:
-            UserError: data or secret are missing or damaged, or this process has other data or params than process 0.
-            ConfigError: the processes cannot have equally many shards, no noise keeps the privacy budget, or a network
-                of one's own is refused.
+            UserError: data or secret are missing or damaged, this process has other data or params than process 0, or
+                a streamed split has changes.
+            ConfigError: the processes cannot have equally many shards, no noise keeps the privacy budget, the changes
+                do not fit the split, or a network of one's own is refused.
         """
         config, runtime, folder = stage.params(TrainConfig), stage.runtime, Path("data/processed")
         info = data_files.read_info(folder)
@@ -137,6 +140,12 @@ class Training:
             secret=training_secret(config, train),
             inputs_changed=stage.inputs.have_changed,
         )
+        if config.changes.enabled and training.is_streamed:
+            raise UserError(
+                f"train.changes must be empty for a training split of more than {LARGEST_ON_DEVICE // 2**20} MiB, "
+                f"which is streamed; this one has {train.images.nbytes // 2**20:,} MiB"
+            )
+        training.weight_changes = weight_changes(config.changes, train.labels, train.example_id, info.num_classes)
         training.model.require_independent()
         return training
 
@@ -186,6 +195,8 @@ class Training:
             streamed=self.is_streamed,
             sampled=self.sampled if len(self.sampled) < len(self.train) else None,
         )
+        if self.weight_changes is not None:
+            program = program.with_weight_changes(self.info.num_classes)
         with first_process_first():
             self.program = program.compile(compiler)
             self.predict = inference.compile_predict(self.model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
@@ -219,8 +230,8 @@ class Training:
     ) -> TrainResult:
         """Train a network to its end, from its last checkpoint if there is one; `name` is for messages."""
         program, config = self.program, self.config
-        images, labels = self.train.images, self.train.labels
-        examples = self.train if self.is_streamed else loop.on_device(images, labels, program.mesh)
+        images, labels, changes = self.train.images, self.train.labels, self.weight_changes
+        examples = self.train if self.is_streamed else loop.on_device(images, labels, program.mesh, changes)
 
         # The first state, or that of the last checkpoint
         state = program.init(keys_of(seeds, self.secret))

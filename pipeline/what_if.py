@@ -1,0 +1,92 @@
+"""What if a training example had not been there? `data/processed`, `models` → predicted changes, a figure, words."""
+
+from gradtrail.tracking.journal import start_logger
+
+start_logger(__name__)
+
+import functools
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtrail.core.gradients.analysis import positions_of
+from gradtrail.core.gradients.metagradient import compile_metagradient, require_differentiable
+from gradtrail.core.gradients.scores import largest
+from gradtrail.core.gradients.what_if import SMOOTH, WhatIfConfig, log_odds, make_outputs
+from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE, compile_predict, predict_logits
+from gradtrail.core.nn.models import HostParams, Model, Params
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.loop import on_device
+from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages import what_if
+from gradtrail.stages.artifacts import data_files
+from gradtrail.stages.artifacts.data_files import require_undeformed
+from gradtrail.stages.artifacts.members import weights_paths
+from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.support.memory import require_memory_for_model
+from gradtrail.support.progress import progress_bar
+from gradtrail.tracking.compile_report import compiling
+from gradtrail.tracking.journal import tracked
+
+
+def main(stage: Stage) -> None:
+    config, train_config = stage.params(WhatIfConfig), stage.params(TrainConfig, "train")
+    require_differentiable(train_config)
+    what_if.require_unchanged(train_config)
+    info = data_files.read_info(Path("data/processed"))
+    require_undeformed(info, "what_if")
+    splits = data_files.read_splits(Path("data/processed"))
+    train, test = splits["train"], splits["test"]
+    chosen = positions_of(config.test_examples, test, "what_if.test_examples")
+    model = Model(train_config.model_config(info.image_shape, info.num_classes), remat=train_config.remat)
+
+    with tracked(stage) as run, compiling(run) as compiler:
+        # The outputs of the trained networks
+        predict = compile_predict(model, VALIDATION_BATCH_SIZE, compiler=compiler)
+        logits = jax.ShapeDtypeStruct((len(test), info.num_classes), jnp.float32)
+        compiled_log_odds = compiler.compile("log_odds", log_odds, logits, test.labels)
+
+        def margins(params: Params | HostParams) -> np.ndarray:
+            logits = predict_logits(functools.partial(predict, params), VALIDATION_BATCH_SIZE, test)
+            return np.asarray(compiled_log_odds(logits, test.labels))
+
+        networks = what_if.predict_members(predict, margins, weights_paths(Path("models"), "final"), info, splits)
+        rows = chosen if len(chosen) else largest(-networks.margins, config.num_examples)
+        outputs = what_if.output_table(networks, test, rows)
+
+        # Their derivatives by the weights of the training examples, if these predict anything
+        output_function = make_outputs(model, test[rows], splits["validation"], train_config.batch_size)
+        budget = config.memory_mib * 2**20
+        metagradient = compile_metagradient(
+            train_config, model, len(train), output_function, memory_bytes=budget, compiler=compiler
+        )
+        functions = [predict, compiled_log_odds, *metagradient.functions]
+        require_memory_for_model("what_if", functions, host_bytes=0)
+        unchanged = np.zeros((len(train), info.num_classes), np.float32)
+        examples = on_device(train.images, train.labels, metagradient.program.mesh, unchanged)
+        influence = figure = None
+        title = f"{model.config.name} on {info.label}"
+        trainings = what_if.TRAININGS + 2 * train_config.members
+        with progress_bar("what_if", trainings * metagradient.program.num_steps, unit="steps") as bar:
+            training = train_config, metagradient, examples
+            smoothness = what_if.measure_smoothness(*training, train, margins, bar.advance)
+            if smoothness >= SMOOTH:
+                derivative = what_if.mean_derivative(*training, bar.advance)
+                influence = what_if.influence_table(train, networks.train, list(outputs["output"]), derivative)
+                figure = what_if.draw(influence, outputs, test[rows], train, info.classes, title)
+        if influence is None:
+            print(f"what_if: {what_if.describe(smoothness)}", file=sys.stderr)
+
+        with stage.writing_outs() as new:
+            what_if.write(new / "results" / "what_if", title, smoothness, outputs, influence, figure)
+            stage.write_metrics(new, {**info.as_metrics(), **what_if.measure(smoothness, outputs, influence)})
+            stage.write_costs(new, static_costs(functions))
+
+        run.outs()
+
+
+if __name__ == "__main__":
+    run_stage(main, "what_if", shows=("metasmoothness", "outputs", "effects_held_by_largest"))

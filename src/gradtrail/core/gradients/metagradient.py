@@ -1,0 +1,220 @@
+"""Derivatives of a trained network's outputs by the weight of each training example, through the whole training.
+
+The training is run forwards, keeping a state every few steps. Then these parts are run again, from the last one to the
+first, each with the intermediate values that its reverse-mode derivative needs: twice the work of a training for the
+steps, and memory for one part alone. The derivatives of several outputs are pulled back at once. Source: metagradient
+descent (Engstrom et al., arXiv 2503.13751) and MAGIC (Ilyas and Engstrom, arXiv 2504.16430).
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from gradtrail.core.batching import PADDING
+from gradtrail.core.config import ConfigError
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.gradient import Examples
+from gradtrail.core.train.loop import Program, make_program
+from gradtrail.core.train.step import Step, TrainState, make_step, params_to_evaluate, take
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+
+# Outputs of a network; the arrays of a `jax.tree_util.Partial` are arguments of the compiled function, not constants
+Outputs = Callable[[Params], Float[Array, " outputs"]]
+_DIFFERENTIATED = ("sgd", "rmsprop", "adam", "adamw")
+
+
+def require_differentiable(config: TrainConfig) -> None:
+    """Raise ConfigError, one line, for a training whose result has no derivative by the weights of examples."""
+    kind, kinds, patience = config.optimizer.kind, ", ".join(_DIFFERENTIATED), config.patience
+    refusals = {
+        f"optimizer must be one of {kinds}, got {kind}": kind not in _DIFFERENTIATED,
+        "privacy.enabled must be false: clipping and noise hide each example, got true": config.privacy.enabled,
+        "precision must be float32 or bfloat16: loss scaling has no derivative, got float16": config.scales_loss,
+        f"patience must be empty: the number of epochs has no derivative, got {patience}": patience is not None,
+    }
+    for message, is_refused in refusals.items():
+        if is_refused:
+            raise ConfigError(f"what_if: train.{message}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metagradient:
+    """The compiled functions of a training and of its derivative."""
+
+    program: Program
+    run: CompiledFunction  # (state, examples, order of a part, number of steps before it) → state after the part
+    with_derivative: CompiledFunction  # (`output_function`, state) → see `outputs`
+    # (state before a part, examples, its order, steps before it, derivatives by the floats after it, sums of the
+    # derivatives by the weights) → derivatives by the floats before it, and the sums with those of the part
+    pull_back: CompiledFunction
+    steps_per_part: int
+    output_function: Outputs
+
+    @property
+    def functions(self) -> list[CompiledFunction]:
+        """All compiled functions."""
+        return [*self.program.functions, self.run, self.with_derivative, self.pull_back]
+
+    def outputs(self, state: TrainState) -> tuple[Array, list[Array]]:
+        """Return the outputs, and their derivatives by the floats of the state."""
+        outputs: tuple[Array, list[Array]] = self.with_derivative(self.output_function, state)
+        return outputs
+
+    def train(self, keys: Key[Array, " purposes"], examples: Examples) -> tuple[np.ndarray, list[TrainState]]:
+        """Train; return the batches of all steps, and the states before each part and after the last one."""
+        state, order = self.program.init(keys), self._order(keys)
+        states = [state]
+        for start in range(0, self.program.num_steps, self.steps_per_part):
+            states.append(self.run(states[-1], examples, *self._part(order, start)))
+        return order, states
+
+    def derivative(
+        self, keys: Key[Array, " purposes"], examples: Examples, advance: Callable[[int], object] = lambda _: None
+    ) -> tuple[Float[np.ndarray, " outputs"], Float[np.ndarray, "outputs examples classes"]]:
+        """Return the outputs of the trained network, and their derivatives by `Examples.weight_changes`.
+
+        Args:
+            examples: the training split, with the changes at which the derivative is taken.
+            advance: called with the number of steps of each part, forwards and backwards.
+        """
+        order, states = self.train(keys, examples)
+        advance(self.program.num_steps)
+        values, cotangents = self.outputs(states.pop())
+        sums = np.zeros((len(values), *self.program.examples.weight_changes.shape), np.float32)
+        for start in reversed(range(0, self.program.num_steps, self.steps_per_part)):
+            cotangents, sums = self.pull_back(states.pop(), examples, *self._part(order, start), cotangents, sums)
+            advance(min(self.steps_per_part, self.program.num_steps - start))
+        return np.asarray(values), np.asarray(sums)
+
+    def _order(self, keys: Key[Array, " purposes"]) -> Int[np.ndarray, "steps batch"]:
+        run_keys = self.program.init(keys).keys
+        epochs = [self.program.order(run_keys, np.int32(epoch)) for epoch in range(self.program.config.epochs)]
+        order = np.concatenate(jax.device_get(epochs))
+        return np.pad(order, ((0, -len(order) % self.steps_per_part), (0, 0)), constant_values=PADDING)
+
+    def _part(self, order: np.ndarray, start: int) -> tuple[np.ndarray, np.int32]:
+        return order[start : start + self.steps_per_part], np.int32(start)
+
+
+def compile_metagradient(
+    config: TrainConfig, model: Model, num_examples: int, outputs: Outputs, *, memory_bytes: int, compiler: Compiler
+) -> Metagradient:
+    """Compile the derivative of `outputs` of a training on one device, in parts whose memory is within a budget.
+
+    Raises:
+        ConfigError: the training has no derivative, or needs more memory; one line.
+    """
+    require_differentiable(config)
+    program = make_program(dataclasses.replace(config, shards=1), model, num_examples, jax.devices()[:1])
+    program = program.with_weight_changes(model.config.num_classes)
+    num_steps, state = program.num_steps, program.abstract_state
+    run = functools.partial(run_part, make_step(program.config, model, num_steps, program.mesh), num_steps)
+    outputs = outputs if isinstance(outputs, jax.tree_util.Partial) else jax.tree_util.Partial(outputs)
+    final = functools.partial(_outputs_with_derivative, program.config)
+    examples, changes = program.examples, program.examples.weight_changes
+    values, cotangents = jax.eval_shape(final, outputs, state)
+    sums = jax.ShapeDtypeStruct((*values.shape, *changes.shape), jnp.float32)
+    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in floats_of(state))
+
+    def part(steps: int) -> tuple[Any, ...]:
+        order = jax.ShapeDtypeStruct((steps, config.batch_size), jnp.int32)
+        return state, examples, order, jax.ShapeDtypeStruct((), jnp.int32)
+
+    steps = math.ceil(math.sqrt(num_steps) / 2)  # the intermediate values of a step take several times a state
+    least = math.inf
+    while True:
+        arguments = (*part(steps), cotangents, sums)
+        pull_back = compiler.compile(
+            "pull_back", functools.partial(pull_back_part, run), *arguments, donate_argnums=(4, 5)
+        )
+        needed = pull_back.cost.temporary_bytes + state_bytes * math.ceil(num_steps / steps)
+        if needed <= memory_bytes:
+            break
+        if needed >= least or steps == 1:
+            mib = math.ceil(min(needed, least) / 2**20)
+            raise ConfigError(
+                f"what_if.memory_mib must be at least {mib:,} for {num_steps:,} steps and {values.size} outputs, "
+                f"got {memory_bytes // 2**20:,}; fewer of either, or a smaller network, need less"
+            )
+        steps, least = steps // 2, needed
+    return Metagradient(
+        program=dataclasses.replace(
+            program,
+            init=compiler.compile("init", program.init, program.abstract_keys),
+            order=compiler.compile("order", program.order, state.keys, jax.ShapeDtypeStruct((), jnp.int32)),
+        ),
+        run=compiler.compile("train_part", run, *part(steps)),
+        with_derivative=compiler.compile("outputs", final, outputs, state),
+        output_function=outputs,
+        pull_back=pull_back,
+        steps_per_part=steps,
+    )
+
+
+def run_part(
+    step: Step, num_steps: int, state: TrainState, examples: Examples, order: Array, start: Array
+) -> TrainState:
+    """Make the steps of a part; those beyond the end of the training change nothing."""
+
+    def body(state: TrainState, inputs: tuple[Array, Array]) -> tuple[TrainState, None]:
+        index, indices = inputs
+        batch = take(examples, indices)
+        return jax.lax.cond(index < num_steps, lambda: step(state, batch)[0], lambda: state), None
+
+    return jax.lax.scan(body, state, (start + jnp.arange(len(order), dtype=jnp.int32), order))[0]
+
+
+def pull_back_part(
+    run: Callable[..., TrainState],
+    state: TrainState,
+    examples: Examples,
+    order: Int[Array, "steps batch"],
+    start: Int[Array, ""],
+    cotangents: list[Array],
+    sums: Float[Array, "outputs examples classes"],
+) -> tuple[list[Array], Float[Array, "outputs examples classes"]]:
+    """Pull the derivatives of the outputs back through a part, and add those by the weights of its examples."""
+    places = order.ravel()
+    rows = take(examples, places)
+    row_order = jnp.where(order == PADDING, PADDING, jnp.arange(order.size, dtype=jnp.int32).reshape(order.shape))
+
+    def floats_after(floats: list[Array], changes: Array) -> list[Array]:
+        part = Examples(images=rows.images, labels=rows.labels, weight_changes=changes)
+        return floats_of(run(with_floats(state, floats), part, row_order, start))
+
+    _, pull = jax.vjp(floats_after, floats_of(state), rows.weight_changes)
+    cotangents, by_row = jax.vmap(pull)(cotangents)
+    places = jnp.where(places == PADDING, len(examples.labels), places)
+    return cotangents, sums.at[:, places].add(by_row, mode="drop")
+
+
+def _outputs_with_derivative(config: TrainConfig, outputs: Outputs, state: TrainState) -> tuple[Array, list[Array]]:
+    """Return the outputs, and their derivatives by the floats of the state."""
+
+    def of_floats(floats: list[Array]) -> Array:
+        return outputs(params_to_evaluate(config, with_floats(state, floats)))
+
+    floats = floats_of(state)
+    return of_floats(floats), jax.jacrev(of_floats)(floats)
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def floats_of(state: TrainState) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(state) if _is_float(leaf)]
+
+
+def with_floats(state: TrainState, floats: list[Array]) -> TrainState:
+    remaining = iter(floats)
+    return jax.tree.map(lambda leaf: next(remaining) if _is_float(leaf) else leaf, state)

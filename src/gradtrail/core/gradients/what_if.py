@@ -1,0 +1,101 @@
+"""What if a training example had not been there? Outputs to ask about, and whether their changes can be predicted.
+
+The prediction is the derivative of `metagradient`, to first order. It holds only if the training is smooth in the
+weights of its examples, which is measured first, by training again.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from gradtrail.core import batching
+from gradtrail.core.config import MAX_GALLERY, Bounds, Count, CountOrZero, config
+from gradtrail.core.data import Split
+from gradtrail.core.gradients.metagradient import Outputs
+from gradtrail.core.gradients.scores import correlation
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.models import Model, Params
+
+SMOOTH = 0.9  # metasmoothness from which the derivative predicts a retraining
+_MAX_TEST_EXAMPLES = MAX_GALLERY // 10
+
+
+@config
+class WhatIfConfig:
+    """The section `what_if` of `params.yaml`; the training is that of the section `train`."""
+
+    # `example_id` of the test examples whose margins are predicted; empty for those with the lowest margins
+    test_examples: tuple[CountOrZero, ...]
+    num_examples: Annotated[int, Bounds(at_least=1, at_most=_MAX_TEST_EXAMPLES)]  # number of them if it is empty
+    memory_mib: Count  # memory for the derivative; with less, the training is run in shorter parts
+
+    def check(self) -> None:
+        Bounds(at_most=_MAX_TEST_EXAMPLES).check("test_examples: number of them", len(self.test_examples))
+        if len({*self.test_examples}) < len(self.test_examples):
+            raise ValueError(f"test_examples must name each example once, got {[*self.test_examples]}")
+
+
+def log_odds(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:
+    """Return the margin of the label: its logit minus log Σ exp of the other logits, in nats.
+
+    This is log(p / (1 - p)) of the label's probability p, positive if p is above one half.
+
+    >>> log_odds(jnp.zeros((1, 3)), jnp.array([0])).round(4)
+    Array([-0.6931], dtype=float32)
+    """
+    is_label = jax.nn.one_hot(labels, logits.shape[1], dtype=bool)
+    log_sum = jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), axis=1)
+    return jnp.sum(jnp.where(is_label, logits, 0.0), axis=1) - log_sum
+
+
+def make_outputs(model: Model, test: Split, validation: Split, batch_size: int) -> Outputs:
+    """Return the function from parameters to the margin of each example of `test` and the mean validation loss.
+
+    The loss is a sum over batches, whose activations are computed again for its derivative: it takes no more memory
+    than a training step of this batch size.
+    """
+    shape = batching.num_batches(len(validation), batch_size), batch_size
+    rows = np.resize(np.arange(len(validation)), shape)  # padding repeats the first rows
+    weights = (np.arange(rows.size) < len(validation)).reshape(shape).astype(np.float32) / len(validation)
+    batches = validation.images[rows], validation.labels[rows], weights
+    outputs: Outputs = jax.tree_util.Partial(functools.partial(_outputs, model), test.images, test.labels, batches)
+    return outputs
+
+
+def _outputs(
+    model: Model, images: Array, labels: Array, batches: tuple[Array, Array, Array], params: Params
+) -> Float[Array, " outputs"]:
+    @jax.checkpoint
+    def add_batch(total: Array, batch: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        images, labels, weights = batch
+        return total + jnp.sum(weights * losses.cross_entropy(model.apply(params, images), labels)), None
+
+    loss, _ = jax.lax.scan(add_batch, jnp.float32(0), batches)
+    return jnp.append(log_odds(model.apply(params, images), labels), loss)
+
+
+def metasmoothness(
+    margins_after: Callable[[Float[np.ndarray, "examples classes"]], Float[np.ndarray, " tests"]],
+    subsets: Sequence[Float[np.ndarray, "examples classes"]],
+) -> float:
+    """Return whether two equal changes of the weights have equal effects: 1 if so, about 0 in a chaotic training.
+
+    Let m(t) be the margins of the test examples after a training with t times the changes of a subset. The result is
+    the correlation over the test examples of m(1/2) - m(0) and m(1) - m(1/2), mean over the subsets. Source: the
+    empirical metasmoothness of arXiv 2503.13751, with a correlation in place of its agreement of signs.
+
+    Args:
+        margins_after: training with changes of the weights → margins of the test examples.
+        subsets: changes that remove the examples of a subset, for each subset; see `Examples.weight_changes`.
+    """
+    start = margins_after(np.zeros_like(subsets[0])).astype(np.float64)
+    correlations = []
+    for changes in subsets:
+        half, whole = (margins_after(np.float32(share) * changes).astype(np.float64) for share in (0.5, 1.0))
+        correlations.append(correlation(half - start, whole - half))
+    return float(np.mean(correlations))

@@ -1,0 +1,384 @@
+"""`gradtrail what-if`: predict what removing or relabeling training examples changes, retrain, and compare.
+
+The stage `what_if` predicts, to first order. Each retraining is a DVC experiment up to the stage `train`, and a run as
+any other; its outputs are those of its final weights, from DVC's cache. The LDS says how good the predictions are: the
+rank correlation of predicted and real changes over random subsets of the data (Park et al., arXiv 2303.14186). Out of
+scope: a training that is not metasmooth, for which the stage predicts nothing.
+"""
+
+import dataclasses
+import math
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+from mlflow.entities import Run
+
+from gradtrail.core.data import Split
+from gradtrail.core.gradients.analysis import positions_of
+from gradtrail.core.gradients.metagradient import require_differentiable
+from gradtrail.core.gradients.scores import largest, rank_correlation
+from gradtrail.core.gradients.what_if import make_outputs
+from gradtrail.core.intervals import TAILS, Interval
+from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE
+from gradtrail.core.train.changes import NO_CHANGES, weight_changes
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.experiments.compare.main import Engine, comparison_lock
+from gradtrail.experiments.compare.plan import read_store
+from gradtrail.experiments.repro import reproduce
+from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.artifacts.data_files import read_info, read_splits
+from gradtrail.stages.artifacts.members import weights_paths
+from gradtrail.stages.artifacts.parquet import read_parquet
+from gradtrail.stages.artifacts.weights import read_members, read_weights
+from gradtrail.stages.common.dvc_cache import is_here, restore
+from gradtrail.stages.common.files import atomic_file, read_json
+from gradtrail.stages.common.params import PARAMS, load_section, read_yaml
+from gradtrail.stages.common.pipeline_file import TRAIN
+from gradtrail.stages.what_if import VALIDATION_LOSS, require_unchanged
+from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.tables import markdown_table
+from gradtrail.tracking.runs import StoredRuns, find_equivalent_run
+from gradtrail.tracking.state import Identity
+from gradtrail.tracking.store import open_store
+from gradtrail.tracking.tags import outputs
+
+SUBSET, SUPPORTERS, DROP, SUSPECT = KINDS = ("subset", "supporters", "drop", "suspect")
+_PIPELINE, _REPORT = "pipeline/what_if/dvc.yaml", Path("results/comparisons/what_if")
+_DATA, _RESULTS = Path("data/processed"), Path("results/what_if")
+_SUSPECTS = (Path("results/audit/suspects.parquet"), Path("results/gradients/suspects.csv"))
+_WEIGHTS = ("models/final.safetensors", "models/members")  # outs of the training that have the final weights
+_MAX_SUPPORTERS = 0.001  # largest share of the training examples that is removed to flip a prediction
+_NUM_SUSPECTS = 10
+_RESAMPLES = 1000
+
+
+class Intervention(NamedTuple):
+    """A change of the training examples, whose effect is predicted and measured."""
+
+    name: str
+    kind: str  # one of `KINDS`
+    changes: dict[str, Any]  # fields of `ChangesConfig`
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The changes to the params, dotted key → value."""
+        return {f"train.changes.{key}": value for key, value in self.changes.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The results of the stage, and the data that they are about."""
+
+    # `label`, `predicted` and `value` of each output, by its name: margins of test examples, then the validation loss
+    outputs: pd.DataFrame
+    influence: pd.DataFrame  # `proposed_label` and predicted changes of the outputs, by `example_id`
+    splits: Mapping[str, Split]
+    classes: tuple[str, ...]
+
+    @property
+    def tests(self) -> list[str]:
+        """The names of the outputs that are margins: the example_id of each test example."""
+        return [*self.outputs.index[:-1]]
+
+    def effects(self, changes: Mapping[str, Any]) -> tuple[int, Float[np.ndarray, " outputs"]]:
+        """Return the number of removed or relabeled examples, and the predicted change of each output in nats.
+
+        The new label of an example is its proposed label.
+        """
+        names = changed_examples(self.splits[TRAIN], len(self.classes), **changes)
+        columns = [f"{'relabel' if 'relabel' in changes else 'remove'}/{name}" for name in self.outputs.index]
+        return len(names), self.influence.loc[names, columns].to_numpy(np.float64).sum(axis=0)
+
+    def supporters(self, test: str) -> tuple[int, ...]:
+        """Return the example_id of the strongest supporters whose predicted removal flips the sign of a margin.
+
+        They are as few as possible; none if more than 0.1 % of the training examples would be needed.
+        """
+        margin = self.outputs["value"][test]
+        effects = -np.sign(margin) * self.influence[f"remove/{test}"].to_numpy(np.float64)
+        strongest = largest(effects, math.ceil(_MAX_SUPPORTERS * len(effects)))
+        flips = np.cumsum(effects[strongest]) > abs(margin)
+        count = int(np.argmax(flips)) + 1 if flips.any() else 0
+        return tuple(self.influence.index[strongest[:count]].tolist())
+
+
+def changed_examples(train: Split, num_classes: int, **changes: Any) -> Int[np.ndarray, " changed"]:
+    """Return the example_id of each training example that these fields of `ChangesConfig` change, at least one."""
+    weights = weight_changes(dataclasses.replace(NO_CHANGES, **changes), train.labels, train.example_id, num_classes)
+    return train.example_id[np.asarray(weights).any(axis=1)]
+
+
+def what_if(engine: Engine, *, test: Sequence[int], drop: Path | None, suspects: bool, subsets: int) -> int:
+    """Predict what interventions change, retrain with each, and print and write predicted and real outputs.
+
+    The arguments are the options of the command. Returns the exit status: 0, 1 if a retraining failed, or that of
+    `dvc repro` if it failed.
+
+    Raises:
+        UserError, ConfigError: An id or a file is invalid, or effects of changes of this training cannot be predicted;
+            one line.
+    """
+    config = load_section(TRAIN, TrainConfig)
+    require_differentiable(config)
+    require_unchanged(config)
+    dropped = read_drop(drop) if drop else ()
+    if test:
+        set_test_examples(test)
+    if status := reproduce([_PIPELINE]):
+        return status
+
+    prediction = read_prediction()
+    subset = {"omit_fraction": 0.01}
+    interventions = [Intervention(f"seed {seed}", SUBSET, subset | {"omit_seed": seed}) for seed in range(subsets)]
+    explained = prediction.tests if test or not (drop or suspects) else []
+    supporters = {name: prediction.supporters(name) for name in explained}
+    interventions += [Intervention(name, SUPPORTERS, {"omit": ids}) for name, ids in supporters.items() if ids]
+    if drop:
+        interventions.append(Intervention(drop.name, DROP, {"omit": dropped}))
+    for name in read_suspects() if suspects else ():
+        label = int(prediction.influence["proposed_label"][name])
+        title = f"{name} as {prediction.classes[label]}"
+        interventions.append(Intervention(title, SUSPECT, {"relabel": ((name, label),)}))
+
+    runs = retrain(interventions, engine)
+    if len(runs) < len(interventions):
+        return 1
+    results = compare(prediction, interventions, *read_outputs(prediction, runs))
+    report(results, describe_removals(prediction, supporters, results))
+    return 0
+
+
+# Inputs
+
+
+def read_drop(path: Path) -> tuple[int, ...]:
+    """Read the distinct values of the column `example_id` of a CSV file, ascending."""
+    try:
+        column = pd.read_csv(path, usecols=["example_id"], dtype=np.int64)["example_id"]
+        if column.empty:
+            raise ValueError("it has no row")
+        names = tuple(sorted({*column.tolist()}))
+        changed_examples(read_splits(_DATA)[TRAIN], read_info(_DATA).num_classes, omit=names)
+    except (OSError, ValueError) as error:
+        rule = "must be a CSV file with a column example_id of training examples"
+        raise UserError(f"--drop: {path}: {rule}: {one_line(error)[:300]}") from None
+    return names
+
+
+def set_test_examples(names: Sequence[int]) -> None:
+    """Set `what_if.test_examples` in `params.yaml`, and change no other character."""
+    positions_of(names, read_splits(_DATA)["test"], "--test")
+    if read_yaml(PARAMS)["what_if"]["test_examples"] != [*names]:
+        from dvc.utils.hydra import apply_overrides  # late: it takes a quarter of a second
+
+        apply_overrides(PARAMS, [f"what_if.test_examples={[*names]}"])
+        print(f"what_if.test_examples in {PARAMS} is now {[*names]}.", file=sys.stderr)
+
+
+def read_prediction() -> Prediction:
+    """Read the results of the stage; raise UserError if the training is not metasmooth."""
+    path = _RESULTS / "influence.parquet"
+    if not path.is_file():
+        number = read_json(Path("results/metrics/what_if.json"))["metasmoothness"]
+        raise UserError(
+            f"metasmoothness {number:.2f}: this training is too chaotic to predict a retraining; "
+            f"{_RESULTS / 'summary.md'} says what would help"
+        )
+    values = pd.read_csv(_RESULTS / "outputs.csv", dtype={"output": str}).set_index("output")
+    effects = [f"{kind}/{name}" for kind in ("remove", "relabel") for name in values.index]
+    return Prediction(
+        outputs=values,
+        influence=read_parquet(path, ["example_id", "proposed_label", *effects]).set_index("example_id"),
+        splits=read_splits(_DATA),
+        classes=read_info(_DATA).classes,
+    )
+
+
+def read_suspects() -> list[int]:
+    """Return the example_id of the most suspect training labels, by the audit or else by the gradient analysis."""
+    audit, gradients = _SUSPECTS
+    if not (audit.is_file() or gradients.is_file()):
+        raise UserError(f"--suspects: needs {gradients} or {audit}; `dvc repro gradients` makes the first")
+    ranked = read_parquet(audit, ["split", "example_id"]) if audit.is_file() else pd.read_csv(gradients)
+    return [int(name) for name in ranked.loc[ranked["split"] == TRAIN, "example_id"].head(_NUM_SUSPECTS)]
+
+
+# Retrainings
+
+
+def weights_of(run: Run) -> list[str]:
+    """Return the digests of the final weights of a training, in the order of `_WEIGHTS`."""
+    return [outputs(run.data.tags)[out] for out in _WEIGHTS]
+
+
+def retrain(interventions: Sequence[Intervention], engine: Engine) -> dict[str, Run]:
+    """Train with each intervention that has no finished run; return the runs by name, without those that failed."""
+    planned = {intervention.name: intervention.params for intervention in interventions}
+
+    def read_runs() -> dict[str, Run]:
+        planner = read_store()
+        runs = {name: planner.training(changes) for name, changes in planned.items()}
+        return {name: run for name, run in runs.items() if run and all(map(is_here, _WEIGHTS, weights_of(run)))}
+
+    runs, failed = read_runs(), dict[str, str]()
+    if len(runs) < len(planned):
+        with comparison_lock():
+            if engine.prepare():
+                return {}
+            runs = read_runs()  # earlier experiments may have made some
+            missing = {name: changes for name, changes in planned.items() if name not in runs}
+            failed = engine.run("what-if", planned, missing, TRAIN)
+            runs = read_runs()
+    for name in planned:
+        if name not in runs:
+            print(f"{name}: failed; {failed.get(name, 'it has no run in MLflow')}", file=sys.stderr)
+    return runs
+
+
+def read_outputs(
+    prediction: Prediction, runs: Mapping[str, Run]
+) -> tuple[Float[np.ndarray, " outputs"], dict[str, Float[np.ndarray, " outputs"]]]:
+    """Return the outputs of the final weights in `models`, and of each run: means over the members, in nats."""
+    info, (model, _, _) = read_info(_DATA), read_weights(Path(_WEIGHTS[0]))
+    test, validation = prediction.splits["test"], prediction.splits["validation"]
+    test = test[positions_of([*map(int, prediction.tests)], test, "what_if.test_examples")]
+    function = make_outputs(model, test, validation, VALIDATION_BATCH_SIZE)
+    evaluate = jax.jit(lambda function, params: function(params))
+
+    def outputs_of(models: Path) -> Float[np.ndarray, " outputs"]:
+        members = read_members(weights_paths(models, "final"), info)
+        return np.asarray([evaluate(function, params) for _, _, params, _ in members], np.float64).mean(axis=0)
+
+    after = {}
+    for name, run in runs.items():
+        with tempfile.TemporaryDirectory() as folder:
+            for out, md5 in zip(_WEIGHTS, weights_of(run), strict=True):
+                restore(out, md5, Path(folder), "")
+            after[name] = outputs_of(Path(folder) / "models")
+    return outputs_of(Path("models")), after
+
+
+# Report
+
+
+def compare(
+    prediction: Prediction,
+    interventions: Sequence[Intervention],
+    before: Float[np.ndarray, " outputs"],
+    after: Mapping[str, Float[np.ndarray, " outputs"]],
+) -> pd.DataFrame:
+    """Return a row per intervention and output: the output before it, as predicted, and retrained."""
+    parts = []
+    for intervention in interventions:
+        num_examples, effects = prediction.effects(intervention.changes)
+        columns = {
+            "intervention": intervention.name,
+            "kind": intervention.kind,
+            "examples": num_examples,
+            "output": prediction.outputs.index,
+            "before": before,
+            "predicted": before + effects,
+            "retrained": after[intervention.name],
+        }
+        parts.append(pd.DataFrame(columns))
+    return pd.concat(parts, ignore_index=True)
+
+
+def measure_lds(results: pd.DataFrame) -> tuple[dict[str, float], Interval]:
+    """Return the rank correlation of predicted and real changes over the random subsets, by output, and its mean.
+
+    The mean has a 95 % interval by bootstrap over the subsets.
+    """
+    names, subsets = results["output"].unique(), results[results["kind"] == SUBSET]
+    changes = (subsets[column] - subsets["before"] for column in ("predicted", "retrained"))
+    predicted, real = (values.to_numpy().reshape(-1, len(names)) for values in changes)
+
+    def correlations(rows: Int[np.ndarray, " subsets"]) -> list[float]:
+        return [rank_correlation(predicted[rows, output], real[rows, output]) for output in range(len(names))]
+
+    by_output = correlations(np.arange(len(real)))
+    draws = np.random.default_rng(0).integers(len(real), size=(_RESAMPLES, len(real)))
+    low, high = np.quantile([np.mean(correlations(rows)) for rows in draws], TAILS)
+    mean = Interval(value=float(np.mean(by_output)), low=float(low), high=float(high))
+    return dict(zip(names, by_output, strict=True)), mean
+
+
+def describe_removals(
+    prediction: Prediction, supporters: Mapping[str, Sequence[int]], results: pd.DataFrame
+) -> Iterator[str]:
+    """Yield what the removal of its supporters changes for each test example, predicted and retrained."""
+    total = len(prediction.influence)
+    for test, names in supporters.items():
+        label, answer = (prediction.classes[int(prediction.outputs[key][test])] for key in ("label", "predicted"))
+        about = f"Test example {test} (label {label}, answered {answer})"
+        if not names:
+            yield f"{about}: no {_MAX_SUPPORTERS:.1%} of {total:,} training examples would flip it."
+            continue
+        row = results[(results["intervention"] == test) & (results["output"] == test)].iloc[0]
+        flip = f"answers {label}" if row["before"] < 0 else f"gives {label} less than one half"
+        outcome = "it did" if row["retrained"] * row["predicted"] > 0 else "it did not"
+        yield (
+            f"{about}: without {len(names)} of {total:,} examples the network {flip} (margin {row['before']:+.2f}, "
+            f"predicted {row['predicted']:+.2f}); retrained, {outcome} ({row['retrained']:+.2f}). Their example_id, "
+            f"strongest first: {', '.join(map(str, names))}."
+        )
+
+
+def report(results: pd.DataFrame, removals: Iterable[str]) -> None:
+    """Print the results of `compare` and sentences on removals, write them, and log them to the run of the stage."""
+    by_output, lds = measure_lds(results)
+    num_subsets = np.sum(results["kind"] == SUBSET) // len(by_output)
+    sentences = [
+        f"LDS {lds.value:.2f} (95 % interval {lds.low:.2f} to {lds.high:.2f}): mean rank correlation of predicted and "
+        f"real changes of {len(by_output)} outputs over {num_subsets} random subsets of 1 %. By output: "
+        f"{', '.join(f'{name} {value:.2f}' for name, value in by_output.items())}.",
+        *removals,
+    ]
+    is_shown = (results["kind"] == DROP) | ((results["kind"] == SUSPECT) & (results["output"] == VALIDATION_LOSS))
+    rows = [
+        {str(key): f"{value:.6f}" if isinstance(value, float) else str(value) for key, value in row.items()}
+        for row in results[is_shown].drop(columns="kind").to_dict("records")
+    ]
+    tables = [markdown_table(rows)] if rows else []
+    text = "\n\n".join([*sentences, *tables])
+
+    with atomic_file(_REPORT.with_suffix(".csv")) as temporary:
+        results.to_csv(temporary, index=False, float_format="%.6g")
+    with atomic_file(_REPORT.with_suffix(".md")) as temporary:
+        temporary.write_text(f"{text}\n", encoding="utf-8")
+    with atomic_file(_REPORT.with_suffix(".png")) as temporary:
+        draw(temporary, results, lds)
+    print(text)
+    print(f"written to {_REPORT}.png, .csv and .md", file=sys.stderr)
+
+    client = open_store()
+    if run := find_equivalent_run(StoredRuns(client), Identity("what_if", from_lock=True)):
+        for suffix in (".csv", ".md", ".png"):
+            client.log_artifact(run.info.run_id, str(_REPORT.with_suffix(suffix)), "results/comparisons")
+        client.log_metric(run.info.run_id, "what_if/lds", lds.value)
+
+
+def draw(path: Path, results: pd.DataFrame, lds: Interval) -> None:
+    """Draw the real changes of the margins, and of the validation loss, against the predicted ones."""
+    title = f"Predicted and retrained · LDS {lds.value:.2f} ({lds.low:.2f} to {lds.high:.2f})"
+    figure, axes = plotting.new_figure(title, columns=2, size=(11, 4.8))
+    changes = results[["predicted", "retrained"]].sub(results["before"], axis=0)
+    is_loss = results["output"] == VALIDATION_LOSS
+    for axis, heading, rows in zip(axes[0], ("margins", "validation loss"), (~is_loss, is_loss), strict=True):
+        for kind, colour in zip(KINDS, plotting.CYCLE, strict=True):
+            points = changes[rows & (results["kind"] == kind)]
+            if len(points):
+                axis.plot(points["predicted"], points["retrained"], "o", color=colour, alpha=0.6, label=kind)
+        axis.axline((0, 0), slope=1, color=plotting.GREY, linewidth=1)
+        axis.set(title=f"change of {heading}, nats", xlabel="predicted", ylabel="retrained")
+        axis.locator_params(nbins=5)
+        axis.legend(loc="upper left")
+    plotting.save(figure, path)

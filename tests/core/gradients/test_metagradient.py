@@ -1,0 +1,204 @@
+"""Derivatives through a whole training are those of central differences of two trainings, in float64."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import (
+    NUM_CLASSES,
+    OPTIMIZERS,
+    SHAPE,
+    SMALL_CNN,
+    cases,
+    make_engine,
+    new_compiler,
+    private_config,
+    random_split,
+    run_training,
+    seed_keys,
+    train_config,
+)
+from jaxtyping import Array
+
+from gradtrail.core.batching import normalize
+from gradtrail.core.config import ConfigError
+from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
+from gradtrail.core.nn.losses import cross_entropy
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train import optimizers
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.gradient import Examples
+from gradtrail.core.train.optimizers import SGD
+from gradtrail.core.train.step import TrainState
+
+SPLIT, TEST = random_split(10), random_split(14)[10:]  # batches of 4: the last one of an epoch holds 2 examples
+MEMORY = 2**30
+STEP = 2.0**-12  # of central differences; the weights and their sums are exact
+PLAIN_SGD = SGD(learning_rate=0.1, momentum=0.0, nesterov=False)
+SMOOTH = train_config(model=MLP(hidden=(5,), activation="gelu", dropout=0.0), epochs=3, clip_norm=None)
+CLIPPED, NOISY = "adamw, clipped", "noisy, averaged"
+CONFIGS = {
+    "momentum": SMOOTH,
+    CLIPPED: dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["adamw"], clip_norm=0.3),
+    NOISY: dataclasses.replace(
+        SMOOTH,
+        model=MLP(hidden=(5,), activation="silu", dropout=0.3),
+        augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+        average_decay=0.9,
+    ),
+    "accumulated": dataclasses.replace(SMOOTH, accumulation_steps=2, optimizer=PLAIN_SGD),
+    "adam": dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["adam"]),
+    "rmsprop": dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["rmsprop"]),
+    "convolutions": dataclasses.replace(SMOOTH, model=dataclasses.replace(SMALL_CNN, activation="gelu")),
+}
+
+
+class WideModel(Model):
+    """A network whose weights and images are float64."""
+
+    def init(self, *, key: Any) -> Params:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), super().init(key=key))
+
+    def apply(self, params: Params, images: Array, **options: Any) -> Array:
+        pixels = normalize(images) if images.dtype == jnp.uint8 else images
+        return super().apply(params, pixels.astype(jnp.float64), **options)
+
+
+@contextlib.contextmanager
+def float64() -> Iterator[None]:
+    """Switch float64 on, with the norm of clipping too."""
+    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        patch.setattr(optimizers, "squared_norm", lambda tree: sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+        yield
+
+
+def outputs(model: Model, params: Params) -> Array:
+    """The margin of each test example, and their mean loss."""
+    images, labels = jnp.asarray(TEST.images), jnp.asarray(TEST.labels)
+    logits = model.apply(params, images)
+    is_label = np.eye(NUM_CLASSES, dtype=bool)[TEST.labels]
+    margins = logits[is_label] - jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), axis=1)
+    return jnp.append(margins, jnp.mean(cross_entropy(logits, labels, label_smoothing=0.0)))
+
+
+def compiled(config: TrainConfig, kind: type[Model] = Model, memory_bytes: int = MEMORY) -> Metagradient:
+    model = kind(config.model_config(SHAPE, NUM_CLASSES))
+    function = functools.partial(outputs, model)
+    return compile_metagradient(config, model, len(SPLIT), function, memory_bytes=memory_bytes, compiler=new_compiler())
+
+
+plain = functools.cache(compiled)
+wide = functools.cache(functools.partial(compiled, kind=WideModel))
+
+
+def examples(changes: np.ndarray | None = None) -> Examples:
+    changes = np.zeros((len(SPLIT), NUM_CLASSES)) if changes is None else changes
+    columns = jax.device_put((SPLIT.images, SPLIT.labels, changes.astype(np.float32)))
+    return Examples(images=columns[0], labels=columns[1], weight_changes=columns[2])
+
+
+def trained(metagradient: Metagradient, changes: np.ndarray | None = None) -> TrainState:
+    return metagradient.train(seed_keys(0), examples(changes))[1][-1]
+
+
+@pytest.mark.parametrize("name", cases(CONFIGS, fast=(CLIPPED, NOISY)))
+def test_derivative_is_that_of_central_differences(name: str) -> None:
+    """By each example with each class as its label: with padding, over five parts, the last of which is not full."""
+    config = CONFIGS[name]
+    with float64():
+        metagradient = wide(config)
+        assert (metagradient.program.num_steps, metagradient.steps_per_part) == (9, 2)
+        values, derivatives = metagradient.derivative(seed_keys(0), examples())
+        np.testing.assert_array_equal(values, metagradient.outputs(trained(metagradient))[0])
+        expected = np.zeros_like(derivatives, np.float64)
+        for row, label in np.ndindex(len(SPLIT), NUM_CLASSES):
+            change = np.zeros((len(SPLIT), NUM_CLASSES))
+            change[row, label] = STEP
+            above, below = (metagradient.outputs(trained(metagradient, sign * change))[0] for sign in (1, -1))
+            expected[:, row, label] = (np.asarray(above) - np.asarray(below)) / (2 * STEP)
+        assert expected.dtype == np.float64 == values.dtype
+    largest = np.abs(expected).max(axis=(1, 2), keepdims=True)
+    assert (largest > 1e-3).all(), "else there is nothing to compare"
+    np.testing.assert_allclose(derivatives / largest, expected / largest, atol=1e-5)
+
+
+@functools.cache
+def derivative(name: str) -> np.ndarray:
+    return plain(CONFIGS[name]).derivative(seed_keys(0), examples())[1]
+
+
+@pytest.mark.parametrize("name", cases(CONFIGS.keys() - {NOISY}, fast=(CLIPPED,)))
+def test_rounding_to_float32_changes_little(name: str) -> None:
+    """Without random numbers, which differ in float64."""
+    with float64():
+        expected = wide(CONFIGS[name]).derivative(seed_keys(0), examples())[1]
+    largest = np.abs(expected).max(axis=(1, 2), keepdims=True)
+    np.testing.assert_allclose(derivative(name) / largest, expected / largest, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", cases(CONFIGS, fast=(CLIPPED,)))
+def test_a_common_weight_of_all_examples_has_no_effect(name: str) -> None:
+    """The loss of a batch is the mean over the weights of its examples."""
+    by_label = derivative(name)[:, np.arange(len(SPLIT)), SPLIT.labels]
+    assert (np.abs(by_label.sum(axis=1)) < 1e-4 * np.abs(by_label).sum(axis=1)).all()
+
+
+@pytest.mark.parametrize("name", cases(CONFIGS, fast=(CLIPPED,)))
+def test_training_in_parts_is_the_training(name: str) -> None:
+    *_, chunk = run_training(*make_engine(CONFIGS[name], SPLIT))
+    state = trained(plain(CONFIGS[name]))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), state.params, chunk.state.params)
+
+
+def test_less_memory_means_shorter_parts_and_the_same_derivative() -> None:
+    """A part of one step needs less than one of two, and the states before nine parts little."""
+    config, advanced = CONFIGS[CLIPPED], list[int]()
+    small = compiled(config, memory_bytes=int(1.1 * plain(config).pull_back.cost.temporary_bytes))
+    assert (plain(config).steps_per_part, small.steps_per_part) == (2, 1)
+    _, result = small.derivative(seed_keys(0), examples(), advanced.append)
+    np.testing.assert_allclose(result, derivative(CLIPPED), rtol=1e-3, atol=1e-5)
+    assert advanced == [9, *[1] * 9]
+
+
+def test_too_little_memory_is_one_line_that_names_enough() -> None:
+    config = dataclasses.replace(SMOOTH, model=MLP(hidden=(3000,), activation="gelu", dropout=0.0))
+    with pytest.raises(ConfigError) as caught:
+        compiled(config, memory_bytes=2**20)
+    words = str(caught.value).split()
+    assert " ".join(words[:5]) == "what_if.memory_mib must be at least"
+    assert " ".join(words[6:]) == "for 9 steps and 5 outputs, got 1; fewer of either, or a smaller network, need less"
+    assert compiled(config, memory_bytes=int(words[5]) * 2**20).program.num_steps == 9
+
+
+REFUSED = {
+    "lion": (train_config(optimizer="lion"), "train.optimizer must be one of sgd, rmsprop, adam, adamw, got lion"),
+    "muon": (train_config(optimizer="muon"), "train.optimizer must be one of sgd, rmsprop, adam, adamw, got muon"),
+    "private": (
+        private_config(),
+        "train.privacy.enabled must be false: clipping and noise hide each example, got true",
+    ),
+    "scaled": (
+        train_config(precision="float16"),
+        "train.precision must be float32 or bfloat16: loss scaling has no derivative, got float16",
+    ),
+    "stopped early": (
+        train_config(patience=2),
+        "train.patience must be empty: the number of epochs has no derivative, got 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_training_without_a_derivative_is_refused(name: str) -> None:
+    config, message = REFUSED[name]
+    with pytest.raises(ConfigError) as caught:
+        compiled(config)
+    assert str(caught.value) == f"what_if: {message}"

@@ -1,0 +1,84 @@
+"""Margins, outputs and the measure of smoothness are those of their formulas."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import NUM_CLASSES, SHAPE, initial_params, random_split, train_config
+
+from gradtrail.core.gradients.what_if import WhatIfConfig, log_odds, make_outputs, metasmoothness
+from gradtrail.core.nn.losses import cross_entropy
+from gradtrail.core.nn.models import Model, Params
+
+TEST, VALIDATION = random_split(4), random_split(14)[4:]
+CHANGES = -np.eye(5, dtype=np.float32)
+
+
+def test_margin_is_the_log_odds_of_the_label() -> None:
+    logits = np.random.default_rng(0).normal(size=(20, NUM_CLASSES))
+    labels = np.arange(20) % NUM_CLASSES
+    probability = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))[np.arange(20), labels]
+    margins = log_odds(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
+    np.testing.assert_allclose(margins, np.log(probability / (1 - probability)), rtol=1e-5, atol=1e-6)
+
+
+def test_margin_of_a_certain_prediction_is_exact() -> None:
+    assert log_odds(jnp.array([[60.0, 0.0, -90.0]]), jnp.array([0])) == 60.0
+
+
+@pytest.mark.parametrize("batch_size", [4, 10, 16])  # the last batch is padded, full, and the only one
+def test_outputs_are_margins_and_the_mean_loss_of_validation(batch_size: int) -> None:
+    model = Model(train_config().model_config(SHAPE, NUM_CLASSES))
+    params = initial_params(model)
+    outputs = make_outputs(model, TEST, VALIDATION, batch_size)
+
+    def with_derivative(function: Callable, params: Params) -> tuple:
+        return function(params), jax.jacrev(function)(params)
+
+    def direct(params: Params) -> jax.Array:
+        test, validation = (map(jnp.asarray, (split.images, split.labels)) for split in (TEST, VALIDATION))
+        images, labels = test
+        margins = log_odds(model.apply(params, images), labels)
+        images, labels = validation
+        return jnp.append(margins, jnp.mean(cross_entropy(model.apply(params, images), labels)))
+
+    arguments = (outputs, jax.tree_util.Partial(direct))
+    derivatives, expected = (jax.tree.leaves(jax.jit(with_derivative)(function, params)) for function in arguments)
+    for one, other in zip(derivatives, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+RESPONSES = {  # share of the changes that is made → factor of the effect on the margins; the metasmoothness
+    "proportional": (lambda share: share, 1.0),
+    "one half more": (lambda share: share + share**2, 1.0),
+    "back again": (lambda share: share * (1 - share), -1.0),
+    "none": (lambda _: 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_metasmoothness_is_one_if_the_second_half_of_a_change_does_what_the_first_did(name: str) -> None:
+    response, expected = RESPONSES[name]
+    calls = []
+
+    def margins_after(changes: np.ndarray) -> np.ndarray:
+        share = -changes.min()
+        calls.append(share)
+        return np.float32(3) + response(share) * np.arange(6, dtype=np.float32) ** 2
+
+    assert metasmoothness(margins_after, [CHANGES, CHANGES]) == pytest.approx(expected)
+    assert calls == [0.0, 0.5, 1.0, 0.5, 1.0]
+
+
+def test_metasmoothness_is_the_mean_over_subsets() -> None:
+    margins = iter(np.float32([[0, 0, 0], [1, 2, 3], [2, 4, 6], [1, 2, 3], [0, 0, 0]]))
+    assert metasmoothness(lambda _: next(margins), [CHANGES, CHANGES]) == pytest.approx((1 - 1) / 2)
+
+
+def test_test_example_that_is_named_twice_is_refused() -> None:
+    config = WhatIfConfig(test_examples=(), num_examples=8, memory_mib=1024)
+    with pytest.raises(ValueError, match=r"^test_examples must name each example once, got \[3, 5, 3\]$"):
+        dataclasses.replace(config, test_examples=(3, 5, 3))

@@ -1,0 +1,147 @@
+"""A removed example is like padding, another label like the label of another split; the rest stays the same."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import NUM_CLASSES, SHAPE, private_config, random_split, seed_keys, split_of, train_config
+
+from gradtrail.core.batching import PADDING
+from gradtrail.core.config import ConfigError
+from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.nn.mlp import MLP
+from gradtrail.core.nn.models import Model
+from gradtrail.core.sharding import make_mesh, replicated
+from gradtrail.core.train.changes import NO_CHANGES, ChangesConfig, weight_changes
+from gradtrail.core.train.loop import on_device
+from gradtrail.core.train.step import StepRecord, TrainState, make_init, make_step, take
+
+DRAWN = random_split(10)
+IDS = np.arange(100, 110, dtype=np.int32)[::-1].copy()
+SPLIT = split_of(DRAWN.images, DRAWN.labels, IDS)
+ORDER = np.array([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, PADDING, PADDING]] * 2, np.int32)
+CONFIG = train_config(
+    model=MLP(hidden=(5,), activation="relu", dropout=0.3),
+    augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+    optimizer="adamw",
+    average_decay=0.9,
+)
+MESH = make_mesh(jax.local_devices()[:1])
+
+
+def changes(**fields: Any) -> ChangesConfig:
+    return dataclasses.replace(NO_CHANGES, **fields)
+
+
+def changed(config: ChangesConfig, split: Split = SPLIT) -> np.ndarray:
+    result = weight_changes(config, split.labels, split.example_id, NUM_CLASSES)
+    assert result is not None
+    assert result.dtype == np.float32
+    return result
+
+
+@functools.cache
+def compiled(accumulation_steps: int) -> tuple[Any, Any]:
+    config = dataclasses.replace(CONFIG, accumulation_steps=accumulation_steps)
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    return jax.jit(make_init(config, model, len(ORDER))), jax.jit(make_step(config, model, len(ORDER), MESH))
+
+
+def run(
+    config: ChangesConfig = NO_CHANGES, *, order: np.ndarray = ORDER, labels: np.ndarray = SPLIT.labels, parts: int = 1
+) -> tuple[TrainState, StepRecord]:
+    """Return the state after a training, and its stacked records."""
+    init, step = compiled(parts)
+    weights = weight_changes(config, labels, IDS, NUM_CLASSES)
+    examples = on_device(SPLIT.images, labels, MESH, weights)
+    state, records = jax.device_put(init(seed_keys(0)), replicated(MESH)), []
+    for indices in order:
+        state, record = step(state, take(examples, jnp.asarray(indices)))
+        records.append(record)
+    return state, jax.tree.map(lambda *leaves: np.stack(leaves), *records)
+
+
+def assert_close(left: TrainState, right: TrainState, tolerance: float = 1e-4) -> None:
+    for one, other in ((left.params, right.params), (left.average, right.average)):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), one, other)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_removed_examples_are_like_padding(parts: int) -> None:
+    """The random numbers of the other rows stay the same."""
+    expected, padded = run(order=np.where(np.isin(ORDER, [1, 4, 9]), PADDING, ORDER), parts=parts)
+    state, records = run(changes(omit=(108, 105, 100)), parts=parts)
+    assert_close(state, expected)
+    np.testing.assert_allclose(records.loss, padded.loss, rtol=1e-5)
+    assert np.abs(run()[1].loss - padded.loss).max() > 1e-2, "else there is nothing to compare"
+
+
+def test_batch_without_examples_has_no_gradient() -> None:
+    state, records = run(changes(omit=(100, 101)))
+    np.testing.assert_array_equal(records.loss == 0, [False, False, True] * 2)
+    np.testing.assert_array_equal(records.grad_norm == 0, [False, False, True] * 2)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_other_labels_are_like_those_of_another_split(parts: int) -> None:
+    labels = SPLIT.labels.copy()
+    labels[[1, 8]] = (labels[[1, 8]] + [1, 2]) % NUM_CLASSES
+    expected, other = run(labels=labels, parts=parts)
+    pairs = ((108, int(labels[1])), (101, int(labels[8])), (105, int(labels[4])))  # the last one has this label anyway
+    state, records = run(changes(relabel=pairs), parts=parts)
+    assert_close(state, expected)
+    np.testing.assert_allclose(records.loss, other.loss, rtol=1e-5)
+    assert np.abs(run()[1].loss - other.loss).max() > 1e-2, "else there is nothing to compare"
+
+
+def test_random_share_is_drawn_by_its_seed_alone() -> None:
+    split = random_split(200)
+    share = changes(omit_fraction=0.1, omit_seed=1)
+    weights = changed(share, split)
+    rows = np.flatnonzero(weights.any(axis=1))
+    assert len(rows) == 20
+    np.testing.assert_array_equal(weights[rows], -np.eye(NUM_CLASSES)[split.labels[rows]])
+    other_split = split_of(split.images, 1 - split.labels % 2, split.example_id + np.int32(7))
+    np.testing.assert_array_equal(np.flatnonzero(changed(share, other_split).any(axis=1)), rows)
+    other_rows = np.flatnonzero(changed(dataclasses.replace(share, omit_seed=2), split).any(axis=1))
+    assert len({*rows} & {*other_rows}) < 10
+
+
+def test_without_changes_there_are_no_weights() -> None:
+    for config in (NO_CHANGES, changes(omit_seed=5)):
+        assert not config.enabled
+        assert weight_changes(config, SPLIT.labels, IDS, NUM_CLASSES) is None
+
+
+def test_removed_example_with_another_label_is_removed_and_the_last_label_counts() -> None:
+    label = int(SPLIT.labels[0])
+    weights = changed(changes(omit=(108, 108), relabel=((108, 2), (109, label), (109, (label + 1) % 3))))
+    expected = np.zeros((10, NUM_CLASSES))
+    expected[1, SPLIT.labels[1]] = -1
+    expected[0, [label, (label + 1) % 3]] = -1, 1
+    np.testing.assert_array_equal(weights, expected)
+
+
+REFUSED = {
+    "unknown": ({"omit": (101, 110)}, "omit: no example 110 in the training split, which has 10 of 100 to 109"),
+    "negative": ({"relabel": ((-1, 0),)}, "relabel: no example -1 in the training split, which has 10 of 100 to 109"),
+    "label": ({"relabel": ((101, 3),)}, "relabel: label must be from 0 to 2, got 3 for example 101"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_unknown_example_or_label_is_one_line(name: str) -> None:
+    fields, message = REFUSED[name]
+    with pytest.raises(ConfigError) as caught:
+        changed(changes(**fields))
+    assert str(caught.value) == f"train.changes.{message}"
+
+
+def test_private_training_has_no_changes() -> None:
+    with pytest.raises(ValueError, match=r"^privacy\.enabled must be false with changes of the training split"):
+        private_config(changes=changes(omit=(1,)))

@@ -1,0 +1,183 @@
+"""Predicted effects are those of training again; tables, figure and summary show them."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from factories import (
+    NUM_CLASSES,
+    SHAPE,
+    dataset_info,
+    initial_params,
+    new_compiler,
+    random_split,
+    seed_keys,
+    train_config,
+)
+
+from gradtrail.core.config import ConfigError
+from gradtrail.core.data import Split
+from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
+from gradtrail.core.gradients.what_if import log_odds, make_outputs
+from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE, compile_predict
+from gradtrail.core.nn.losses import cross_entropy
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train.changes import NO_CHANGES, weight_changes
+from gradtrail.core.train.gradient import Examples
+from gradtrail.core.train.loop import on_device
+from gradtrail.core.train.optimizers import SGD
+from gradtrail.stages import what_if
+from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
+
+SLOW_SGD = SGD(learning_rate=0.02, momentum=0.9, nesterov=True)
+CONFIG = train_config(model="linear", optimizer=SLOW_SGD, members=2, epochs=3, batch_size=20, clip_norm=None)
+MODEL = Model(CONFIG.model_config(SHAPE, NUM_CLASSES))
+CLASSES = ("zero", "one", "two")
+TRAIN = dataclasses.replace(random_split(100), example_id=np.arange(100, dtype=np.int32)[::-1] * 3)
+TEST = random_split(112)[100:]
+SPLITS = {"train": TRAIN, "test": TEST, "validation": random_split(119)[112:]}
+NAMES = ["100", "101", "validation_loss"]
+
+
+@functools.cache
+def compiled() -> tuple[Metagradient, Examples]:
+    outputs = make_outputs(MODEL, TEST[:2], SPLITS["validation"], CONFIG.batch_size)
+    metagradient = compile_metagradient(CONFIG, MODEL, len(TRAIN), outputs, memory_bytes=2**30, compiler=new_compiler())
+    unchanged = np.zeros((len(TRAIN), NUM_CLASSES), np.float32)
+    return metagradient, on_device(TRAIN.images, TRAIN.labels, metagradient.program.mesh, unchanged)
+
+
+def logits_of(params: Params, split: Split) -> jax.Array:
+    return MODEL.apply(jax.device_put(params), jnp.asarray(split.images))
+
+
+def margins(params: Params) -> np.ndarray:
+    return np.asarray(log_odds(logits_of(params, TEST), jnp.asarray(TEST.labels)))
+
+
+@functools.cache
+def influence() -> pd.DataFrame:
+    derivative = what_if.mean_derivative(CONFIG, *compiled())
+    logits = np.random.default_rng(0).normal(size=(len(TRAIN), NUM_CLASSES))
+    return what_if.influence_table(TRAIN, logits, NAMES, derivative)
+
+
+def output_means(**changes: object) -> np.ndarray:
+    """Train the members with changes; return their mean outputs."""
+    changed = weight_changes(dataclasses.replace(NO_CHANGES, **changes), TRAIN.labels, TRAIN.example_id, NUM_CLASSES)
+    metagradient, examples = compiled()
+    if changed is not None:
+        examples = dataclasses.replace(examples, weight_changes=jax.device_put(changed))
+    values = [metagradient.outputs(metagradient.train(seed_keys(seed), examples)[1][-1])[0] for seed in (0, 1)]
+    return np.mean(values, axis=0, dtype=np.float64)
+
+
+@pytest.mark.parametrize("kind", ["remove", "relabel"])
+def test_predicted_changes_are_those_of_training_again(kind: str) -> None:
+    before, predicted, real = output_means(), [], []
+    for row in range(0, 100, 10):
+        example = influence().iloc[row]
+        name = int(example["example_id"])
+        changes = {"omit": (name,)} if kind == "remove" else {"relabel": ((name, int(example["proposed_label"])),)}
+        predicted.append([example[f"{kind}/{output}"] for output in NAMES])
+        real.append(output_means(**changes) - before)
+    for column in range(len(NAMES)):
+        one, other = np.array(predicted)[:, column], np.array(real)[:, column]
+        assert np.corrcoef(one, other)[0, 1] > 0.99
+        assert np.sum(one * other) / np.sum(one**2) == pytest.approx(1, abs=0.1)
+
+
+def test_convex_training_is_smooth_and_the_bar_sees_every_step() -> None:
+    steps: list[int] = []
+    smoothness = what_if.measure_smoothness(CONFIG, *compiled(), TRAIN, margins, steps.append)
+    assert smoothness > 0.98
+    assert steps == [compiled()[0].program.num_steps] * what_if.TRAININGS
+
+
+def test_proposed_label_is_the_most_probable_other_class() -> None:
+    logits = np.float32([[3, 2, 1], [3, 2, 1], [1, 2, 3]])
+    train = dataclasses.replace(TRAIN[:3], labels=np.int32([0, 1, 2]))
+    table = what_if.influence_table(train, logits, ["5"], np.zeros((1, 3, 3), np.float32))
+    assert table["proposed_label"].tolist() == [1, 0, 1]
+    assert list(table) == ["example_id", "label", "proposed_label", "remove/5", "relabel/5"]
+    assert logits[0, 0] == 3
+
+
+def test_outputs_are_means_over_members(tmp_path: Path) -> None:
+    about = WeightsInfo(model=MODEL.config, label_smoothing=0.0, dataset=dataset_info(), epoch=1)
+    each, validation = [initial_params(MODEL, seed) for seed in (0, 1)], SPLITS["validation"]
+    paths = {seed: tmp_path / f"{seed}.safetensors" for seed in (0, 1)}
+    for seed, params in enumerate(each):
+        write_weights(paths[seed], params, about)
+    predict = compile_predict(MODEL, VALIDATION_BATCH_SIZE, compiler=new_compiler())
+    networks = what_if.predict_members(predict, margins, paths, dataset_info(), SPLITS)
+    labels = jnp.asarray(validation.labels)
+    losses = [cross_entropy(logits_of(params, validation), labels).mean() for params in each]
+    np.testing.assert_allclose(networks.margins, np.mean([margins(params) for params in each], axis=0), rtol=1e-5)
+    assert networks.validation_loss == pytest.approx(np.mean(losses))
+
+    table = what_if.output_table(networks, TEST, np.array([3, 1]))
+    assert table["output"].tolist() == ["103", "101", "validation_loss"]
+    assert table["label"].tolist()[:2] == TEST.labels[[3, 1]].tolist()
+    assert table["value"].tolist() == [*networks.margins[[3, 1]].tolist(), networks.validation_loss]
+    logits = np.mean([logits_of(params, TEST) for params in each], axis=0)
+    assert table["predicted"].tolist()[:2] == logits.argmax(axis=1)[[3, 1]].tolist()
+
+
+OUTPUTS = pd.DataFrame({"output": NAMES, "label": [1, 2, None], "predicted": [2, 2, None], "value": [-3.0, 0.5, 0.25]})
+
+
+def outputs() -> pd.DataFrame:
+    return OUTPUTS.astype({"label": "Int32", "predicted": "Int32"})
+
+
+def test_figure_has_the_strongest_supporters_and_opponents_of_each_mistake() -> None:
+    figure = what_if.draw(influence(), outputs(), TEST[:2], TRAIN, CLASSES, "a network")
+    captions = [text.get_text() for text in figure.axes[0].texts]
+    assert captions[0] == "test #100\none →\ntwo\n-3.0" or captions[0].startswith("test #100\none → two")
+    for row, name in enumerate(NAMES[:2]):
+        ranked = influence().sort_values(f"remove/{name}")["example_id"].tolist()
+        shown = [int(caption[1:].split("\n")[0]) for caption in captions[11 * row + 1 : 11 * row + 11]]
+        assert shown == ranked[:5] + ranked[::-1][:5]
+
+
+def test_share_of_the_largest_effects() -> None:
+    few = np.zeros((2000, 2))
+    few[:3, 0], few[:, 1] = (-4, 4, 2), 1  # 0.1 % are two examples: 8 of 10, and 2 of 2000
+    table = pd.DataFrame(few, columns=["remove/7", "remove/validation_loss"]).assign(**{"relabel/7": 5.0})
+    metrics = what_if.measure(0.97, outputs()[1:], table)
+    assert metrics.pop("effects_held_by_largest") == pytest.approx((0.8 + 0.001) / 2)
+    assert metrics == {"metasmoothness": 0.97, "outputs": 2}
+    assert what_if.measure(0.2, outputs()[1:], None) == {"metasmoothness": 0.2, "outputs": 2}
+
+
+def test_files_have_predictions_only_of_a_smooth_training(tmp_path: Path) -> None:
+    figure = what_if.draw(influence(), outputs(), TEST[:2], TRAIN, CLASSES, "a network")
+    what_if.write(tmp_path / "smooth", "a network", 0.97, outputs(), influence(), figure)
+    files = {path.name for path in (tmp_path / "smooth").iterdir()}
+    assert files == {"outputs.csv", "influence.parquet", "what_if.png", "summary.md"}
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "smooth" / "influence.parquet"), influence())
+    assert (tmp_path / "smooth" / "outputs.csv").read_text() == (
+        "output,label,predicted,value\n100,1,2,-3\n101,2,2,0.5\nvalidation_loss,,,0.25\n"
+    )
+    largest = influence().iloc[influence()["remove/100"].abs().argmax()]
+    sentence = f"- 100: -3; {largest['remove/100']:+.2g} without #{largest['example_id']:.0f}\n"
+    assert sentence in (tmp_path / "smooth" / "summary.md").read_text()
+
+    what_if.write(tmp_path / "chaotic", "a network", 0.12, outputs(), None, None)
+    assert {path.name for path in (tmp_path / "chaotic").iterdir()} == {"outputs.csv", "summary.md"}
+    summary = (tmp_path / "chaotic" / "summary.md").read_text()
+    assert "Metasmoothness 0.12, below 0.9: " in summary
+    assert "train.mlp.activation=gelu, a lower learning rate, a larger batch or fewer epochs may help" in summary
+
+
+def test_training_with_changes_is_refused() -> None:
+    what_if.require_unchanged(CONFIG)
+    config = dataclasses.replace(CONFIG, changes=dataclasses.replace(NO_CHANGES, omit=(3,)))
+    with pytest.raises(ConfigError, match=r"^what_if: train\.changes must be empty, .*omit=\(3,\)"):
+        what_if.require_unchanged(config)
