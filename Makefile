@@ -102,6 +102,7 @@ bench: env ## what everything costs, beside its peers; a table and a JSON file e
 	@$(BIN)/python -m benchmarks.training
 	@$(BIN)/python -m benchmarks.per_example_gradients
 	@$(BIN)/python -m benchmarks.dialects
+	@$(BIN)/python -m benchmarks.what_if
 	@$(BIN)/python -m benchmarks.private_training
 	@$(BIN)/python -m benchmarks.speedrun
 	@$(BIN)/python -m benchmarks.checkpoints

@@ -1,0 +1,330 @@
+"""Whether the predicted effects of removing training examples are those of trainings without them, and what they cost.
+
+    python -m benchmarks.what_if [--subsets 50] [--outputs 20]
+
+Three tables, on the data of `data/processed`, each row in a process of its own:
+
+- costs: the derivative of one output and of eight at once, in trainings, and the memory by which the process grew;
+- checks: for random subsets of 1 %, 5 % and 50 %, the rank correlation over the subsets of predicted and real change of
+  a margin (LDS), mean over the outputs; beside TracIn and influence functions by conjugate gradients. And how many of
+  the worst mistakes are corrected by removing the 0.1 % of the examples that each method names;
+- metasmoothness beside LDS, for ten trainings.
+
+Retrainings have the batches of the first training, with the weight 0 for what is removed. It takes about an hour on two
+cores and wants them for itself.
+"""
+
+import argparse
+import dataclasses
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+from benchmarks.record import record
+from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
+from gradtrail.core.gradients.what_if import log_odds, metasmoothness
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.keys import keys_of
+from gradtrail.core.train.loop import on_device
+from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.artifacts import data_files
+from gradtrail.stages.common.params import PARAMS, changed, read_yaml, validate
+from gradtrail.support.progress import progress_bar
+
+WHAT_IF = {"train.mlp.activation": "silu", "train.adamw.learning_rate": 0.003, "train.batch_size": 512}
+TRAININGS = {
+    "what_if": WHAT_IF,
+    "default": {},
+    "default, GELU": {"train.mlp.activation": "gelu"},
+    "default, tanh": {"train.mlp.activation": "tanh"},
+    "ReLU": WHAT_IF | {"train.mlp.activation": "relu"},
+    "GELU": WHAT_IF | {"train.mlp.activation": "gelu"},
+    "rate 0.005": WHAT_IF | {"train.adamw.learning_rate": 0.005},
+    "rate 0.01": WHAT_IF | {"train.adamw.learning_rate": 0.01},
+    "batch 256": WHAT_IF | {"train.batch_size": 256},
+    "momentum SGD": WHAT_IF | {"train.optimizer": "sgd", "train.sgd.learning_rate": 0.1},
+}
+FRACTIONS = (0.01, 0.05, 0.5)
+SHARE = 0.001  # of the training examples that may be removed to correct a mistake
+DAMPING, ITERATIONS, SAMPLE = 1e-2, 50, 5_000  # of the influence functions
+BATCH = 1_000
+
+
+class Problem:
+    """A training, its data, and the outputs to explain."""
+
+    def __init__(self, changes: dict[str, Any], memory_mib: int, test: np.ndarray | None, outputs: int):
+        config = validate(changed(read_yaml(PARAMS), changes)["train"], TrainConfig, "train")
+        splits = data_files.read_splits(Path("data/processed"))
+        info = data_files.read_info(Path("data/processed"))
+        self.config, self.model = config, Model(config.model_config(info.image_shape, info.num_classes))
+        self.train_split, self.test = splits["train"], splits["test"]
+        self.num_examples, self.num_classes = len(self.train_split), info.num_classes
+        self.rows = np.random.default_rng(1).choice(len(self.test), outputs, replace=False) if test is None else test
+        started = time.perf_counter()
+        self.metagradient: Metagradient = compile_metagradient(
+            config,
+            self.model,
+            self.num_examples,
+            self.margins_of(self.rows),
+            memory_bytes=memory_mib * 2**20,
+            compiler=Compiler(time.perf_counter),
+        )
+        self.compile_seconds = time.perf_counter() - started
+        self.examples = on_device(self.train_split.images, self.train_split.labels, self.metagradient.program.mesh)
+        self.keys = keys_of(MemberSeeds.from_one(config.seed))
+        self.all_margins = jax.jit(self.margins_of(np.arange(len(self.test))))
+
+    def margins_of(self, rows: np.ndarray) -> Any:
+        images, labels = jnp.asarray(self.test.images[rows]), jnp.asarray(self.test.labels[rows])
+
+        def margins(params: Params) -> jax.Array:
+            return log_odds(self.model.apply(params, images), labels)
+
+        return margins
+
+    def at(self, changes: np.ndarray) -> Any:
+        return dataclasses.replace(self.examples, weight_changes=jnp.asarray(changes, jnp.float32))
+
+    def without(self, removed: np.ndarray, share: float = 1.0) -> np.ndarray:
+        changes = np.zeros((self.num_examples, self.num_classes), np.float32)
+        changes[removed, self.train_split.labels[removed]] = -share
+        return changes
+
+    def states(self, changes: np.ndarray) -> list[Any]:
+        return self.metagradient.train(self.keys, self.at(changes))[1]
+
+    def margins(self, changes: np.ndarray) -> np.ndarray:
+        """Return the margins of all test examples after a training."""
+        return np.asarray(self.all_margins(self.states(changes)[-1].params))
+
+    def derivative(self) -> np.ndarray:
+        """Return the predicted change of each output without each example."""
+        _, derivative = self.metagradient.derivative(self.keys, self.at(self.without(np.array([], int))))
+        return -derivative[:, np.arange(self.num_examples), self.train_split.labels]
+
+    def products(self, params: Params, directions: Params) -> np.ndarray:
+        """Return the inner products of directions, a pytree with a leading axis, with the gradient of each example."""
+
+        @jax.jit
+        def of_batch(directions: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
+            def loss(params: Params) -> jax.Array:
+                logits = self.model.apply(params, images)
+                return losses.cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
+
+            return jax.vmap(lambda direction: jax.jvp(loss, (params,), (direction,))[1])(directions)
+
+        split, columns = self.train_split, []
+        for start in range(0, self.num_examples, BATCH):
+            part = split[slice(start, start + BATCH)]
+            columns.append(np.asarray(of_batch(directions, part.images, part.labels)))
+        return np.concatenate(columns, axis=1)
+
+
+def tracin(problem: Problem, rows: np.ndarray) -> np.ndarray:
+    """Return TracIn's predictions: the products of gradients at the end of each epoch, times the learning rate."""
+    program = problem.metagradient.program
+    _, states = problem.metagradient.train(problem.keys, problem.at(problem.without(np.array([], int))))
+    rate = problem.config.optimizer.rate(problem.config.schedule, program.num_steps)
+    total = np.zeros((len(rows), problem.num_examples))
+    for epoch in range(1, problem.config.epochs + 1):
+        step = min(epoch * program.steps_per_epoch, program.num_steps)
+        params = states[min(round(step / problem.metagradient.steps_per_part), len(states) - 1)].params
+        gradients = jax.jit(jax.jacrev(problem.margins_of(rows)))(params)
+        total += float(rate(step - 1)) / problem.config.batch_size * problem.products(params, gradients)
+    return total
+
+
+def influence_functions(problem: Problem, rows: np.ndarray) -> np.ndarray:
+    """Return the predictions of influence functions, with the Gauss-Newton matrix of a sample, and damping."""
+    params = problem.states(problem.without(np.array([], int)))[-1].params
+    some = np.random.default_rng(0).choice(problem.num_examples, SAMPLE, replace=False)
+    images = jnp.asarray(problem.train_split.images[some])
+
+    def apply(params: Params) -> jax.Array:
+        return problem.model.apply(params, images)
+
+    def matrix_times(vector: Params) -> Params:
+        logits, moved = jax.jvp(apply, (params,), (vector,))
+        share = jax.nn.softmax(logits)
+        curved = share * (moved - jnp.sum(share * moved, axis=1, keepdims=True)) / SAMPLE
+        back = jax.vjp(apply, params)[1](curved)[0]
+        return jax.tree.map(lambda leaf, damped: leaf + DAMPING * damped, back, vector)
+
+    gradients = jax.jit(jax.jacrev(problem.margins_of(rows)))(params)
+    solve = jax.jit(lambda gradient: jax.scipy.sparse.linalg.cg(matrix_times, gradient, maxiter=ITERATIONS)[0])
+    solved = [solve(jax.tree.map(lambda leaf, row=row: leaf[row], gradients)) for row in range(len(rows))]
+    directions = jax.tree.map(lambda *leaves: jnp.stack(leaves), *solved)
+    return problem.products(params, directions) / problem.num_examples
+
+
+METHODS = {"TracIn": tracin, "influence functions": influence_functions}
+
+
+def rank_correlations(predicted: np.ndarray, real: np.ndarray) -> list[float]:
+    """Return the Spearman correlation over the subsets, (subsets, outputs), of each output."""
+    return [float(stats.spearmanr(predicted[:, k], real[:, k])[0]) for k in range(real.shape[1])]
+
+
+def subset(problem: Problem, fraction: float, seed: int) -> np.ndarray:
+    size = round(fraction * problem.num_examples)
+    return np.random.default_rng(seed).choice(problem.num_examples, size, replace=False)
+
+
+def measure_costs(task: dict[str, Any]) -> dict[str, Any]:
+    """Return the time of a derivative in trainings, and the memory by which the process grew."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    problem = Problem(task["changes"], task["memory_mib"], None, task["outputs"])
+    nothing = problem.without(np.array([], int))
+    jax.block_until_ready(problem.states(nothing)[-1].params)
+    trainings, derivatives = [], []
+    for _ in range(task["rounds"]):
+        started = time.perf_counter()
+        jax.block_until_ready(problem.states(nothing)[-1].params)
+        trainings.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        problem.derivative()
+        derivatives.append(time.perf_counter() - started)
+    return {
+        "train_seconds": float(np.median(trainings)),
+        "derivative_in_trainings": float(np.median(np.array(derivatives) / np.array(trainings))),
+        "grown_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        "steps": problem.metagradient.program.num_steps,
+        "steps_per_part": problem.metagradient.steps_per_part,
+        "compile_seconds": problem.compile_seconds,
+    }
+
+
+def measure_smoothness(task: dict[str, Any]) -> dict[str, Any]:
+    """Return metasmoothness and LDS of a training."""
+    problem = Problem(task["changes"], task["memory_mib"], None, task["outputs"])
+    base = problem.margins(problem.without(np.array([], int)))
+    predictions = problem.derivative()
+    removed = [subset(problem, 0.01, 100 + seed) for seed in range(task["subsets"])]
+    real = np.array([problem.margins(problem.without(ids))[problem.rows] - base[problem.rows] for ids in removed])
+    predicted = np.array([predictions[:, ids].sum(axis=1) for ids in removed])
+    return {
+        "test_accuracy": accuracy(problem),
+        "metasmoothness": metasmoothness(problem.margins, [problem.without(subset(problem, 0.01, s)) for s in range(2)]),
+        "lds": float(np.mean(rank_correlations(predicted, real))),
+    }
+
+
+def accuracy(problem: Problem) -> float:
+    params = problem.states(problem.without(np.array([], int)))[-1].params
+    logits = np.asarray(jax.jit(problem.model.apply)(params, jnp.asarray(problem.test.images)))
+    return float(np.mean(logits.argmax(axis=1) == problem.test.labels))
+
+
+def measure_checks(task: dict[str, Any]) -> dict[str, Any]:
+    """Return LDS by fraction and method, and how many mistakes each method corrects."""
+    problem = Problem(task["changes"], task["memory_mib"], None, task["outputs"])
+    base = problem.margins(problem.without(np.array([], int)))
+    predictions = {"derivative": problem.derivative()}
+    predictions |= {name: method(problem, problem.rows) for name, method in METHODS.items()}
+    result: dict[str, Any] = {"test_accuracy": accuracy(problem), "lds": {name: {} for name in predictions}}
+    for fraction in FRACTIONS:
+        removed = [subset(problem, fraction, 100 + seed) for seed in range(task["subsets"])]
+        real = np.array([problem.margins(problem.without(ids))[problem.rows] - base[problem.rows] for ids in removed])
+        for name, effects in predictions.items():
+            predicted = np.array([effects[:, ids].sum(axis=1) for ids in removed])
+            each = rank_correlations(predicted, real)
+            result["lds"][name][str(fraction)] = {"mean": float(np.mean(each)), "least": min(each)}
+
+    # Mistakes: a margin against all other classes that is below 0 by the largest other logit
+    margins = np.asarray(problem.all_margins(problem.states(problem.without(np.array([], int)))[-1].params))
+    mistakes = np.argsort(margins)[: 2 * task["mistakes"]]  # every second one of the worst: not all are hopeless
+    mistakes = mistakes[::2]
+    of_mistakes = Problem(task["changes"], task["memory_mib"], mistakes, 0)
+    size = round(SHARE * problem.num_examples)
+    named = {"derivative": of_mistakes.derivative()}
+    named |= {name: method(of_mistakes, mistakes) for name, method in METHODS.items()}
+    result["corrected"] = {"mistakes": len(mistakes), "removed": size, "random": 0, **dict.fromkeys(named, 0)}
+    for number, mistake in enumerate(mistakes):
+        for name in ("random", *named):
+            effects = named.get(name)
+            ids = subset(problem, SHARE, 1_000 + number) if effects is None else np.argsort(effects[number])[-size:]
+            result["corrected"][name] += bool(problem.margins(problem.without(ids))[mistake] > 0)
+    return result
+
+
+TASKS = {"costs": measure_costs, "smoothness": measure_smoothness, "checks": measure_checks}
+
+
+def in_process(kind: str, **task: Any) -> dict[str, Any]:
+    """Measure in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.what_if", "--task", json.dumps({"kind": kind, **task})]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return result
+
+
+def print_rows(title: str, rows: dict[str, dict[str, Any]]) -> None:
+    table = Table(title=title)
+    table.add_column("training")
+    for name in next(iter(rows.values())):
+        table.add_column(name, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
+
+
+def main() -> None:
+    """Measure, print the tables, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--subsets", type=int, default=50)
+    parser.add_argument("--outputs", type=int, default=20)
+    parser.add_argument("--only", choices=TASKS)
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.task:
+        task = json.loads(options.task)
+        print(json.dumps(TASKS[task.pop("kind")](task)))
+        return
+    results: dict[str, Any] = {}
+    with progress_bar("what if", 4 + len(TRAININGS), unit="processes") as bar:
+        if options.only in (None, "costs"):
+            settings = {
+                "what_if, 1 output": (WHAT_IF, 1),
+                "what_if, 8 outputs": (WHAT_IF, 8),
+                "default, 1 output": ({}, 1),
+            }
+            results["costs"] = {}
+            for name, (changes, outputs) in settings.items():
+                bar.advance(message=name)
+                task = {"changes": changes, "outputs": outputs, "memory_mib": 1024, "rounds": 3}
+                results["costs"][name] = in_process("costs", **task)
+            print_rows("costs", results["costs"])
+        if options.only in (None, "checks"):
+            bar.advance(message="checks")
+            task = {"changes": WHAT_IF, "outputs": options.outputs, "subsets": options.subsets, "mistakes": 20}
+            results["checks"] = in_process("checks", **task, memory_mib=1024)
+            Console().print_json(data=results["checks"])
+        if options.only in (None, "smoothness"):
+            results["smoothness"] = {}
+            for name, changes in TRAININGS.items():
+                bar.advance(message=name)
+                task = {"changes": changes, "outputs": 10, "subsets": 20, "memory_mib": 1024}
+                results["smoothness"][name] = in_process("smoothness", **task)
+            rows = list(results["smoothness"].values())
+            both = [[row[name] for row in rows] for name in ("metasmoothness", "lds")]
+            results["rank_correlation"] = float(stats.spearmanr(*both)[0])
+            print_rows(f"rank correlation {results['rank_correlation']:.2f}", results["smoothness"])
+    record("what_if", results, options)
+
+
+if __name__ == "__main__":
+    main()
