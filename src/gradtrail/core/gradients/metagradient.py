@@ -167,11 +167,8 @@ def run_part(
 
     def body(state: TrainState, inputs: tuple[Array, Array]) -> tuple[TrainState, None]:
         index, indices = inputs
-        @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
-        def next_state(state: TrainState, indices: Array) -> TrainState:
-            return step(state, take(examples, indices))[0]
-
-        return jax.lax.cond(index < num_steps, lambda: next_state(state, indices), lambda: state), None
+        batch = take(examples, indices)
+        return jax.lax.cond(index < num_steps, lambda: step(state, batch)[0], lambda: state), None
 
     return jax.lax.scan(body, state, (start + jnp.arange(len(order), dtype=jnp.int32), order))[0]
 
