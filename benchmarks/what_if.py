@@ -218,7 +218,9 @@ def measure_smoothness(task: dict[str, Any]) -> dict[str, Any]:
     predicted = np.array([predictions[:, ids].sum(axis=1) for ids in removed])
     return {
         "test_accuracy": accuracy(problem),
-        "metasmoothness": metasmoothness(problem.margins, [problem.without(subset(problem, 0.01, s)) for s in range(2)]),
+        "metasmoothness": metasmoothness(
+            problem.margins, [problem.without(subset(problem, 0.01, s)) for s in range(2)]
+        ),
         "lds": float(np.mean(rank_correlations(predicted, real))),
     }
 

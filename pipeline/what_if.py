@@ -14,7 +14,6 @@ import numpy as np
 
 from gradtrail.core.gradients.analysis import positions_of
 from gradtrail.core.gradients.metagradient import compile_metagradient, require_differentiable
-from gradtrail.core.gradients.scores import largest
 from gradtrail.core.gradients.what_if import SMOOTH, WhatIfConfig, log_odds, make_outputs
 from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE, compile_predict, predict_logits
 from gradtrail.core.nn.models import HostParams, Model, Params
@@ -54,7 +53,7 @@ def main(stage: Stage) -> None:
             return np.asarray(compiled_log_odds(logits, test.labels))
 
         networks = what_if.predict_members(predict, margins, weights_paths(Path("models"), "final"), info, splits)
-        rows = chosen if len(chosen) else largest(-networks.margins, config.num_examples)
+        rows = chosen if len(chosen) else what_if.choose_examples(networks.margins, config.num_examples)
         outputs = what_if.output_table(networks, test, rows)
 
         # Their derivatives by the weights of the training examples, if these predict anything

@@ -181,3 +181,10 @@ def test_training_with_changes_is_refused() -> None:
     config = dataclasses.replace(CONFIG, changes=dataclasses.replace(NO_CHANGES, omit=(3,)))
     with pytest.raises(ConfigError, match=r"^what_if: train\.changes must be empty, .*omit=\(3,\)"):
         what_if.require_unchanged(config)
+
+
+def test_mistakes_are_chosen_from_the_nearest_to_the_worst() -> None:
+    margins = np.array([-1.0, 2.0, -5.0, -0.1, 3.0, -3.0, -4.0])
+    assert what_if.choose_examples(margins, 3).tolist() == [3, 5, 2]
+    assert what_if.choose_examples(margins, 1).tolist() == [3]
+    assert what_if.choose_examples(np.array([1.0, 2.0]), 3).tolist() == [1, 0]

@@ -82,6 +82,17 @@ def predict_members(
     return Networks(train=train, test=test, margins=mean_margins, validation_loss=float(loss))
 
 
+def choose_examples(margins: Float[np.ndarray, " tests"], count: int) -> Int[np.ndarray, " chosen"]:
+    """Return the positions of mistakes, evenly spaced by their margin, from the highest to the lowest one.
+
+    If fewer than `count` margins are below 0, return the lowest ones.
+    """
+    mistakes = largest(-margins, max(count, int(np.sum(margins < 0))))[::-1]
+    places = np.linspace(0, len(mistakes) - 1, min(count, len(mistakes)))
+    chosen: np.ndarray = mistakes[places.round().astype(np.int64)]
+    return chosen
+
+
 def measure_smoothness(
     config: TrainConfig,
     metagradient: Metagradient,

@@ -29,7 +29,7 @@ _MAX_TEST_EXAMPLES = MAX_GALLERY // 10
 class WhatIfConfig:
     """The section `what_if` of `params.yaml`; the training is that of the section `train`."""
 
-    # `example_id` of the test examples whose margins are predicted; empty for those with the lowest margins
+    # `example_id` of the test examples whose margins are predicted; empty for mistakes with all kinds of margins
     test_examples: tuple[CountOrZero, ...]
     num_examples: Annotated[int, Bounds(at_least=1, at_most=_MAX_TEST_EXAMPLES)]  # number of them if it is empty
     memory_mib: Count  # memory for the derivative; with less, the training is run in shorter parts
