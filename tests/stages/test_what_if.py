@@ -184,7 +184,9 @@ def test_training_with_changes_is_refused() -> None:
 
 
 def test_mistakes_are_chosen_from_the_nearest_to_the_worst() -> None:
-    margins = np.array([-1.0, 2.0, -5.0, -0.1, 3.0, -3.0, -4.0])
-    assert what_if.choose_examples(margins, 3).tolist() == [3, 5, 2]
-    assert what_if.choose_examples(margins, 1).tolist() == [3]
-    assert what_if.choose_examples(np.array([1.0, 2.0]), 3).tolist() == [1, 0]
+    margins = np.array([-1.0, 2.0, -5.0, -0.1, 3.0, -3.0, -4.0, -0.05])
+    logits, labels = np.eye(2)[[1, 0, 1, 1, 0, 1, 1, 0]], np.zeros(8, np.int32)  # the last one is right, unsurely
+    networks = what_if.Networks(train=logits, test=logits, margins=margins, validation_loss=0.0)
+    assert what_if.choose_examples(networks, labels, 3).tolist() == [3, 5, 2]
+    assert what_if.choose_examples(networks, labels, 1).tolist() == [3]
+    assert what_if.choose_examples(networks, labels, 6).tolist() == [7, 3, 0, 5, 6, 2]

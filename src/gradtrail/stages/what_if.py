@@ -82,14 +82,16 @@ def predict_members(
     return Networks(train=train, test=test, margins=mean_margins, validation_loss=float(loss))
 
 
-def choose_examples(margins: Float[np.ndarray, " tests"], count: int) -> Int[np.ndarray, " chosen"]:
+def choose_examples(networks: Networks, labels: Int[np.ndarray, " tests"], count: int) -> Int[np.ndarray, " chosen"]:
     """Return the positions of mistakes, evenly spaced by their margin, from the highest to the lowest one.
 
-    If fewer than `count` margins are below 0, return the lowest ones.
+    If there are fewer than `count`, return the lowest margins.
     """
-    mistakes = largest(-margins, max(count, int(np.sum(margins < 0))))[::-1]
-    places = np.linspace(0, len(mistakes) - 1, min(count, len(mistakes)))
-    chosen: np.ndarray = mistakes[places.round().astype(np.int64)]
+    ranked = largest(-networks.margins, len(labels))
+    mistakes = ranked[(networks.test.argmax(axis=1) != labels)[ranked]]
+    candidates = (mistakes if len(mistakes) >= count else ranked[:count])[::-1]
+    places = np.linspace(0, len(candidates) - 1, min(count, len(candidates)))
+    chosen: np.ndarray = candidates[places.round().astype(np.int64)]
     return chosen
 
 
