@@ -120,7 +120,7 @@ class Problem:
         """Return the inner products of directions, a pytree with a leading axis, with the gradient of each example."""
 
         @jax.jit
-        def of_batch(directions: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
+        def of_batch(params: Params, directions: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
             def loss(params: Params) -> jax.Array:
                 logits = self.model.apply(params, images)
                 return losses.cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
@@ -130,7 +130,7 @@ class Problem:
         split, columns = self.train_split, []
         for start in range(0, self.num_examples, BATCH):
             part = split[slice(start, start + BATCH)]
-            columns.append(np.asarray(of_batch(directions, part.images, part.labels)))
+            columns.append(np.asarray(of_batch(params, directions, part.images, part.labels)))
         return np.concatenate(columns, axis=1)
 
 
@@ -154,19 +154,23 @@ def influence_functions(problem: Problem, rows: np.ndarray) -> np.ndarray:
     some = np.random.default_rng(0).choice(problem.num_examples, SAMPLE, replace=False)
     images = jnp.asarray(problem.train_split.images[some])
 
-    def apply(params: Params) -> jax.Array:
-        return problem.model.apply(params, images)
+    @jax.jit
+    def solve(params: Params, images: jax.Array, gradient: Params) -> Params:  # constants would be folded for minutes
+        def apply(params: Params) -> jax.Array:
+            return problem.model.apply(params, images)
 
-    def matrix_times(vector: Params) -> Params:
-        logits, moved = jax.jvp(apply, (params,), (vector,))
-        share = jax.nn.softmax(logits)
-        curved = share * (moved - jnp.sum(share * moved, axis=1, keepdims=True)) / SAMPLE
-        back = jax.vjp(apply, params)[1](curved)[0]
-        return jax.tree.map(lambda leaf, damped: leaf + DAMPING * damped, back, vector)
+        def matrix_times(vector: Params) -> Params:
+            logits, moved = jax.jvp(apply, (params,), (vector,))
+            share = jax.nn.softmax(logits)
+            curved = share * (moved - jnp.sum(share * moved, axis=1, keepdims=True)) / SAMPLE
+            back = jax.vjp(apply, params)[1](curved)[0]
+            return jax.tree.map(lambda leaf, damped: leaf + DAMPING * damped, back, vector)
+
+        return jax.scipy.sparse.linalg.cg(matrix_times, gradient, maxiter=ITERATIONS)[0]
 
     gradients = jax.jit(jax.jacrev(problem.margins_of(rows)))(params)
-    solve = jax.jit(lambda gradient: jax.scipy.sparse.linalg.cg(matrix_times, gradient, maxiter=ITERATIONS)[0])
-    solved = [solve(jax.tree.map(lambda leaf, row=row: leaf[row], gradients)) for row in range(len(rows))]
+    by_row = [jax.tree.map(lambda leaf, row=row: leaf[row], gradients) for row in range(len(rows))]
+    solved = [solve(params, images, gradient) for gradient in by_row]
     directions = jax.tree.map(lambda *leaves: jnp.stack(leaves), *solved)
     return problem.products(params, directions) / problem.num_examples
 

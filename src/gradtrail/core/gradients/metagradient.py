@@ -24,7 +24,7 @@ from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import Program, make_program
-from gradtrail.core.train.step import Step, TrainState, make_step, params_to_evaluate, take
+from gradtrail.core.train.step import RunKeys, Step, TrainState, make_step, params_to_evaluate, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 # Outputs of a network; the arrays of a `jax.tree_util.Partial` are arguments of the compiled function, not constants
@@ -71,8 +71,8 @@ class Metagradient:
 
     def train(self, keys: Key[Array, " purposes"], examples: Examples) -> tuple[np.ndarray, list[TrainState]]:
         """Train; return the batches of all steps, and the states before each part and after the last one."""
-        state, order = self.program.init(keys), self._order(keys)
-        states = [state]
+        states = [self.program.init(keys)]
+        order = self._order(states[0].keys)
         for start in range(0, self.program.num_steps, self.steps_per_part):
             states.append(self.run(states[-1], examples, *self._part(order, start)))
         return order, states
@@ -95,9 +95,8 @@ class Metagradient:
             advance(min(self.steps_per_part, self.program.num_steps - start))
         return np.asarray(values), np.asarray(sums)
 
-    def _order(self, keys: Key[Array, " purposes"]) -> Int[np.ndarray, "steps batch"]:
-        run_keys = self.program.init(keys).keys
-        epochs = [self.program.order(run_keys, np.int32(epoch)) for epoch in range(self.program.config.epochs)]
+    def _order(self, keys: RunKeys) -> Int[np.ndarray, "steps batch"]:
+        epochs = [self.program.order(keys, np.int32(epoch)) for epoch in range(self.program.config.epochs)]
         order = np.concatenate(jax.device_get(epochs))
         return np.pad(order, ((0, -len(order) % self.steps_per_part), (0, 0)), constant_values=PADDING)
 
