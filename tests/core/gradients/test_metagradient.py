@@ -44,7 +44,7 @@ MEMORY = 2**30
 STEP = 2.0**-12  # of central differences; the weights and their sums are exact
 PLAIN_SGD = SGD(learning_rate=0.1, momentum=0.0, nesterov=False)
 SMOOTH = train_config(model=MLP(hidden=(5,), activation="gelu", dropout=0.0), epochs=3, clip_norm=None)
-CLIPPED, NOISY = "adamw, clipped", "noisy, averaged"
+CLIPPED, NOISY, CONVOLUTIONS = "adamw, clipped", "noisy, averaged", "convolutions"
 CONFIGS = {
     "momentum": SMOOTH,
     CLIPPED: dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["adamw"], clip_norm=0.3),
@@ -57,7 +57,7 @@ CONFIGS = {
     "accumulated": dataclasses.replace(SMOOTH, accumulation_steps=2, optimizer=PLAIN_SGD),
     "adam": dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["adam"]),
     "rmsprop": dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["rmsprop"]),
-    "convolutions": dataclasses.replace(SMOOTH, model=dataclasses.replace(SMALL_CNN, activation="gelu")),
+    CONVOLUTIONS: dataclasses.replace(SMOOTH, model=dataclasses.replace(SMALL_CNN, activation="gelu")),
 }
 
 
@@ -160,11 +160,11 @@ def test_training_in_parts_is_the_training(name: str) -> None:
 
 def test_less_memory_means_shorter_parts_and_the_same_derivative() -> None:
     """A part of one step needs less than one of two, and the states before nine parts little."""
-    config, advanced = CONFIGS[CLIPPED], list[int]()
+    config, advanced = CONFIGS[CONVOLUTIONS], list[int]()
     small = compiled(config, memory_bytes=int(1.1 * plain(config).pull_back.cost.temporary_bytes))
     assert (plain(config).steps_per_part, small.steps_per_part) == (2, 1)
     _, result = small.derivative(seed_keys(0), examples(), advanced.append)
-    np.testing.assert_allclose(result, derivative(CLIPPED), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(result, derivative(CONVOLUTIONS), rtol=1e-3, atol=1e-5)
     assert advanced == [9, *[1] * 9]
 
 

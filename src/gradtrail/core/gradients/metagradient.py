@@ -98,7 +98,7 @@ class Metagradient:
     def _order(self, keys: RunKeys) -> Int[np.ndarray, "steps batch"]:
         epochs = [self.program.order(keys, np.int32(epoch)) for epoch in range(self.program.config.epochs)]
         order = np.concatenate(jax.device_get(epochs))
-        return np.pad(order, ((0, -len(order) % self.steps_per_part), (0, 0)), constant_values=PADDING)
+        return np.pad(order, ((0, -len(order) % self.steps_per_part), (0, 0)), mode="edge")
 
     def _part(self, order: np.ndarray, start: int) -> tuple[np.ndarray, np.int32]:
         return order[start : start + self.steps_per_part], np.int32(start)
@@ -162,12 +162,16 @@ def compile_metagradient(
 def run_part(
     step: Step, num_steps: int, state: TrainState, examples: Examples, order: Array, start: Array
 ) -> TrainState:
-    """Make the steps of a part; those beyond the end of the training change nothing."""
+    """Make the steps of a part; those beyond the end of the training change nothing.
 
+    Of a step only its products are kept for the derivative, as the rest is faster to compute again than to read.
+    """
+
+    @functools.partial(jax.checkpoint, policy=_is_product)
     def body(state: TrainState, inputs: tuple[Array, Array]) -> tuple[TrainState, None]:
         index, indices = inputs
-        batch = take(examples, indices)
-        return jax.lax.cond(index < num_steps, lambda: step(state, batch)[0], lambda: state), None
+        after, _ = step(state, take(examples, indices))
+        return jax.tree.map(functools.partial(jnp.where, index < num_steps), after, state), None
 
     return jax.lax.scan(body, state, (start + jnp.arange(len(order), dtype=jnp.int32), order))[0]
 
@@ -204,6 +208,10 @@ def _outputs_with_derivative(config: TrainConfig, outputs: Outputs, state: Train
 
     floats = floats_of(state)
     return of_floats(floats), jax.jacrev(of_floats)(floats)
+
+
+def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive in (jax.lax.dot_general_p, jax.lax.conv_general_dilated_p)
 
 
 def _is_float(leaf: Any) -> bool:
