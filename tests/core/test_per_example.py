@@ -36,6 +36,8 @@ SPLIT = random_split(13)
 LABELS = jnp.asarray(SPLIT.labels)
 PERCEPTRON, LINEAR = Model(model_config()), Model(model_config("linear"))
 SMOOTHINGS = [0.0, 0.2]
+IS_CPU = jax.default_backend() == "cpu"
+SLACK = 1 if IS_CPU else 30  # a GPU adds in another order, and rounds other intermediate results to 16 bits
 
 
 @functools.cache
@@ -124,7 +126,7 @@ def test_norms_and_inner_products_are_those_of_the_gradients(network: str, preci
 
     ((squares, logits), dots, products), item = measure(params, directions)
     assert logits.shape == (13, NUM_CLASSES)
-    tolerance = 1e-5 if precision == "float32" else 1e-3
+    tolerance = SLACK * (1e-5 if precision == "float32" else 1e-3)
     by_layer = model.split_by_layer(item)
     for name, squared in squares.items():
         expected = np.sum(flat(by_layer[name], 13) ** 2, axis=1)
@@ -211,7 +213,8 @@ MASK = np.array([True, True, False, True, True])
 
 # The emitters that a training has. XLA's older ones, with which most tests compile (`COMPILE_FAST`), get the gradients
 # of a pooled convolution before a group norm wrong by about 1 %, those of `vmap(grad)` too (jaxlib 0.10.2).
-jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True} if OLDER_EMITTERS else {})
+EMITTERS = {"xla_cpu_use_fusion_emitters": True} if OLDER_EMITTERS and IS_CPU else {}
+jit = functools.partial(jax.jit, compiler_options=EMITTERS)
 
 
 @functools.cache
@@ -257,7 +260,7 @@ def test_clipped_sum_equals_the_definition(network: str, copies: int) -> None:
     factors = np.where(MASK, np.minimum(1.0, limit / np.asarray(bounds)), 0.0)
     expected = jax.tree.map(lambda leaf: np.tensordot(factors, np.asarray(leaf, np.float64), 1), item)
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6 * largest)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5 * SLACK, atol=1e-6 * SLACK * largest)
     jax.tree.map(close, grads, expected)
 
 
