@@ -1,4 +1,4 @@
-"""What if a training example had not been there? `data/processed`, `models` → predicted changes, a figure, words."""
+"""What if a training example had not been there? `data/processed`, `models` → predicted changes of outputs."""
 
 from gradtrail.tracking.journal import start_logger
 
@@ -66,8 +66,7 @@ def main(stage: Stage) -> None:
         require_memory_for_model("what_if", functions, host_bytes=0)
         unchanged = np.zeros((len(train), info.num_classes), np.float32)
         examples = on_device(train.images, train.labels, metagradient.program.mesh, unchanged)
-        influence = figure = None
-        title = f"{model.config.name} on {info.label}"
+        influence = None
         trainings = what_if.TRAININGS + 2 * train_config.members
         with progress_bar("what_if", trainings * metagradient.program.num_steps, unit="steps") as bar:
             training = train_config, metagradient, examples
@@ -75,17 +74,19 @@ def main(stage: Stage) -> None:
             if smoothness >= SMOOTH:
                 derivative = what_if.mean_derivative(*training, bar.advance)
                 influence = what_if.influence_table(train, networks.train, list(outputs["output"]), derivative)
-                figure = what_if.draw(influence, outputs, test[rows], train, info.classes, title)
-        if influence is None:
-            print(f"what_if: {what_if.describe(smoothness)}", file=sys.stderr)
+        print(f"what_if: {what_if.describe(smoothness)}", file=sys.stderr)
 
         with stage.writing_outs() as new:
-            what_if.write(new / "results" / "what_if", title, smoothness, outputs, influence, figure)
-            stage.write_metrics(new, {**info.as_metrics(), **what_if.measure(smoothness, outputs, influence)})
+            folder = new / "results" / "what_if"
+            folder.mkdir(parents=True)
+            outputs.to_csv(folder / "outputs.csv", index=False, float_format="%.9g")
+            if influence is not None:
+                influence.to_parquet(folder / "influence.parquet", index=False)
+            stage.write_metrics(new, info.as_metrics() | {"metasmoothness": smoothness, "outputs": len(outputs)})
             stage.write_costs(new, static_costs(functions))
 
         run.outs()
 
 
 if __name__ == "__main__":
-    run_stage(main, "what_if", shows=("metasmoothness", "outputs", "effects_held_by_largest"))
+    run_stage(main, "what_if", shows=("metasmoothness", "outputs"))

@@ -21,6 +21,7 @@ from gradtrail.support.verb import Verb
 
 _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
+_SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 _AMOUNT = click.FloatRange(min=0)
 
 
@@ -265,12 +266,13 @@ def compare(
 @click.option(
     "--subsets", type=click.IntRange(min=3), default=20, show_default=True, metavar="N", help="Random subsets."
 )
+@click.option("--fraction", type=_SHARE, default=0.01, show_default=True, metavar="F", help="Size of a subset.")
 @click.option("--jobs", type=_COUNT, default=1, show_default=True, metavar="N", help="Parallel trainings.")
 @click.pass_obj
 def what_if(folder: Path, /, *, drop: Path | None, jobs: int, **options: Any) -> int:
     """Predict what removing training examples changes, and check it by retraining.
 
-    By default, removes the examples that support each of the worst mistakes. Random subsets of 1 % show how good the
+    By default, removes the examples that support each of the worst mistakes. Random subsets show how good the
     predictions are.
     """
     require_jax()

@@ -1,4 +1,4 @@
-"""Predicted effects are those of training again; tables, figure and summary show them."""
+"""Predicted effects are those of training again."""
 
 import dataclasses
 import functools
@@ -37,7 +37,6 @@ from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 SLOW_SGD = SGD(learning_rate=0.02, momentum=0.9, nesterov=True)
 CONFIG = train_config(model="linear", optimizer=SLOW_SGD, members=2, epochs=3, batch_size=20, clip_norm=None)
 MODEL = Model(CONFIG.model_config(SHAPE, NUM_CLASSES))
-CLASSES = ("zero", "one", "two")
 TRAIN = dataclasses.replace(random_split(100), example_id=np.arange(100, dtype=np.int32)[::-1] * 3)
 TEST = random_split(112)[100:]
 SPLITS = {"train": TRAIN, "test": TEST, "validation": random_split(119)[112:]}
@@ -129,51 +128,11 @@ def test_outputs_are_means_over_members(tmp_path: Path) -> None:
     assert table["predicted"].tolist()[:2] == logits.argmax(axis=1)[[3, 1]].tolist()
 
 
-OUTPUTS = pd.DataFrame({"output": NAMES, "label": [1, 2, None], "predicted": [2, 2, None], "value": [-3.0, 0.5, 0.25]})
-
-
-def outputs() -> pd.DataFrame:
-    return OUTPUTS.astype({"label": "Int32", "predicted": "Int32"})
-
-
-def test_figure_has_the_strongest_supporters_and_opponents_of_each_mistake() -> None:
-    figure = what_if.draw(influence(), outputs(), TEST[:2], TRAIN, CLASSES, "a network")
-    captions = [text.get_text() for text in figure.axes[0].texts]
-    assert captions[0] == "test #100\none →\ntwo\n-3.0" or captions[0].startswith("test #100\none → two")
-    for row, name in enumerate(NAMES[:2]):
-        ranked = influence().sort_values(f"remove/{name}")["example_id"].tolist()
-        shown = [int(caption[1:].split("\n")[0]) for caption in captions[11 * row + 1 : 11 * row + 11]]
-        assert shown == ranked[:5] + ranked[::-1][:5]
-
-
-def test_share_of_the_largest_effects() -> None:
-    few = np.zeros((2000, 2))
-    few[:3, 0], few[:, 1] = (-4, 4, 2), 1  # 0.1 % are two examples: 8 of 10, and 2 of 2000
-    table = pd.DataFrame(few, columns=["remove/7", "remove/validation_loss"]).assign(**{"relabel/7": 5.0})
-    metrics = what_if.measure(0.97, outputs()[1:], table)
-    assert metrics.pop("effects_held_by_largest") == pytest.approx((0.8 + 0.001) / 2)
-    assert metrics == {"metasmoothness": 0.97, "outputs": 2}
-    assert what_if.measure(0.2, outputs()[1:], None) == {"metasmoothness": 0.2, "outputs": 2}
-
-
-def test_files_have_predictions_only_of_a_smooth_training(tmp_path: Path) -> None:
-    figure = what_if.draw(influence(), outputs(), TEST[:2], TRAIN, CLASSES, "a network")
-    what_if.write(tmp_path / "smooth", "a network", 0.97, outputs(), influence(), figure)
-    files = {path.name for path in (tmp_path / "smooth").iterdir()}
-    assert files == {"outputs.csv", "influence.parquet", "what_if.png", "summary.md"}
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "smooth" / "influence.parquet"), influence())
-    assert (tmp_path / "smooth" / "outputs.csv").read_text() == (
-        "output,label,predicted,value\n100,1,2,-3\n101,2,2,0.5\nvalidation_loss,,,0.25\n"
-    )
-    largest = influence().iloc[influence()["remove/100"].abs().argmax()]
-    sentence = f"- 100: -3; {largest['remove/100']:+.2g} without #{largest['example_id']:.0f}\n"
-    assert sentence in (tmp_path / "smooth" / "summary.md").read_text()
-
-    what_if.write(tmp_path / "chaotic", "a network", 0.12, outputs(), None, None)
-    assert {path.name for path in (tmp_path / "chaotic").iterdir()} == {"outputs.csv", "summary.md"}
-    summary = (tmp_path / "chaotic" / "summary.md").read_text()
-    assert "Metasmoothness 0.12, below 0.9: " in summary
-    assert "train.mlp.activation=gelu, a lower learning rate, a larger batch or fewer epochs may help" in summary
+def test_chaotic_training_is_told_what_may_help() -> None:
+    assert what_if.describe(0.95).startswith("metasmoothness 0.95, at least 0.9: two equal changes ")
+    words = what_if.describe(0.12)
+    assert words.startswith("metasmoothness 0.12, below 0.9: ")
+    assert words.endswith("train.mlp.activation=gelu, a lower learning rate, a larger batch or fewer epochs may help")
 
 
 def test_training_with_changes_is_refused() -> None:

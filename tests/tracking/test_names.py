@@ -54,15 +54,6 @@ def test_summary_of_gradients_passes_from_note_to_note_unchanged(stage: str) -> 
     assert summary_in(again) == summary
 
 
-def test_what_if_is_described_with_its_summary_and_with_its_figure_if_it_has_one() -> None:
-    summary, tags = "# What if?\n\nMetasmoothness 0.97.\n", TAGS | {"stage": "what_if"}
-    smooth = note(RUN, tags, PARAMS, {"what_if/effects_held_by_largest": 0.1}, summary)
-    chaotic = note(RUN, tags, PARAMS, {"what_if/metasmoothness": 0.1}, summary)
-    assert all("### What if\n\nMetasmoothness 0.97.\n" in text for text in (smooth, chaotic))
-    assert ("![" in smooth, "![" in chaotic) == (True, False)
-    assert summary_in(smooth) == "", "a training's description has the summary of the gradients alone"
-
-
 SECTIONS = ("fetch", "preprocess", "train", "environment")
 COMMITTED = flatten(read_yaml(ROOT / "params.yaml"))
 TRAINING = {key: value for key, value in COMMITTED.items() if key.split(".")[0] in SECTIONS}

@@ -6,11 +6,12 @@ rank correlation of predicted and real changes over random subsets of the data (
 scope: a training that is not metasmooth, for which the stage predicts nothing.
 """
 
+import base64
 import dataclasses
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import jax
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
+from markdown_it import MarkdownIt
 from mlflow.entities import Run
 
 from gradtrail.core.data import Split
@@ -42,7 +44,8 @@ from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.files import atomic_file, read_json
 from gradtrail.stages.common.params import PARAMS, load_section, read_yaml
 from gradtrail.stages.common.pipeline_file import TRAIN
-from gradtrail.stages.what_if import VALIDATION_LOSS, require_unchanged
+from gradtrail.stages.report.gallery import encode_png
+from gradtrail.stages.what_if import VALIDATION_LOSS, describe, require_unchanged
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.tables import markdown_table
 from gradtrail.tracking.runs import StoredRuns, find_equivalent_run
@@ -58,6 +61,20 @@ _WEIGHTS = ("models/final.safetensors", "models/members")  # outs of the trainin
 _MAX_SUPPORTERS = 0.001  # largest share of the training examples that is removed to flip a prediction
 _NUM_SUSPECTS = 10
 _RESAMPLES = 1000
+_STRONGEST = 6  # supporters and opponents of a test example on the page
+_PAGE = """<!doctype html>
+<meta charset="utf-8">
+<title>What if a training example had not been there?</title>
+<style>
+  body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }}
+  p > img {{ max-width: 100% }}
+  td > img {{ width: 3.5rem; image-rendering: pixelated }}
+  th, td {{ padding: 0 0.5rem; text-align: center; font-size: 0.8rem; font-weight: normal }}
+</style>
+<h1>What if a training example had not been there?</h1>
+<p>For and against: the training examples on which the margin of a label depends most, and the predicted change of the
+margin without each of them, in nats.</p>
+{}"""
 
 
 class Intervention(NamedTuple):
@@ -116,7 +133,9 @@ def changed_examples(train: Split, num_classes: int, **changes: Any) -> Int[np.n
     return train.example_id[np.asarray(weights).any(axis=1)]
 
 
-def what_if(engine: Engine, *, test: Sequence[int], drop: Path | None, suspects: bool, subsets: int) -> int:
+def what_if(
+    engine: Engine, *, test: Sequence[int], drop: Path | None, suspects: bool, subsets: int, fraction: float
+) -> int:
     """Predict what interventions change, retrain with each, and print and write predicted and real outputs.
 
     The arguments are the options of the command. Returns the exit status: 0, 1 if a retraining failed, or that of
@@ -136,7 +155,7 @@ def what_if(engine: Engine, *, test: Sequence[int], drop: Path | None, suspects:
         return status
 
     prediction = read_prediction()
-    subset = {"omit_fraction": 0.01}
+    subset = {"omit_fraction": fraction}
     interventions = [Intervention(f"seed {seed}", SUBSET, subset | {"omit_seed": seed}) for seed in range(subsets)]
     explained = prediction.tests if test or not (drop or suspects) else []
     supporters = {name: prediction.supporters(name) for name in explained}
@@ -152,7 +171,7 @@ def what_if(engine: Engine, *, test: Sequence[int], drop: Path | None, suspects:
     if len(runs) < len(interventions):
         return 1
     results = compare(prediction, interventions, *read_outputs(prediction, runs))
-    report(results, describe_removals(prediction, supporters, results))
+    report(results, fraction, describe_removals(prediction, supporters, results), prediction)
     return 0
 
 
@@ -187,11 +206,7 @@ def read_prediction() -> Prediction:
     """Read the results of the stage; raise UserError if the training is not metasmooth."""
     path = _RESULTS / "influence.parquet"
     if not path.is_file():
-        number = read_json(Path("results/metrics/what_if.json"))["metasmoothness"]
-        raise UserError(
-            f"metasmoothness {number:.2f}: this training is too chaotic to predict a retraining; "
-            f"{_RESULTS / 'summary.md'} says what would help"
-        )
+        raise UserError(describe(read_json(Path("results/metrics/what_if.json"))["metasmoothness"]))
     values = pd.read_csv(_RESULTS / "outputs.csv", dtype={"output": str}).set_index("output")
     effects = [f"{kind}/{name}" for kind in ("remove", "relabel") for name in values.index]
     return Prediction(
@@ -313,61 +328,79 @@ def measure_lds(results: pd.DataFrame) -> tuple[dict[str, float], Interval]:
 
 def describe_removals(
     prediction: Prediction, supporters: Mapping[str, Sequence[int]], results: pd.DataFrame
-) -> Iterator[str]:
-    """Yield what the removal of its supporters changes for each test example, predicted and retrained."""
-    total = len(prediction.influence)
+) -> dict[str, str]:
+    """Return what the removal of its supporters changes for each test example, predicted and retrained."""
+    total, sentences = len(prediction.influence), {}
     for test, names in supporters.items():
         label, answer = (prediction.classes[int(prediction.outputs[key][test])] for key in ("label", "predicted"))
-        about = f"Test example {test} (label {label}, answered {answer})"
+        sentences[test] = f"Test example {test} (label {label}, answered {answer}): "
         if not names:
-            yield f"{about}: no {_MAX_SUPPORTERS:.1%} of {total:,} training examples would flip it."
+            sentences[test] += f"no {_MAX_SUPPORTERS:.1%} of {total:,} training examples would flip it."
             continue
         row = results[(results["intervention"] == test) & (results["output"] == test)].iloc[0]
         flip = f"answers {label}" if row["before"] < 0 else f"gives {label} less than one half"
         outcome = "it did" if row["retrained"] * row["predicted"] > 0 else "it did not"
-        yield (
-            f"{about}: without {len(names)} of {total:,} examples the network {flip} (margin {row['before']:+.2f}, "
+        sentences[test] += (
+            f"without {len(names)} of {total:,} examples the network {flip} (margin {row['before']:+.2f}, "
             f"predicted {row['predicted']:+.2f}); retrained, {outcome} ({row['retrained']:+.2f}). Their example_id, "
             f"strongest first: {', '.join(map(str, names))}."
         )
+    return sentences
 
 
-def report(results: pd.DataFrame, removals: Iterable[str]) -> None:
+def panel(prediction: Prediction, test: str) -> str:
+    """Return a Markdown table of images: a test example, and the training examples most for and against its label."""
+    train, tests, classes = prediction.splits[TRAIN], prediction.splits["test"], prediction.classes
+    effects = prediction.influence[f"remove/{test}"].reindex(train.example_id).to_numpy(np.float64)
+    place = positions_of([int(test)], tests, "--test")[0]
+    images, captions = {f"test {test}": tests.images[place]}, [f"label {classes[tests.labels[place]]}"]
+    for side, sign in (("for", -1), ("against", 1)):
+        for place in largest(sign * effects, _STRONGEST):
+            images[f"{side}: {train.example_id[place]}"] = train.images[place]
+            captions.append(f"label {classes[train.labels[place]]}, {effects[place]:+.2f}")
+    pictures = {name: picture(encode_png(image)) for name, image in images.items()}
+    return markdown_table([pictures, dict(zip(images, captions, strict=True))])
+
+
+def picture(png: bytes) -> str:
+    return f"![](data:image/png;base64,{base64.b64encode(png).decode()})"
+
+
+def report(results: pd.DataFrame, fraction: float, removals: Mapping[str, str], prediction: Prediction) -> None:
     """Print the results of `compare` and sentences on removals, write them, and log them to the run of the stage."""
     by_output, lds = measure_lds(results)
     num_subsets = np.sum(results["kind"] == SUBSET) // len(by_output)
-    sentences = [
+    quality = (
         f"LDS {lds.value:.2f} (95 % interval {lds.low:.2f} to {lds.high:.2f}): mean rank correlation of predicted and "
-        f"real changes of {len(by_output)} outputs over {num_subsets} random subsets of 1 %. By output: "
-        f"{', '.join(f'{name} {value:.2f}' for name, value in by_output.items())}.",
-        *removals,
-    ]
+        f"real changes of {len(by_output)} outputs over {num_subsets} random subsets of {fraction:.3g} of the "
+        f"examples. By output: {', '.join(f'{name} {value:.2f}' for name, value in by_output.items())}."
+    )
     is_shown = (results["kind"] == DROP) | ((results["kind"] == SUSPECT) & (results["output"] == VALIDATION_LOSS))
     rows = [
         {str(key): f"{value:.6f}" if isinstance(value, float) else str(value) for key, value in row.items()}
         for row in results[is_shown].drop(columns="kind").to_dict("records")
     ]
     tables = [markdown_table(rows)] if rows else []
-    text = "\n\n".join([*sentences, *tables])
+    print("\n\n".join([quality, *removals.values(), *tables]))
 
     with atomic_file(_REPORT.with_suffix(".csv")) as temporary:
         results.to_csv(temporary, index=False, float_format="%.6g")
-    with atomic_file(_REPORT.with_suffix(".md")) as temporary:
-        temporary.write_text(f"{text}\n", encoding="utf-8")
-    with atomic_file(_REPORT.with_suffix(".png")) as temporary:
-        draw(temporary, results, lds)
-    print(text)
-    print(f"written to {_REPORT}.png, .csv and .md", file=sys.stderr)
+    panels = [f"{sentence}\n\n{panel(prediction, test)}" for test, sentence in removals.items()]
+    text = "\n\n".join([quality, *panels, *tables, picture(draw(results, lds))])
+    with atomic_file(_REPORT.with_suffix(".html")) as temporary:
+        page = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+        temporary.write_text(_PAGE.format(page), encoding="utf-8")
+    print(f"written to {_REPORT}.html and .csv", file=sys.stderr)
 
     client = open_store()
     if run := find_equivalent_run(StoredRuns(client), Identity("what_if", from_lock=True)):
-        for suffix in (".csv", ".md", ".png"):
+        for suffix in (".html", ".csv"):
             client.log_artifact(run.info.run_id, str(_REPORT.with_suffix(suffix)), "results/comparisons")
         client.log_metric(run.info.run_id, "what_if/lds", lds.value)
 
 
-def draw(path: Path, results: pd.DataFrame, lds: Interval) -> None:
-    """Draw the real changes of the margins, and of the validation loss, against the predicted ones."""
+def draw(results: pd.DataFrame, lds: Interval) -> bytes:
+    """Draw the real changes of the margins, and of the validation loss, against the predicted ones, as a PNG."""
     title = f"Predicted and retrained · LDS {lds.value:.2f} ({lds.low:.2f} to {lds.high:.2f})"
     figure, axes = plotting.new_figure(title, columns=2, size=(11, 4.8))
     changes = results[["predicted", "retrained"]].sub(results["before"], axis=0)
@@ -381,4 +414,6 @@ def draw(path: Path, results: pd.DataFrame, lds: Interval) -> None:
         axis.set(title=f"change of {heading}, nats", xlabel="predicted", ylabel="retrained")
         axis.locator_params(nbins=5)
         axis.legend(loc="upper left")
-    plotting.save(figure, path)
+    with tempfile.TemporaryDirectory() as folder:
+        plotting.save(figure, Path(folder) / "figure.png")
+        return (Path(folder) / "figure.png").read_bytes()

@@ -1,4 +1,4 @@
-"""What if a training example had not been there? Smoothness of a training, tables, a figure and a summary."""
+"""What if a training example had not been there? Smoothness of a training, and tables of predicted changes."""
 
 import dataclasses
 import functools
@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data import Split
@@ -25,16 +24,12 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.xla.compiler import CompiledFunction
-from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.weights import read_members
 
 VALIDATION_LOSS = "validation_loss"  # name of the output that belongs to no test example
 _SUBSETS, _SUBSET_SHARE = 2, 0.01  # random subsets by which metasmoothness is measured
 TRAININGS = 1 + 2 * _SUBSETS  # number of trainings for metasmoothness
-_LARGEST_SHARE = 0.001  # share of the training examples whose effects are summed up as the largest
-_PANELS, _STRONGEST = 4, 5  # test examples in the figure, and training examples of each sign
-
 
 Margins = Callable[[Params | HostParams], Float[np.ndarray, " tests"]]
 
@@ -173,20 +168,6 @@ def influence_table(
     return pd.DataFrame(columns)
 
 
-def measure(smoothness: float, outputs: pd.DataFrame, influence: pd.DataFrame | None) -> dict[str, float]:
-    """Return the metrics of the stage; `influence` is None if the training is not smooth.
-
-    `effects_held_by_largest`: share of the sum of |remove| over the training examples that the largest 0.1 % of them
-    hold, mean over the outputs.
-    """
-    metrics: dict[str, float] = {"metasmoothness": smoothness, "outputs": len(outputs)}
-    if influence is not None:
-        sizes = np.sort(np.abs(influence.filter(like="remove/").to_numpy(np.float64)), axis=0)[::-1]
-        count = max(1, round(_LARGEST_SHARE * len(sizes)))
-        metrics["effects_held_by_largest"] = float(np.mean(sizes[:count].sum(axis=0) / sizes.sum(axis=0)))
-    return metrics
-
-
 def describe(smoothness: float) -> str:
     """Return a line on what the metasmoothness means for predictions."""
     if smoothness >= SMOOTH:
@@ -194,50 +175,6 @@ def describe(smoothness: float) -> str:
         return f"metasmoothness {smoothness:.2f}, at least {SMOOTH}: {meaning}"
     return (
         f"metasmoothness {smoothness:.2f}, below {SMOOTH}: two equal changes of the training set have different "
-        "effects, so effects cannot be predicted and no ranking was written; train.mlp.activation=gelu, a lower "
+        "effects, so effects cannot be predicted and none were written; train.mlp.activation=gelu, a lower "
         "learning rate, a larger batch or fewer epochs may help"
     )
-
-
-def draw(
-    influence: pd.DataFrame, outputs: pd.DataFrame, test: Split, train: Split, classes: Sequence[str], title: str
-) -> Figure:
-    """Draw each test example in a row, with the training examples whose removal lowers or raises its margin most."""
-    images, captions = [], []
-    for row in range(min(_PANELS, len(test))):
-        name, label, predicted, margin = outputs.iloc[row]
-        images.append(test.images[row])
-        captions.append(f"test #{name}\n{plotting.arrow(classes[label], classes[predicted], f'  {margin:+.1f}')}")
-        changes = influence[f"remove/{name}"].to_numpy()
-        for example in [*largest(-changes, _STRONGEST), *largest(changes, _STRONGEST)]:
-            images.append(train.images[example])
-            label = plotting.short(classes[train.labels[example]])
-            captions.append(f"#{train.example_id[example]}\n{label}  {changes[example]:+.2g}")
-    heading = (
-        f"What if a training example had not been there? · {title} · Test examples, label → prediction and margin in "
-        "nats; removals that would lower the margin most; removals that would raise it most"
-    )
-    return plotting.gallery(np.stack(images), captions, heading, columns=1 + 2 * min(_STRONGEST, len(train)))
-
-
-def write(
-    folder: Path,
-    title: str,
-    smoothness: float,
-    outputs: pd.DataFrame,
-    influence: pd.DataFrame | None,
-    figure: Figure | None,
-) -> None:
-    """Write `outputs.csv` and `summary.md` to a new folder; if predicted also `influence.parquet` and `what_if.png`."""
-    folder.mkdir(parents=True)
-    outputs.to_csv(folder / "outputs.csv", index=False, float_format="%.9g")
-    lines = [f"# What if a training example had not been there? {title}", "", f"{describe(smoothness).capitalize()}."]
-    if influence is not None and figure is not None:
-        influence.to_parquet(folder / "influence.parquet", index=False)
-        plotting.save(figure, folder / "what_if.png")
-        lines += ["", "The removal that would change each output most; `gradtrail what-if` trains again to check:", ""]
-        for name, value in zip(outputs["output"], outputs["value"], strict=True):
-            changes = influence[f"remove/{name}"]
-            row = int(np.argmax(np.abs(changes)))
-            lines.append(f"- {name}: {value:.3g}; {changes[row]:+.2g} without #{influence['example_id'][row]}")
-    (folder / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -36,13 +36,12 @@ FIGURES = {  # stage → its main figure, and the caption
     "gradients": ("histograms.png", "Norms of the gradients"),
     "profile": ("costs.png", "Costs of the compiled functions"),
     "privacy_audit": ("privacy_audit.png", "Scores of canaries, and what guessing them proves"),
-    "what_if": ("what_if.png", "The training examples that mistakes depend on"),
 }
 _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every other stage: its own name
 _NAMED = ("train.model", "train.optimizer", "fetch.dataset")  # params whose values begin the name of a run
 _SHORT_SECTIONS = re.compile(r"(fetch|preprocess|train|environment)\.(?!seed)")  # left out in names
 _MAX_NAME_LENGTH = 250  # limit of MLflow's database
-_GRADIENTS, _WHAT_IF, _LINEAGE = "### What the gradients say", "### What if", "### Lineage"
+_GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
 _SHOWN_FIGURE = re.compile(r"!\[[^]]*\]\(get-artifact\?[^)]*\)")
 _SIGNIFICANT_DIGITS = 4
 _REFERENCE, _OTHERS = "float32", ("bfloat16", "float16")
@@ -62,7 +61,7 @@ _HEADLINES = {  # stage → metrics copied to its training's run; every metric o
     ),
     "report": (),
     "privacy_audit": ("epsilon_lower_bound",),
-    "what_if": ("metasmoothness", "effects_held_by_largest"),
+    "what_if": ("metasmoothness",),
 }
 # Keys of metrics files that runs do not have; curves show the steps and the loss scale
 _ONLY_IN_FILES = {"planned_steps", "members", "steps", "loss_scale", "num_mistakes"}
@@ -164,18 +163,15 @@ def note(
 ) -> str:
     """Return the description of a run, from its tags, params and metrics, headline metrics of children included.
 
-    The summary, of the gradients unless the run is that of `what_if`, is given as the stage wrote it or as `summary_in`
-    returns it; empty for none.
+    The summary of the gradients is given as the stage wrote it or as `summary_in` returns it; empty for none.
     """
     stage, batch_size, figure = tags["stage"], params.get("train.batch_size"), ""
     if match := _SHOWN_FIGURE.search(tags.get(NOTE, "")):
         figure = match[0]
-    elif stage in FIGURES and (stage != "what_if" or metric_name(stage, "effects_held_by_largest") in metrics):
-        # A relative address works wherever the UI is served; a training that is not smooth has no figure
+    elif stage in FIGURES:  # a relative address works wherever the UI is served
         figure = f"![{FIGURES[stage][1]}](get-artifact?path={SMALL_FIGURE}&run_uuid={run_id})"
     if summary and not summary.startswith(_GRADIENTS):  # as the stage wrote it: its headings go one level down
-        heading = _WHAT_IF if stage == "what_if" else _GRADIENTS
-        summary = f"{heading}\n{summary.partition(chr(10))[2]}".replace("\n## ", "\n#### ").strip()
+        summary = f"{_GRADIENTS}\n{summary.partition(chr(10))[2]}".replace("\n## ", "\n#### ").strip()
     precision = precision_note(metrics, params["train.precision"], int(batch_size)) if batch_size else ""
     data = {"run_id": run_id, "stage": stage, "tags": tags, "params": params, "metrics": metrics}
     words = {"sentences": _SENTENCES, "precision": precision, "figure": figure, "summary": summary}

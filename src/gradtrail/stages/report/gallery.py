@@ -55,7 +55,7 @@ def make_gallery(sources: Sources) -> Gallery:
         | {
             "groups": [name for name, group in groups.items() if key in group],
             "scores": {name: row[name] for name in _SCORES if np.isfinite(row[name])},
-            "png": _png(sources.splits[row["split"]].images[row["position"]]),
+            "png": encode_png(sources.splits[row["split"]].images[row["position"]]),
         }
         for key, row in zip(keys, rows, strict=True)
     ]
@@ -111,7 +111,7 @@ def listed(rows: list[Row], table: pd.DataFrame) -> list[Hashable]:
     return [key for row in rows if (key := (row["split"], row["example_id"])) in table.index]
 
 
-def _png(image: np.ndarray) -> bytes:
+def encode_png(image: np.ndarray) -> bytes:
     """Return the image as a PNG: in color as it is, grayscale as dark ink on white."""
     stream = io.BytesIO()
     Image.fromarray(255 - image if image.ndim == 2 else image).save(stream, "PNG", compress_level=9)
