@@ -19,6 +19,13 @@ FOLDER = Path(__file__).with_name("results")
 _PEERS = ("equinox", "torch", "opacus", "mlflow", "dvc")
 
 
+def read_results(benchmark: str) -> dict[str, Any]:
+    """Return the results of the last run on such a machine; empty if there was none."""
+    path = FOLDER / f"{benchmark}-{machine_key()}.json"
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else {}
+    return results
+
+
 def record(benchmark: str, results: Mapping[str, Any], options: argparse.Namespace | None = None) -> None:
     """Write results as JSON, with the date, the load, the processor, the versions and the benchmark's options."""
     about = environment()

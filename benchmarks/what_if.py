@@ -2,16 +2,17 @@
 
     python -m benchmarks.what_if [--subsets 50] [--outputs 20]
 
-Three tables, on the data of `data/processed`, each row in a process of its own:
+Tables, on the data of `data/processed`, each row in a process of its own:
 
 - costs: the derivative of one output and of eight at once, in trainings, and the memory by which the process grew;
 - checks: for random subsets of 1 %, 5 % and 50 %, the rank correlation over the subsets of predicted and real change of
-  a margin (LDS), mean over the outputs; beside TracIn and influence functions by conjugate gradients. And how many of
-  the worst mistakes are corrected by removing the 0.1 % of the examples that each method names;
+  a margin (LDS), mean over the outputs; beside TracIn and influence functions by conjugate gradients;
+- mistakes: how many of 20, with all kinds of margins, are corrected by removing the 0.1 % of the examples that each
+  method names, or as many at random;
 - metasmoothness beside LDS, for ten trainings.
 
-Retrainings have the batches of the first training, with the weight 0 for what is removed. It takes about an hour on two
-cores and wants them for itself.
+Retrainings have the batches of the first training, with the weight 0 for what is removed. It takes about an hour and a
+quarter on two cores and wants them for itself.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from benchmarks.record import record
+from benchmarks.record import read_results, record
 from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
 from gradtrail.core.gradients.what_if import log_odds, metasmoothness
 from gradtrail.core.nn import losses
@@ -110,6 +111,14 @@ class Problem:
     def margins(self, changes: np.ndarray) -> np.ndarray:
         """Return the margins of all test examples after a training."""
         return np.asarray(self.all_margins(self.states(changes)[-1].params))
+
+    def logits(self) -> np.ndarray:
+        """Return the logits of all test examples, without changes."""
+        params = self.states(self.without(np.array([], int)))[-1].params
+        return np.asarray(jax.jit(self.model.apply)(params, jnp.asarray(self.test.images)))
+
+    def accuracy(self) -> float:
+        return float(np.mean(self.logits().argmax(axis=1) == self.test.labels))
 
     def derivative(self) -> np.ndarray:
         """Return the predicted change of each output without each example."""
@@ -221,18 +230,12 @@ def measure_smoothness(task: dict[str, Any]) -> dict[str, Any]:
     real = np.array([problem.margins(problem.without(ids))[problem.rows] - base[problem.rows] for ids in removed])
     predicted = np.array([predictions[:, ids].sum(axis=1) for ids in removed])
     return {
-        "test_accuracy": accuracy(problem),
+        "test_accuracy": problem.accuracy(),
         "metasmoothness": metasmoothness(
             problem.margins, [problem.without(subset(problem, 0.01, s)) for s in range(2)]
         ),
         "lds": float(np.mean(rank_correlations(predicted, real))),
     }
-
-
-def accuracy(problem: Problem) -> float:
-    params = problem.states(problem.without(np.array([], int)))[-1].params
-    logits = np.asarray(jax.jit(problem.model.apply)(params, jnp.asarray(problem.test.images)))
-    return float(np.mean(logits.argmax(axis=1) == problem.test.labels))
 
 
 def measure_checks(task: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +244,7 @@ def measure_checks(task: dict[str, Any]) -> dict[str, Any]:
     base = problem.margins(problem.without(np.array([], int)))
     predictions = {"derivative": problem.derivative()}
     predictions |= {name: method(problem, problem.rows) for name, method in METHODS.items()}
-    result: dict[str, Any] = {"test_accuracy": accuracy(problem), "lds": {name: {} for name in predictions}}
+    result: dict[str, Any] = {"test_accuracy": problem.accuracy(), "lds": {name: {} for name in predictions}}
     for fraction in FRACTIONS:
         removed = [subset(problem, fraction, 100 + seed) for seed in range(task["subsets"])]
         real = np.array([problem.margins(problem.without(ids))[problem.rows] - base[problem.rows] for ids in removed])
@@ -249,25 +252,42 @@ def measure_checks(task: dict[str, Any]) -> dict[str, Any]:
             predicted = np.array([effects[:, ids].sum(axis=1) for ids in removed])
             each = rank_correlations(predicted, real)
             result["lds"][name][str(fraction)] = {"mean": float(np.mean(each)), "least": min(each)}
-
-    # Mistakes: a margin against all other classes that is below 0 by the largest other logit
-    margins = np.asarray(problem.all_margins(problem.states(problem.without(np.array([], int)))[-1].params))
-    mistakes = np.argsort(margins)[: 2 * task["mistakes"]]  # every second one of the worst: not all are hopeless
-    mistakes = mistakes[::2]
-    of_mistakes = Problem(task["changes"], task["memory_mib"], mistakes, 0)
-    size = round(SHARE * problem.num_examples)
-    named = {"derivative": of_mistakes.derivative()}
-    named |= {name: method(of_mistakes, mistakes) for name, method in METHODS.items()}
-    result["corrected"] = {"mistakes": len(mistakes), "removed": size, "random": 0, **dict.fromkeys(named, 0)}
-    for number, mistake in enumerate(mistakes):
-        for name in ("random", *named):
-            effects = named.get(name)
-            ids = subset(problem, SHARE, 1_000 + number) if effects is None else np.argsort(effects[number])[-size:]
-            result["corrected"][name] += bool(problem.margins(problem.without(ids))[mistake] > 0)
     return result
 
 
-TASKS = {"costs": measure_costs, "smoothness": measure_smoothness, "checks": measure_checks}
+def measure_mistakes(task: dict[str, Any]) -> dict[str, Any]:
+    """Return how many mistakes are corrected without the 0.1 % of the examples that each method names."""
+    problem = Problem(task["changes"], task["memory_mib"], None, 1)
+    margins = problem.margins(problem.without(np.array([], int)))
+    wrong = np.flatnonzero(problem.logits().argmax(axis=1) != problem.test.labels)
+    ranked = wrong[np.argsort(margins[wrong])]
+    mistakes = ranked[np.linspace(0, len(ranked) - 1, task["mistakes"]).round().astype(int)]
+    of_mistakes = Problem(task["changes"], task["memory_mib"], mistakes, 0)
+    size = round(SHARE * problem.num_examples)
+    random = np.random.default_rng(0).normal(size=(len(mistakes), problem.num_examples))
+    effects = {"random": random, "derivative": of_mistakes.derivative()}
+    effects |= {name: method(of_mistakes, mistakes) for name, method in METHODS.items()}
+    corrected = {
+        name: sum(
+            bool(problem.margins(problem.without(np.argsort(row)[-size:]))[mistake] > 0)
+            for row, mistake in zip(rows, mistakes, strict=True)
+        )
+        for name, rows in effects.items()
+    }
+    return {
+        "mistakes": len(mistakes),
+        "of": len(wrong),
+        "removed": size,
+        "margins": margins[mistakes].tolist(),
+    } | corrected
+
+
+TASKS = {
+    "costs": measure_costs,
+    "checks": measure_checks,
+    "mistakes": measure_mistakes,
+    "smoothness": measure_smoothness,
+}
 
 
 def in_process(kind: str, **task: Any) -> dict[str, Any]:
@@ -293,15 +313,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subsets", type=int, default=50)
     parser.add_argument("--outputs", type=int, default=20)
-    parser.add_argument("--only", choices=TASKS)
+    parser.add_argument("--only", choices=TASKS, help="measure this, and keep the other results of the file")
     parser.add_argument("--task", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
         task = json.loads(options.task)
         print(json.dumps(TASKS[task.pop("kind")](task)))
         return
-    results: dict[str, Any] = {}
-    with progress_bar("what if", 4 + len(TRAININGS), unit="processes") as bar:
+    results: dict[str, Any] = read_results("what_if") if options.only else {}
+    with progress_bar("what if", 5 + len(TRAININGS), unit="processes") as bar:
         if options.only in (None, "costs"):
             settings = {
                 "what_if, 1 output": (WHAT_IF, 1),
@@ -316,15 +336,20 @@ def main() -> None:
             print_rows("costs", results["costs"])
         if options.only in (None, "checks"):
             bar.advance(message="checks")
-            task = {"changes": WHAT_IF, "outputs": options.outputs, "subsets": options.subsets, "mistakes": 20}
-            results["checks"] = in_process("checks", **task, memory_mib=1024)
+            task = {"changes": WHAT_IF, "outputs": options.outputs, "subsets": options.subsets, "memory_mib": 1024}
+            results["checks"] = in_process("checks", **task)
             Console().print_json(data=results["checks"])
+        if options.only in (None, "mistakes"):
+            bar.advance(message="mistakes")
+            results["mistakes"] = in_process("mistakes", changes=WHAT_IF, mistakes=20, memory_mib=1024)
+            Console().print_json(data=results["mistakes"])
         if options.only in (None, "smoothness"):
             results["smoothness"] = {}
             for name, changes in TRAININGS.items():
                 bar.advance(message=name)
                 task = {"changes": changes, "outputs": 10, "subsets": 20, "memory_mib": 1024}
                 results["smoothness"][name] = in_process("smoothness", **task)
+                print(name, json.dumps(results["smoothness"][name]), flush=True)
             rows = list(results["smoothness"].values())
             both = [[row[name] for row in rows] for name in ("metasmoothness", "lds")]
             results["rank_correlation"] = float(stats.spearmanr(*both)[0])
