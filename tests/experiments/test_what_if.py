@@ -250,7 +250,7 @@ def test_examples_that_no_few_supporters_flip_are_named(
 ) -> None:
     monkeypatch.setattr(what_if, "_MAX_SUPPORTERS", 0.01)
     assert run(toy) == 0
-    assert capsys.readouterr().out.count(": no 1.0% of 300 training examples would flip it.\n") == 3
+    assert capsys.readouterr().out.count(": predicted not to change without 1.0% of 300 examples.\n") == 3
     assert len(toy.trained) == 5
 
 

@@ -68,8 +68,9 @@ _PAGE = """<!doctype html>
 <style>
   body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }}
   p > img {{ max-width: 100% }}
+  table {{ display: block; overflow-x: auto }}
   td > img {{ width: 3.5rem; image-rendering: pixelated }}
-  th, td {{ padding: 0 0.5rem; text-align: center; font-size: 0.8rem; font-weight: normal }}
+  th, td {{ padding: 0 0.4rem; text-align: center; font-size: 0.8rem; font-weight: normal }}
 </style>
 <h1>What if a training example had not been there?</h1>
 <p>For and against: the training examples on which the margin of a label depends most, and the predicted change of the
@@ -335,7 +336,7 @@ def describe_removals(
         label, answer = (prediction.classes[int(prediction.outputs[key][test])] for key in ("label", "predicted"))
         sentences[test] = f"Test example {test} (label {label}, answered {answer}): "
         if not names:
-            sentences[test] += f"no {_MAX_SUPPORTERS:.1%} of {total:,} training examples would flip it."
+            sentences[test] += f"predicted not to change without {_MAX_SUPPORTERS:.1%} of {total:,} examples."
             continue
         row = results[(results["intervention"] == test) & (results["output"] == test)].iloc[0]
         flip = f"answers {label}" if row["before"] < 0 else f"gives {label} less than one half"
