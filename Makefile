@@ -88,7 +88,7 @@ audit: env ## look for wrong labels: a pipeline of its own, within 10 minutes on
 privacy-audit: env ## audit the private training of params.yaml with canaries: a pipeline of its own
 	@$(BIN)/gradtrail repro pipeline/privacy_audit/dvc.yaml
 
-what-if: env ## predict what mistakes would be without training examples, and train without them: about 26 trainings
+what-if: env ## predict what mistakes would be without training examples, and train without them
 	@$(BIN)/gradtrail what-if
 
 ui: env ## the MLflow UI; prints the link to the training runs. PORT=5001 chooses another port than 5000

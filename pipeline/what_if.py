@@ -34,7 +34,6 @@ from gradtrail.tracking.journal import tracked
 def main(stage: Stage) -> None:
     config, train_config = stage.params(WhatIfConfig), stage.params(TrainConfig, "train")
     require_differentiable(train_config)
-    what_if.require_unchanged(train_config)
     info = data_files.read_info(Path("data/processed"))
     require_undeformed(info, "what_if")
     splits = data_files.read_splits(Path("data/processed"))
@@ -58,9 +57,8 @@ def main(stage: Stage) -> None:
 
         # Their derivatives by the weights of the training examples, if these predict anything
         output_function = make_outputs(model, test[rows], splits["validation"], train_config.batch_size)
-        budget = config.memory_mib * 2**20
         metagradient = compile_metagradient(
-            train_config, model, len(train), output_function, memory_bytes=budget, compiler=compiler
+            train_config, model, len(train), output_function, memory_bytes=config.memory_mib * 2**20, compiler=compiler
         )
         functions = [predict, compiled_log_odds, *metagradient.functions]
         require_memory_for_model("what_if", functions, host_bytes=0)

@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +67,8 @@ class Toy:
         info = what_if.read_info(folder / "data/processed")
         self.info = dataclasses.replace(INFO, dataset=info)
         self.write_models(folder, np.zeros((300, 3), np.float32))
-        (folder / "params.yaml").write_text("what_if:\n  # ids\n  test_examples: []\n  num_examples: 3\n")
+        section = "what_if:\n  # ids\n  test_examples: []\n  num_examples: 3\n  memory_mib: 9\n"
+        (folder / "params.yaml").write_text(section)
         with (folder / "params.yaml").open("a") as file:
             YAML().dump({"train": as_written(train_config())}, file)
 
@@ -135,8 +136,9 @@ class Toy:
 
     # The store
 
-    def training(self, changes: Mapping[str, Any]) -> Any:
-        return self.runs.get(repr(changes))
+    def training(self, changes: Mapping[str, Any], accept: Callable[[Any], bool]) -> Any:
+        run = self.runs.get(repr(changes))
+        return run if run and accept(run) else None
 
     def log_metric(self, run_id: str, name: str, value: float) -> None:
         self.logged[name] = value
@@ -151,7 +153,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
     toy = Toy(tmp_path)
     run = SimpleNamespace(info=SimpleNamespace(run_id="0"))
     for name, value in {
-        "reproduce": lambda targets: int(targets != ["pipeline/what_if/dvc.yaml"]),
+        "reproduce": lambda targets: int(targets[0] != "pipeline/what_if/dvc.yaml"),
         "read_store": lambda: toy,
         "comparison_lock": contextlib.nullcontext,
         "open_store": lambda: toy,
@@ -187,7 +189,7 @@ def test_predictions_of_a_nearly_linear_training_hold(toy: Toy, capsys: pytest.C
         assert row["before"] < 0 < row["predicted"]
     output = capsys.readouterr().out
     assert output.startswith("LDS 1.00 (95 % interval 1.00 to 1.00): mean rank correlation")
-    assert output.count("retrained, it did (+") + output.count("retrained, it did not (-") == 3
+    assert output.count("retrained, it did (+") + output.count("retrained, its margin keeps its sign (-") == 3
     assert toy.logged["what_if/lds"] == pytest.approx(1)
     assert {*toy.logged} == {"what_if/lds", *(f"results/comparisons/what_if.{end}" for end in ("csv", "html"))}
 
@@ -227,9 +229,9 @@ def test_dropped_file_and_suspects_are_interventions(toy: Toy, capsys: pytest.Ca
     pd.DataFrame({"split": split, "example_id": names}).to_csv("results/gradients/suspects.csv", index=False)
     assert run(toy, drop=Path("drop.csv"), suspects=True) == 0
     table = results()
-    assert table.loc[("drop.csv", toy.names[0]), "examples"] == 2
+    assert table.loc[("drop drop.csv", toy.names[0]), "examples"] == 2
     effect = toy.table[toy.table["example_id"].isin([3, 7])][f"remove/{toy.names[0]}"].sum()
-    row = table.loc[("drop.csv", toy.names[0])]
+    row = table.loc[("drop drop.csv", toy.names[0])]
     assert row["predicted"] - row["before"] == pytest.approx(effect, abs=1e-4)
     suspects = table[table["kind"] == "suspect"].index.unique("intervention")
     assert [name.split()[0] for name in suspects] == [str(name) for name in range(21, 31)]
@@ -241,7 +243,7 @@ def test_dropped_file_and_suspects_are_interventions(toy: Toy, capsys: pytest.Ca
     assert not (table["kind"] == "supporters").any()
     output = capsys.readouterr().out
     assert "Test example" not in output
-    assert output.count("\n| drop.csv | ") == 4
+    assert output.count("\n| drop drop.csv | ") == 4
     assert output.count(" | validation_loss | ") == 1 + 10
 
 
@@ -250,15 +252,44 @@ def test_examples_that_no_few_supporters_flip_are_named(
 ) -> None:
     monkeypatch.setattr(what_if, "_MAX_SUPPORTERS", 0.01)
     assert run(toy) == 0
-    assert capsys.readouterr().out.count(": predicted not to change without 1.0% of 300 examples.\n") == 3
+    assert (
+        capsys.readouterr().out.count(": no removal of at most 3 of 300 examples is predicted to change the answer.\n")
+        == 3
+    )
     assert len(toy.trained) == 5
 
 
-def test_failed_training_is_named(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    toy.failing = "seed 3"
+def test_what_was_trained_is_reported_beside_what_failed(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    toy.failing = toy.names[0]
     assert run(toy) == 1
-    assert capsys.readouterr().err == "seed 3: failed; no space\n"
+    output = capsys.readouterr()
+    assert output.err.startswith(f"{toy.names[0]}: failed; no space\n")
+    assert [f"Test example {name} " in output.out for name in toy.names[:-1]] == [False, True, True]
+    assert toy.names[0] not in results().index.unique("intervention")
+
+
+def test_two_subsets_are_too_few_for_a_report(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    toy.failing = "seed 1"
+    assert run(toy, subsets=3) == 1
+    assert capsys.readouterr().err == "seed 1: failed; no space\n"
     assert not Path("results/comparisons").exists()
+
+
+def test_fraction_that_removes_nothing_is_refused(toy: Toy) -> None:
+    with pytest.raises(UserError, match=r"^--fraction must remove one of 300 examples, got 0\.001$"):
+        run(toy, fraction=0.001)
+    assert toy.trained == []
+
+
+def test_page_loads_nothing_that_a_name_of_a_class_names(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    prediction = dataclasses.replace(what_if.read_prediction(), classes=("<b>", "![](//h/x.png)", "a*b*"))
+    monkeypatch.setattr(what_if, "read_prediction", lambda: prediction)
+    assert run(toy) == 0
+    page = Path("results/comparisons/what_if.html").read_text()
+    assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)"', page))
+    assert "![](//h/x.png)" in page
+    assert "<b>" not in page
+    assert "<em>" not in page
 
 
 def test_fewest_supporters_are_those_of_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,8 +361,12 @@ def test_invalid_file_to_drop_is_one_line(toy: Toy, content: str | bytes | None,
 def test_chosen_test_examples_are_written_to_the_params(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"^--test: no example 5 in the test split, which has 40 of 300 to 339$"):
         run(toy, test=(5,))
+    before = Path("params.yaml").read_text()
+    with pytest.raises(UserError, match=r"^--test\.test_examples: number of them must be at most 40"):
+        run(toy, test=range(300, 341))
+    assert Path("params.yaml").read_text() == before
     tests, before = [int(name) for name in toy.names[:-1]], Path("params.yaml").read_text()
-    assert run(toy, test=tests) == 0
+    assert run(toy, test=[*tests, tests[0]]) == 0
     items = "".join(f"  - {name}\n" for name in tests)
     expected = f"what_if:\n  # ids\n  test_examples:\n{items}"
     assert Path("params.yaml").read_text() == before.replace("what_if:\n  # ids\n  test_examples: []\n", expected)

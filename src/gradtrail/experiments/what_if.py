@@ -27,7 +27,7 @@ from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import positions_of
 from gradtrail.core.gradients.metagradient import require_differentiable
 from gradtrail.core.gradients.scores import largest, rank_correlation
-from gradtrail.core.gradients.what_if import make_outputs
+from gradtrail.core.gradients.what_if import WhatIfConfig, make_outputs
 from gradtrail.core.intervals import TAILS, Interval
 from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE
 from gradtrail.core.train.changes import NO_CHANGES, weight_changes
@@ -42,10 +42,10 @@ from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.weights import read_members, read_weights
 from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.files import atomic_file, read_json
-from gradtrail.stages.common.params import PARAMS, load_section, read_yaml
+from gradtrail.stages.common.params import PARAMS, changed, load_section, read_yaml, validate
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.stages.report.gallery import encode_png
-from gradtrail.stages.what_if import VALIDATION_LOSS, describe, require_unchanged
+from gradtrail.stages.what_if import VALIDATION_LOSS, describe
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.tables import markdown_table
 from gradtrail.tracking.runs import StoredRuns, find_equivalent_run
@@ -56,7 +56,7 @@ from gradtrail.tracking.tags import outputs
 SUBSET, SUPPORTERS, DROP, SUSPECT = KINDS = ("subset", "supporters", "drop", "suspect")
 _PIPELINE, _REPORT = "pipeline/what_if/dvc.yaml", Path("results/comparisons/what_if")
 _DATA, _RESULTS = Path("data/processed"), Path("results/what_if")
-_SUSPECTS = (Path("results/audit/suspects.parquet"), Path("results/gradients/suspects.csv"))
+_SUSPECTS = Path("results/gradients/suspects.csv")
 _WEIGHTS = ("models/final.safetensors", "models/members")  # outs of the training that have the final weights
 _MAX_SUPPORTERS = 0.001  # largest share of the training examples that is removed to flip a prediction
 _NUM_SUSPECTS = 10
@@ -148,32 +148,35 @@ def what_if(
     """
     config = load_section(TRAIN, TrainConfig)
     require_differentiable(config)
-    require_unchanged(config)
     dropped = read_drop(drop) if drop else ()
     if test:
         set_test_examples(test)
-    if status := reproduce([_PIPELINE]):
+    if status := reproduce([_PIPELINE, *["gradients"] * suspects]):
         return status
 
     prediction = read_prediction()
+    if round(fraction * len(prediction.influence)) < 1:
+        raise UserError(f"--fraction must remove one of {len(prediction.influence):,} examples, got {fraction}")
     subset = {"omit_fraction": fraction}
     interventions = [Intervention(f"seed {seed}", SUBSET, subset | {"omit_seed": seed}) for seed in range(subsets)]
     explained = prediction.tests if test or not (drop or suspects) else []
     supporters = {name: prediction.supporters(name) for name in explained}
     interventions += [Intervention(name, SUPPORTERS, {"omit": ids}) for name, ids in supporters.items() if ids]
     if drop:
-        interventions.append(Intervention(drop.name, DROP, {"omit": dropped}))
+        interventions.append(Intervention(f"drop {drop.name}", DROP, {"omit": dropped}))
     for name in read_suspects() if suspects else ():
         label = int(prediction.influence["proposed_label"][name])
         title = f"{name} as {prediction.classes[label]}"
         interventions.append(Intervention(title, SUSPECT, {"relabel": ((name, label),)}))
 
-    runs = retrain(interventions, engine)
-    if len(runs) < len(interventions):
+    weights = retrain(interventions, engine)
+    trained = [intervention for intervention in interventions if intervention.name in weights]
+    if sum(intervention.kind == SUBSET for intervention in trained) < min(3, subsets):
         return 1
-    results = compare(prediction, interventions, *read_outputs(prediction, runs))
+    results = compare(prediction, trained, *read_outputs(prediction, weights))
+    supporters = {test: ids for test, ids in supporters.items() if not ids or test in weights}
     report(results, fraction, describe_removals(prediction, supporters, results), prediction)
-    return 0
+    return int(len(trained) < len(interventions))
 
 
 # Inputs
@@ -194,13 +197,16 @@ def read_drop(path: Path) -> tuple[int, ...]:
 
 
 def set_test_examples(names: Sequence[int]) -> None:
-    """Set `what_if.test_examples` in `params.yaml`, and change no other character."""
+    """Set `what_if.test_examples` in `params.yaml`, as `dvc exp run -S` does."""
+    names = [*dict.fromkeys(names)]
+    params = read_yaml(PARAMS)
+    validate(changed(params, {"what_if.test_examples": names})["what_if"], WhatIfConfig, "--test")
     positions_of(names, read_splits(_DATA)["test"], "--test")
-    if read_yaml(PARAMS)["what_if"]["test_examples"] != [*names]:
+    if params["what_if"]["test_examples"] != names:
         from dvc.utils.hydra import apply_overrides  # late: it takes a quarter of a second
 
-        apply_overrides(PARAMS, [f"what_if.test_examples={[*names]}"])
-        print(f"what_if.test_examples in {PARAMS} is now {[*names]}.", file=sys.stderr)
+        apply_overrides(PARAMS, [f"what_if.test_examples={names}"])
+        print(f"what_if.test_examples in {PARAMS} is now {names}.", file=sys.stderr)
 
 
 def read_prediction() -> Prediction:
@@ -219,11 +225,8 @@ def read_prediction() -> Prediction:
 
 
 def read_suspects() -> list[int]:
-    """Return the example_id of the most suspect training labels, by the audit or else by the gradient analysis."""
-    audit, gradients = _SUSPECTS
-    if not (audit.is_file() or gradients.is_file()):
-        raise UserError(f"--suspects: needs {gradients} or {audit}; `dvc repro gradients` makes the first")
-    ranked = read_parquet(audit, ["split", "example_id"]) if audit.is_file() else pd.read_csv(gradients)
+    """Return the example_id of the most suspect training labels by the gradient analysis."""
+    ranked = pd.read_csv(_SUSPECTS)
     return [int(name) for name in ranked.loc[ranked["split"] == TRAIN, "example_id"].head(_NUM_SUSPECTS)]
 
 
@@ -235,34 +238,42 @@ def weights_of(run: Run) -> list[str]:
     return [outputs(run.data.tags)[out] for out in _WEIGHTS]
 
 
-def retrain(interventions: Sequence[Intervention], engine: Engine) -> dict[str, Run]:
-    """Train with each intervention that has no finished run; return the runs by name, without those that failed."""
+def retrain(interventions: Sequence[Intervention], engine: Engine) -> dict[str, list[str]]:
+    """Train with each intervention whose final weights are not here; return their digests by name.
+
+    Those of trainings that failed are missing.
+    """
     planned = {intervention.name: intervention.params for intervention in interventions}
 
-    def read_runs() -> dict[str, Run]:
+    def read_weights_of() -> dict[str, list[str]]:
         planner = read_store()
-        runs = {name: planner.training(changes) for name, changes in planned.items()}
-        return {name: run for name, run in runs.items() if run and all(map(is_here, _WEIGHTS, weights_of(run)))}
+        runs = {name: planner.training(changes, are_weights_here) for name, changes in planned.items()}
+        return {name: weights_of(run) for name, run in runs.items() if run}
 
-    runs, failed = read_runs(), dict[str, str]()
-    if len(runs) < len(planned):
+    weights, failed = read_weights_of(), dict[str, str]()
+    if len(weights) < len(planned):
         with comparison_lock():
             if engine.prepare():
                 return {}
-            runs = read_runs()  # earlier experiments may have made some
-            missing = {name: changes for name, changes in planned.items() if name not in runs}
+            weights = read_weights_of()  # earlier experiments may have made some
+            missing = {name: changes for name, changes in planned.items() if name not in weights}
             failed = engine.run("what-if", planned, missing, TRAIN)
-            runs = read_runs()
+            weights = read_weights_of()
     for name in planned:
-        if name not in runs:
+        if name not in weights:
             print(f"{name}: failed; {failed.get(name, 'it has no run in MLflow')}", file=sys.stderr)
-    return runs
+    return weights
+
+
+def are_weights_here(run: Run) -> bool:
+    """Whether DVC's cache has the final weights of a training, which may have been trained elsewhere."""
+    return all(map(is_here, _WEIGHTS, weights_of(run)))
 
 
 def read_outputs(
-    prediction: Prediction, runs: Mapping[str, Run]
+    prediction: Prediction, weights: Mapping[str, Sequence[str]]
 ) -> tuple[Float[np.ndarray, " outputs"], dict[str, Float[np.ndarray, " outputs"]]]:
-    """Return the outputs of the final weights in `models`, and of each run: means over the members, in nats."""
+    """Return the outputs of the final weights in `models`, and of others by digest: means over members, in nats."""
     info, (model, _, _) = read_info(_DATA), read_weights(Path(_WEIGHTS[0]))
     test, validation = prediction.splits["test"], prediction.splits["validation"]
     test = test[positions_of([*map(int, prediction.tests)], test, "what_if.test_examples")]
@@ -274,9 +285,9 @@ def read_outputs(
         return np.asarray([evaluate(function, params) for _, _, params, _ in members], np.float64).mean(axis=0)
 
     after = {}
-    for name, run in runs.items():
+    for name, digests in weights.items():
         with tempfile.TemporaryDirectory() as folder:
-            for out, md5 in zip(_WEIGHTS, weights_of(run), strict=True):
+            for out, md5 in zip(_WEIGHTS, digests, strict=True):
                 restore(out, md5, Path(folder), "")
             after[name] = outputs_of(Path(folder) / "models")
     return outputs_of(Path("models")), after
@@ -336,11 +347,13 @@ def describe_removals(
         label, answer = (prediction.classes[int(prediction.outputs[key][test])] for key in ("label", "predicted"))
         sentences[test] = f"Test example {test} (label {label}, answered {answer}): "
         if not names:
-            sentences[test] += f"predicted not to change without {_MAX_SUPPORTERS:.1%} of {total:,} examples."
+            limit = math.ceil(_MAX_SUPPORTERS * total)
+            sentences[test] += f"no removal of at most {limit} of {total:,} examples is predicted to change the answer."
             continue
         row = results[(results["intervention"] == test) & (results["output"] == test)].iloc[0]
-        flip = f"answers {label}" if row["before"] < 0 else f"gives {label} less than one half"
-        outcome = "it did" if row["retrained"] * row["predicted"] > 0 else "it did not"
+        half = f"gives {label} {'more' if row['before'] < 0 else 'less'} than one half"
+        flip = f"answers {label}" if answer != label else half
+        outcome = "it did" if row["retrained"] * row["before"] < 0 else "its margin keeps its sign"
         sentences[test] += (
             f"without {len(names)} of {total:,} examples the network {flip} (margin {row['before']:+.2f}, "
             f"predicted {row['predicted']:+.2f}); retrained, {outcome} ({row['retrained']:+.2f}). Their example_id, "
@@ -373,7 +386,7 @@ def report(results: pd.DataFrame, fraction: float, removals: Mapping[str, str], 
     num_subsets = np.sum(results["kind"] == SUBSET) // len(by_output)
     quality = (
         f"LDS {lds.value:.2f} (95 % interval {lds.low:.2f} to {lds.high:.2f}): mean rank correlation of predicted and "
-        f"real changes of {len(by_output)} outputs over {num_subsets} random subsets of {fraction:.3g} of the "
+        f"real changes of {len(by_output)} outputs over {num_subsets} random subsets of {100 * fraction:g} % of the "
         f"examples. By output: {', '.join(f'{name} {value:.2f}' for name, value in by_output.items())}."
     )
     is_shown = (results["kind"] == DROP) | ((results["kind"] == SUSPECT) & (results["output"] == VALIDATION_LOSS))
@@ -389,8 +402,9 @@ def report(results: pd.DataFrame, fraction: float, removals: Mapping[str, str], 
     panels = [f"{sentence}\n\n{panel(prediction, test)}" for test, sentence in removals.items()]
     text = "\n\n".join([quality, *panels, *tables, picture(draw(results, lds))])
     with atomic_file(_REPORT.with_suffix(".html")) as temporary:
-        page = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-        temporary.write_text(_PAGE.format(page), encoding="utf-8")
+        reader = MarkdownIt("zero").enable(["table", "image", "entity"])  # names of classes are no Markdown
+        reader.validateLink = lambda url: url.startswith("data:image/png;base64,")  # type: ignore[method-assign]
+        temporary.write_text(_PAGE.format(reader.render(text)), encoding="utf-8")
     print(f"written to {_REPORT}.html and .csv", file=sys.stderr)
 
     client = open_store()

@@ -34,14 +34,6 @@ TRAININGS = 1 + 2 * _SUBSETS  # number of trainings for metasmoothness
 Margins = Callable[[Params | HostParams], Float[np.ndarray, " tests"]]
 
 
-def require_unchanged(config: TrainConfig) -> None:
-    """Raise ConfigError, one line, if the training leaves out or relabels examples."""
-    if config.changes.enabled:
-        raise ConfigError(
-            f"what_if: train.changes must be empty, as effects of changes are predicted; got {config.changes}"
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Networks:
     """Predictions of the trained networks, means over the members."""
@@ -59,14 +51,7 @@ def predict_members(
     info: DatasetInfo,
     splits: Mapping[str, Split],
 ) -> Networks:
-    """Predict with each member in turn.
-
-    Args:
-        predict: function of `compile_predict`.
-        margins: parameters → margins of the test examples.
-        paths: seed → weights file.
-        info: data set that the members must have been trained on.
-    """
+    """Predict with the members, whose weights files are given by their seeds, trained on the data set of `info`."""
     members = []
     for _, _, params, _ in read_members(paths, info):
         call, validation = functools.partial(predict, params), splits["validation"]
@@ -98,12 +83,9 @@ def measure_smoothness(
     margins: Margins,
     advance: Callable[[int], object] = lambda _: None,
 ) -> float:
-    """Return the metasmoothness of the training of the first member, by random subsets of 1 %.
+    """Return the metasmoothness of the training of the first member, by random subsets of 1 %, at least one example.
 
-    Args:
-        examples: `train` on the device.
-        margins: parameters → margins of all test examples.
-        advance: called with the number of steps after each training.
+    `examples` is `train` on the device, and `margins` are those of all test examples.
     """
 
     def margins_after(changes: np.ndarray) -> np.ndarray:
@@ -113,7 +95,8 @@ def measure_smoothness(
         return margins(metagradient.program.evaluation_params(states[-1]))
 
     num_classes = metagradient.program.examples.weight_changes.shape[1]
-    subsets = [dataclasses.replace(NO_CHANGES, omit_fraction=_SUBSET_SHARE, omit_seed=seed) for seed in range(_SUBSETS)]
+    share = max(_SUBSET_SHARE, 1 / len(train))
+    subsets = [dataclasses.replace(NO_CHANGES, omit_fraction=share, omit_seed=seed) for seed in range(_SUBSETS)]
     changes: list[Any] = [weight_changes(one, train.labels, train.example_id, num_classes) for one in subsets]
     return metasmoothness(margins_after, changes)
 
@@ -129,6 +112,8 @@ def mean_derivative(
     for seed in config.seeds:
         _, derivative = metagradient.derivative(keys_of(config.seeds_of(seed)), examples, advance)
         total = total + derivative / np.float32(config.members)
+    if not np.isfinite(total).all():
+        raise ConfigError("what_if: train has a derivative that is not finite; a smoother network may help")
     return np.asarray(total)
 
 
@@ -175,6 +160,6 @@ def describe(smoothness: float) -> str:
         return f"metasmoothness {smoothness:.2f}, at least {SMOOTH}: {meaning}"
     return (
         f"metasmoothness {smoothness:.2f}, below {SMOOTH}: two equal changes of the training set have different "
-        "effects, so effects cannot be predicted and none were written; train.mlp.activation=gelu, a lower "
+        "effects, so effects cannot be predicted and none were written; a smooth activation (gelu, silu), a lower "
         "learning rate, a larger batch or fewer epochs may help"
     )

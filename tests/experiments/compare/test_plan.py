@@ -18,7 +18,7 @@ from gradtrail.experiments.compare.spec import Comparison
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.state import Identity
-from gradtrail.tracking.tags import output_tags, param_text, state_tags
+from gradtrail.tracking.tags import OUTS, output_tags, outputs, param_text, state_tags
 
 STAGES = {
     "fetch": ([], "data/raw"),
@@ -164,10 +164,15 @@ def test_training_is_found_without_its_evaluation() -> None:
     store.run(until="train")
     store.run(until="train", train__rate=0.9, status="FAILED")
     planner = Planner(store, members_of)
-    found = planner.training({"train.rate": 0.5})
-    assert found is store.runs[1]
-    assert planner.training({"train.rate": 0.9}) is None
-    assert planner.training({"fetch.noise": 0.1}) is None
+    own = store.runs[1]
+    tags = own.data.tags | {OUTS: json.dumps(dict.fromkeys(outputs(own.data.tags), "0" * 32))}
+    elsewhere = Run(own.info, RunData(tags=[RunTag(*tag) for tag in tags.items()]))
+    store.runs.append(elsewhere)
+    planner = Planner(store, members_of)
+    for run in (own, elsewhere):
+        assert planner.training({"train.rate": 0.5}, lambda found, run=run: found is run) is run
+    assert planner.training({"train.rate": 0.9}, lambda _: True) is None
+    assert planner.training({"fetch.noise": 0.1}, lambda _: True) is None
     assert planner.completed(RATES) == []
 
 

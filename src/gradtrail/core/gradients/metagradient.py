@@ -1,9 +1,9 @@
 """Derivatives of a trained network's outputs by the weight of each training example, through the whole training.
 
-The training is run forwards, keeping a state every few steps. Then these parts are run again, from the last one to the
-first, each with the intermediate values that its reverse-mode derivative needs: twice the work of a training for the
-steps, and memory for one part alone. The derivatives of several outputs are pulled back at once. Source: metagradient
-descent (Engstrom et al., arXiv 2503.13751) and MAGIC (Ilyas and Engstrom, arXiv 2504.16430).
+The training runs forward and keeps a state every few steps. Then the parts between these states run again, from the
+last one to the first, each with the intermediate values that its reverse-mode derivative needs. The derivatives of
+several outputs are pulled back at once. Source: metagradient descent (Engstrom et al., arXiv 2503.13751) and MAGIC
+(Ilyas and Engstrom, arXiv 2504.16430).
 """
 
 import dataclasses
@@ -33,13 +33,15 @@ _DIFFERENTIATED = ("sgd", "rmsprop", "adam", "adamw")
 
 
 def require_differentiable(config: TrainConfig) -> None:
-    """Raise ConfigError, one line, for a training whose result has no derivative by the weights of examples."""
+    """Raise ConfigError, one line, for a training whose result has no derivative, or that already has changes."""
     kind, kinds, patience = config.optimizer.kind, ", ".join(_DIFFERENTIATED), config.patience
+    changes = ", ".join(name for name, value in dataclasses.asdict(config.changes).items() if value)
     refusals = {
         f"optimizer must be one of {kinds}, got {kind}": kind not in _DIFFERENTIATED,
         "privacy.enabled must be false: clipping and noise hide each example, got true": config.privacy.enabled,
         "precision must be float32 or bfloat16: loss scaling has no derivative, got float16": config.scales_loss,
         f"patience must be empty: the number of epochs has no derivative, got {patience}": patience is not None,
+        f"changes must be empty: effects of changes are predicted, got {changes}": config.changes.enabled,
     }
     for message, is_refused in refusals.items():
         if is_refused:
@@ -80,11 +82,9 @@ class Metagradient:
     def derivative(
         self, keys: Key[Array, " purposes"], examples: Examples, advance: Callable[[int], object] = lambda _: None
     ) -> tuple[Float[np.ndarray, " outputs"], Float[np.ndarray, "outputs examples classes"]]:
-        """Return the outputs of the trained network, and their derivatives by `Examples.weight_changes`.
+        """Return the outputs of the trained network, and their derivatives by `Examples.weight_changes` at `examples`.
 
-        Args:
-            examples: the training split, with the changes at which the derivative is taken.
-            advance: called with the number of steps of each part, forwards and backwards.
+        `advance` is called with the number of steps of each part, forward and backward.
         """
         order, states = self.train(keys, examples)
         advance(self.program.num_steps)
@@ -128,14 +128,17 @@ def compile_metagradient(
         order = jax.ShapeDtypeStruct((steps, config.batch_size), jnp.int32)
         return state, examples, order, jax.ShapeDtypeStruct((), jnp.int32)
 
-    steps = math.ceil(math.sqrt(num_steps) / 2)  # the intermediate values of a step take several times a state
+    # The intermediate values of a step take several times the memory of a state
+    steps = math.ceil(math.sqrt(num_steps) / 2)
+    with_derivative = compiler.compile("outputs", final, outputs, state)
     least = math.inf
     while True:
         arguments = (*part(steps), cotangents, sums)
         pull_back = compiler.compile(
             "pull_back", functools.partial(pull_back_part, run), *arguments, donate_argnums=(4, 5)
         )
-        needed = pull_back.cost.temporary_bytes + state_bytes * math.ceil(num_steps / steps)
+        largest = max(pull_back.cost.total_bytes, with_derivative.cost.total_bytes)
+        needed = largest + state_bytes * math.ceil(num_steps / steps)
         if needed <= memory_bytes:
             break
         if needed >= least or steps == 1:
@@ -152,7 +155,7 @@ def compile_metagradient(
             order=compiler.compile("order", program.order, state.keys, jax.ShapeDtypeStruct((), jnp.int32)),
         ),
         run=compiler.compile("train_part", run, *part(steps)),
-        with_derivative=compiler.compile("outputs", final, outputs, state),
+        with_derivative=with_derivative,
         output_function=outputs,
         pull_back=pull_back,
         steps_per_part=steps,
@@ -167,7 +170,7 @@ def run_part(
     Of a step only its products are kept for the derivative, as the rest is faster to compute again than to read.
     """
 
-    @functools.partial(jax.checkpoint, policy=_is_product)
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
     def body(state: TrainState, inputs: tuple[Array, Array]) -> tuple[TrainState, None]:
         index, indices = inputs
         after, _ = step(state, take(examples, indices))
@@ -208,10 +211,6 @@ def _outputs_with_derivative(config: TrainConfig, outputs: Outputs, state: Train
 
     floats = floats_of(state)
     return of_floats(floats), jax.jacrev(of_floats)(floats)
-
-
-def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
-    return primitive in (jax.lax.dot_general_p, jax.lax.conv_general_dilated_p)
 
 
 def _is_float(leaf: Any) -> bool:

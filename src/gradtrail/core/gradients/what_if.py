@@ -29,7 +29,7 @@ _MAX_TEST_EXAMPLES = MAX_GALLERY // 10
 class WhatIfConfig:
     """The section `what_if` of `params.yaml`; the training is that of the section `train`."""
 
-    # `example_id` of the test examples whose margins are predicted; empty for mistakes with all kinds of margins
+    # `example_id` of the test examples whose margins are predicted; empty for mistakes spread over all margins
     test_examples: tuple[CountOrZero, ...]
     num_examples: Annotated[int, Bounds(at_least=1, at_most=_MAX_TEST_EXAMPLES)]  # number of them if it is empty
     memory_mib: Count  # memory for the derivative; with less, the training is run in shorter parts
@@ -56,8 +56,7 @@ def log_odds(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]
 def make_outputs(model: Model, test: Split, validation: Split, batch_size: int) -> Outputs:
     """Return the function from parameters to the margin of each example of `test` and the mean validation loss.
 
-    The loss is a sum over batches, whose activations are computed again for its derivative: it takes no more memory
-    than a training step of this batch size.
+    The loss is a sum over batches, whose activations are computed again for its derivative.
     """
     shape = batching.num_batches(len(validation), batch_size), batch_size
     rows = np.resize(np.arange(len(validation)), shape)  # padding repeats the first rows
@@ -83,15 +82,12 @@ def metasmoothness(
     margins_after: Callable[[Float[np.ndarray, "examples classes"]], Float[np.ndarray, " tests"]],
     subsets: Sequence[Float[np.ndarray, "examples classes"]],
 ) -> float:
-    """Return whether two equal changes of the weights have equal effects: 1 if so, about 0 in a chaotic training.
+    """Return how equal the effects of two equal changes of the weights are: 1 if equal, about 0 in a chaotic training.
 
     Let m(t) be the margins of the test examples after a training with t times the changes of a subset. The result is
     the correlation over the test examples of m(1/2) - m(0) and m(1) - m(1/2), mean over the subsets. Source: the
     empirical metasmoothness of arXiv 2503.13751, with a correlation in place of its agreement of signs.
-
-    Args:
-        margins_after: training with changes of the weights → margins of the test examples.
-        subsets: changes that remove the examples of a subset, for each subset; see `Examples.weight_changes`.
+    `margins_after` trains with changes of the weights, which are as in `Examples`; each of `subsets` has such.
     """
     start = margins_after(np.zeros_like(subsets[0])).astype(np.float64)
     correlations = []

@@ -75,7 +75,7 @@ class RowRecord:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class BatchGradient:
-    """Sums over rows, divided by the number of examples in the whole batch."""
+    """Sums over rows divided by the number of examples in the batch; `loss` and `grads` by the sum of their weights."""
 
     loss: Float[Array, ""]  # training loss in nats, not scaled
     cross_entropy: Float[Array, ""]  # cross-entropy in nats, without label smoothing

@@ -138,7 +138,8 @@ def make_step(
         weight = denominator
         if batch.weight_changes is not None:
             changes = jnp.where(batch.mask[:, None], batch.weight_changes, 0.0)
-            weight = jnp.maximum(count + jnp.sum(changes), 1.0)  # of a batch whose examples are all removed
+            total = count + jnp.sum(changes)
+            weight = jnp.where(total > 0, total, 1.0)  # all examples of a batch may be removed
         shared = Shared(params=state.params, scale=scale, count=denominator, weight=weight)
         keys_of_rows = _row_keys if mechanism is None else _example_keys
         if config.augmentation.enabled:

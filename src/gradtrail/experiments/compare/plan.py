@@ -94,10 +94,10 @@ class Planner:
         missing = [run for run in comparison.runs if run not in complete]
         return trainings_of(comparison, missing, together=self._is_together(comparison))
 
-    def training(self, changes: Mapping[str, Any]) -> Run | None:
-        """Return the finished run of a training with these changes to the params; None if there is none."""
+    def training(self, changes: Mapping[str, Any], accept: Callable[[Run], bool]) -> Run | None:
+        """Return a finished and accepted run of a training with these changes to the params; None if there is none."""
         chain = self._chain[: self._chain.index(TRAIN) + 1]
-        runs = self._find(chain, changed(self._stages.params, changes), {})
+        runs = self._find(chain, changed(self._stages.params, changes), {}, accept)
         return runs[TRAIN] if runs else None
 
     def seconds(self, changes: Mapping[str, Any]) -> float | None:
@@ -142,13 +142,19 @@ class Planner:
                 mlflow_run=train.info.run_id,
             )
 
-    def _find(self, names: Sequence[str], params: Mapping[str, Any], outs: Mapping[str, str]) -> dict[str, Run] | None:
+    def _find(
+        self,
+        names: Sequence[str],
+        params: Mapping[str, Any],
+        outs: Mapping[str, str],
+        accept: Callable[[Run], bool] = lambda _: True,
+    ) -> dict[str, Run] | None:
         """Return a finished run of each stage with these params, each with the outputs of the run before it as inputs.
 
         The newest runs are preferred, and those that were not rebuilt. A state may have other outputs on another kind
         of machine; so older runs are tried if the later stages have no run with the newest outputs. A stage before
         training needs no run if `dvc.lock` records its state: a run of other code with the same outputs may stand for
-        it. Returns None if a run is missing.
+        it. Returns None if a run is missing. `accept` chooses among the runs of the last stage.
         """
         if not names:
             return {}
@@ -158,11 +164,13 @@ class Planner:
             return None
         runs = self._by_state.get(state_key(stage, entry), [])
         if not runs and stage not in (TRAIN, STAGE) and (locked := self._stages.locked_outs(stage, entry)) is not None:
-            return self._find(rest, params, {**outs, **locked})
+            return self._find(rest, params, {**outs, **locked}, accept)
         tried: list[dict[str, str]] = []
         for run in runs:
             written = outputs(run.data.tags)
-            if written not in tried and (later := self._find(rest, params, {**outs, **written})) is not None:
+            if written in tried or not (rest or accept(run)):
+                continue
+            if (later := self._find(rest, params, {**outs, **written}, accept)) is not None:
                 return {stage: run, **later}
             tried.append(written)
         return None
