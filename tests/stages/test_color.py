@@ -23,7 +23,7 @@ from gradtrail.stages.artifacts.data_files import read_info, read_splits, write_
 from gradtrail.stages.artifacts.exported import read_manifest
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, write_weights
 from gradtrail.stages.export import Network, write_export
-from gradtrail.stages.report.gallery import _png
+from gradtrail.stages.report.gallery import encode_png
 from gradtrail.tracking.models import _how_to_use
 from gradtrail.tracking.pyfunc import _load_pyfunc
 
@@ -113,4 +113,4 @@ def test_scores_by_gradients_are_those_in_float64(project: Path) -> None:
 
 def test_the_report_has_color_images_as_they_are() -> None:
     image = SPLITS["test"].images[0]
-    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(_png(image)))), image)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_png(image)))), image)
