@@ -97,7 +97,7 @@ ui: env ## the MLflow UI; prints the link to the training runs. PORT=5001 choose
 compare: env ## compare ways of training over seeds: NAME=precision, SEEDS=0,1,2, JOBS=1; without NAME list the entries
 	@$(BIN)/gradtrail compare $(NAME) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
 
-bench: env ## what everything costs, beside its peers; a table and a JSON file each, in about two hours
+bench: env ## what everything costs, beside its peers; a table and a JSON file each, in about three hours
 	@$(BIN)/python -m benchmarks.pipeline
 	@$(BIN)/python -m benchmarks.training
 	@$(BIN)/python -m benchmarks.per_example_gradients
