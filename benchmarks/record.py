@@ -19,9 +19,13 @@ FOLDER = Path(__file__).with_name("results")
 _PEERS = ("equinox", "torch", "opacus", "mlflow", "dvc")
 
 
+def _path(benchmark: str) -> Path:
+    return FOLDER / f"{benchmark}-{machine_key()}.json"
+
+
 def read_results(benchmark: str) -> dict[str, Any]:
     """Return the results of the last run on such a machine; empty if there was none."""
-    path = FOLDER / f"{benchmark}-{machine_key()}.json"
+    path = _path(benchmark)
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else {}
     return results
 
@@ -41,6 +45,6 @@ def record(benchmark: str, results: Mapping[str, Any], options: argparse.Namespa
         "results": results,
     }
     FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{benchmark}-{machine_key()}.json"
+    path = _path(benchmark)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     print(f"written to {path.relative_to(FOLDER.parents[1])}")

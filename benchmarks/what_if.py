@@ -7,8 +7,8 @@ Tables, on the data of `data/processed`, each row in a process of its own:
 - costs: the derivative of one output and of eight at once, in trainings, and the memory by which the process grew;
 - checks: for random subsets of 1 %, 5 % and 50 %, the rank correlation over the subsets of predicted and real change of
   a margin (LDS), mean over the outputs; beside TracIn and influence functions by conjugate gradients;
-- mistakes: how many of 20, with all kinds of margins, are corrected by removing the 0.1 % of the examples that each
-  method names, or as many at random;
+- mistakes: how many of 20, spread evenly over their margins, are corrected by removing the 0.1 % of the examples that
+  each method names, or as many at random;
 - metasmoothness beside LDS, for ten trainings.
 
 Retrainings have the batches of the first training, with the weight 0 for what is removed. It takes about an hour and a
@@ -17,6 +17,7 @@ quarter on two cores and wants them for itself.
 
 import argparse
 import dataclasses
+import functools
 import json
 import resource
 import subprocess
@@ -43,6 +44,7 @@ from gradtrail.core.train.loop import on_device
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.params import PARAMS, changed, read_yaml, validate
+from gradtrail.stages.what_if import choose_examples
 from gradtrail.support.progress import progress_bar
 
 WHAT_IF = {"train.mlp.activation": "silu", "train.adamw.learning_rate": 0.003, "train.batch_size": 512}
@@ -112,13 +114,23 @@ class Problem:
         """Return the margins of all test examples after a training."""
         return np.asarray(self.all_margins(self.states(changes)[-1].params))
 
-    def logits(self) -> np.ndarray:
-        """Return the logits of all test examples, without changes."""
+    @functools.cached_property
+    def logits(self) -> jax.Array:
+        """The logits of all test examples, without changes."""
         params = self.states(self.without(np.array([], int)))[-1].params
-        return np.asarray(jax.jit(self.model.apply)(params, jnp.asarray(self.test.images)))
+        return jax.jit(self.model.apply)(params, jnp.asarray(self.test.images))
 
+    @property
+    def predicted(self) -> np.ndarray:
+        return np.asarray(self.logits).argmax(axis=1)
+
+    @property
     def accuracy(self) -> float:
-        return float(np.mean(self.logits().argmax(axis=1) == self.test.labels))
+        return float(np.mean(self.predicted == self.test.labels))
+
+    @property
+    def unchanged_margins(self) -> np.ndarray:
+        return np.asarray(log_odds(self.logits, jnp.asarray(self.test.labels)))
 
     def derivative(self) -> np.ndarray:
         """Return the predicted change of each output without each example."""
@@ -224,13 +236,13 @@ def measure_costs(task: dict[str, Any]) -> dict[str, Any]:
 def measure_smoothness(task: dict[str, Any]) -> dict[str, Any]:
     """Return metasmoothness and LDS of a training."""
     problem = Problem(task["changes"], task["memory_mib"], None, task["outputs"])
-    base = problem.margins(problem.without(np.array([], int)))
+    base = problem.unchanged_margins
     predictions = problem.derivative()
     removed = [subset(problem, 0.01, 100 + seed) for seed in range(task["subsets"])]
     real = np.array([problem.margins(problem.without(ids))[problem.rows] - base[problem.rows] for ids in removed])
     predicted = np.array([predictions[:, ids].sum(axis=1) for ids in removed])
     return {
-        "test_accuracy": problem.accuracy(),
+        "test_accuracy": problem.accuracy,
         "metasmoothness": metasmoothness(
             problem.margins, [problem.without(subset(problem, 0.01, s)) for s in range(2)]
         ),
@@ -241,10 +253,10 @@ def measure_smoothness(task: dict[str, Any]) -> dict[str, Any]:
 def measure_checks(task: dict[str, Any]) -> dict[str, Any]:
     """Return LDS by fraction and method, and how many mistakes each method corrects."""
     problem = Problem(task["changes"], task["memory_mib"], None, task["outputs"])
-    base = problem.margins(problem.without(np.array([], int)))
+    base = problem.unchanged_margins
     predictions = {"derivative": problem.derivative()}
     predictions |= {name: method(problem, problem.rows) for name, method in METHODS.items()}
-    result: dict[str, Any] = {"test_accuracy": problem.accuracy(), "lds": {name: {} for name in predictions}}
+    result: dict[str, Any] = {"test_accuracy": problem.accuracy, "lds": {name: {} for name in predictions}}
     for fraction in FRACTIONS:
         removed = [subset(problem, fraction, 100 + seed) for seed in range(task["subsets"])]
         real = np.array([problem.margins(problem.without(ids))[problem.rows] - base[problem.rows] for ids in removed])
@@ -258,10 +270,8 @@ def measure_checks(task: dict[str, Any]) -> dict[str, Any]:
 def measure_mistakes(task: dict[str, Any]) -> dict[str, Any]:
     """Return how many mistakes are corrected without the 0.1 % of the examples that each method names."""
     problem = Problem(task["changes"], task["memory_mib"], None, 1)
-    margins = problem.margins(problem.without(np.array([], int)))
-    wrong = np.flatnonzero(problem.logits().argmax(axis=1) != problem.test.labels)
-    ranked = wrong[np.argsort(margins[wrong])]
-    mistakes = ranked[np.linspace(0, len(ranked) - 1, task["mistakes"]).round().astype(int)]
+    margins, is_mistake = problem.unchanged_margins, problem.predicted != problem.test.labels
+    mistakes = choose_examples(margins, is_mistake, task["mistakes"])
     of_mistakes = Problem(task["changes"], task["memory_mib"], mistakes, 0)
     size = round(SHARE * problem.num_examples)
     random = np.random.default_rng(0).normal(size=(len(mistakes), problem.num_examples))
@@ -276,7 +286,7 @@ def measure_mistakes(task: dict[str, Any]) -> dict[str, Any]:
     }
     return {
         "mistakes": len(mistakes),
-        "of": len(wrong),
+        "of": int(is_mistake.sum()),
         "removed": size,
         "margins": margins[mistakes].tolist(),
     } | corrected

@@ -52,7 +52,8 @@ def main(stage: Stage) -> None:
             return np.asarray(compiled_log_odds(logits, test.labels))
 
         networks = what_if.predict_members(predict, margins, weights_paths(Path("models"), "final"), info, splits)
-        rows = chosen if len(chosen) else what_if.choose_examples(networks, test.labels, config.num_examples)
+        is_mistake = networks.test.argmax(axis=1) != test.labels
+        rows = chosen if len(chosen) else what_if.choose_examples(networks.margins, is_mistake, config.num_examples)
         outputs = what_if.output_table(networks, test, rows)
 
         # Their derivatives by the weights of the training examples, if these predict anything

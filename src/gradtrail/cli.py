@@ -260,13 +260,7 @@ def compare(
 
 
 @gradtrail.command("what-if", epilog="Example: gradtrail what-if --test 4201 --subsets 10")
-@click.option(
-    "--test",
-    type=click.IntRange(min=0),
-    multiple=True,
-    metavar="ID",
-    help="Test example, kept in params.yaml.",
-)
+@click.option("--test", type=click.IntRange(min=0), multiple=True, metavar="ID", help="Test example; repeatable.")
 @click.option("--drop", type=_PATH, metavar="FILE", help="CSV file with a column example_id: examples to remove.")
 @click.option("--suspects", is_flag=True, help="Give suspected label errors their proposed labels.")
 @click.option(
@@ -278,8 +272,8 @@ def compare(
 def what_if(folder: Path, /, *, drop: Path | None, jobs: int, **options: Any) -> int:
     """Predict what removing training examples changes, and check it by retraining.
 
-    By default, removes the examples that support each of a few mistakes. Random subsets show how good the
-    predictions are.
+    By default, removes the examples that support each of a few mistakes. Random subsets show how good the predictions
+    are. `--test` also sets `what_if.test_examples` in params.yaml.
     """
     require_jax()
     from gradtrail.experiments.compare.queue import DvcQueue

@@ -138,8 +138,8 @@ def test_chaotic_training_is_told_what_may_help() -> None:
 
 def test_mistakes_are_chosen_from_the_nearest_to_the_worst() -> None:
     margins = np.array([-1.0, 2.0, -5.0, -0.1, 3.0, -3.0, -4.0, -0.05])
-    logits, labels = np.eye(2)[[1, 0, 1, 1, 0, 1, 1, 0]], np.zeros(8, np.int32)  # the last one is right, unsurely
-    networks = what_if.Networks(train=logits, test=logits, margins=margins, validation_loss=0.0)
-    assert what_if.choose_examples(networks, labels, 3).tolist() == [3, 5, 2]
-    assert what_if.choose_examples(networks, labels, 1).tolist() == [3]
-    assert what_if.choose_examples(networks, labels, 6).tolist() == [7, 3, 0, 5, 6, 2]
+    is_mistake = np.array([1, 0, 1, 1, 0, 1, 1, 0], bool)  # the last one is right, unsurely
+    choose = functools.partial(what_if.choose_examples, margins, is_mistake)
+    assert choose(3).tolist() == [3, 5, 2]
+    assert choose(1).tolist() == [3]
+    assert choose(6).tolist() == [7, 3, 0, 5, 6, 2]

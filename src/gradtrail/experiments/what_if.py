@@ -60,6 +60,7 @@ _SUSPECTS = Path("results/gradients/suspects.csv")
 _WEIGHTS = ("models/final.safetensors", "models/members")  # outs of the training that have the final weights
 _MAX_SUPPORTERS = 0.001  # largest share of the training examples that is removed to flip a prediction
 _NUM_SUSPECTS = 10
+_FEWEST_SUBSETS = 3  # fewest retrained random subsets for an LDS
 _RESAMPLES = 1000
 _STRONGEST = 6  # supporters and opponents of a test example on the page
 _PAGE = """<!doctype html>
@@ -171,7 +172,7 @@ def what_if(
 
     weights = retrain(interventions, engine)
     trained = [intervention for intervention in interventions if intervention.name in weights]
-    if sum(intervention.kind == SUBSET for intervention in trained) < min(3, subsets):
+    if sum(intervention.kind == SUBSET for intervention in trained) < _FEWEST_SUBSETS:
         return 1
     results = compare(prediction, trained, *read_outputs(prediction, weights))
     supporters = {test: ids for test, ids in supporters.items() if not ids or test in weights}

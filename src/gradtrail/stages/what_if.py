@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data import Split
@@ -51,7 +51,7 @@ def predict_members(
     info: DatasetInfo,
     splits: Mapping[str, Split],
 ) -> Networks:
-    """Predict with the members, whose weights files are given by their seeds, trained on the data set of `info`."""
+    """Return the mean predictions of the members, trained on the data set of `info`; `paths` are the files by seed."""
     members = []
     for _, _, params, _ in read_members(paths, info):
         call, validation = functools.partial(predict, params), splits["validation"]
@@ -62,13 +62,15 @@ def predict_members(
     return Networks(train=train, test=test, margins=mean_margins, validation_loss=float(loss))
 
 
-def choose_examples(networks: Networks, labels: Int[np.ndarray, " tests"], count: int) -> Int[np.ndarray, " chosen"]:
+def choose_examples(
+    margins: Float[np.ndarray, " tests"], is_mistake: Bool[np.ndarray, " tests"], count: int
+) -> Int[np.ndarray, " chosen"]:
     """Return the positions of mistakes, evenly spaced by their margin, from the highest to the lowest one.
 
     If there are fewer than `count`, return the lowest margins.
     """
-    ranked = largest(-networks.margins, len(labels))
-    mistakes = ranked[(networks.test.argmax(axis=1) != labels)[ranked]]
+    ranked = largest(-margins, len(margins))
+    mistakes = ranked[is_mistake[ranked]]
     candidates = (mistakes if len(mistakes) >= count else ranked[:count])[::-1]
     places = np.linspace(0, len(candidates) - 1, min(count, len(candidates)))
     chosen: np.ndarray = candidates[places.round().astype(np.int64)]

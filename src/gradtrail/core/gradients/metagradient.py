@@ -128,7 +128,7 @@ def compile_metagradient(
         order = jax.ShapeDtypeStruct((steps, config.batch_size), jnp.int32)
         return state, examples, order, jax.ShapeDtypeStruct((), jnp.int32)
 
-    # The intermediate values of a step take several times the memory of a state
+    # A first guess: the products of a step often take more memory than a state
     steps = math.ceil(math.sqrt(num_steps) / 2)
     with_derivative = compiler.compile("outputs", final, outputs, state)
     least = math.inf
