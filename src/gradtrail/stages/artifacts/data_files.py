@@ -30,7 +30,7 @@ SAMPLE = 100_000  # most training examples where all are needed at once: learnin
 _INFO = "dataset.json"
 _UNDEFORMED = "train_undeformed"
 _IDX_UINT8 = 0x08  # code of the element type
-_MAX_CHANNELS = 4  # of an image, as its last axis
+_CHANNELS = (3, 4)  # of an image, as its last axis
 _PART = 2**12 * 28 * 28  # pixels that are counted together
 
 RawArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # images and labels for training, then for testing
@@ -231,8 +231,9 @@ def read_raw(folder: Path) -> RawArrays:
 def describe_raw(folder: Path, name: str, class_names: tuple[str, ...] = ()) -> DatasetInfo:
     """Describe the IDX files of a folder; raise UserError if they are damaged, or hold a single class."""
     images, labels, _, test_labels = read_raw(folder)
-    if images.ndim == 4 and images.shape[3] > _MAX_CHANNELS:
-        raise UserError(f"{folder / RAW_FILES[0]}: {images.shape[3]} channels; at most {_MAX_CHANNELS} are allowed")
+    if images.ndim == 4 and images.shape[3] not in _CHANNELS:
+        allowed = "3 or 4 are allowed, or three dimensions for grayscale images"
+        raise UserError(f"{folder / RAW_FILES[0]}: {images.shape[3]} channels as the fourth dimension; {allowed}")
     num_classes = len(class_names) or int(max(labels.max(), test_labels.max())) + 1
     if num_classes < 2:
         raise UserError(f"{folder / RAW_FILES[1]}: every label is 0; at least 2 classes are needed")
