@@ -189,6 +189,7 @@ def test_repeated_images_are_counted(pairs: list[tuple[int, int]], cut: int) -> 
         assert line.startswith(f"identical images: {counts}repeat another of their split; {several} images have ")
         one, other = re.findall(r"\bn(\d+)", line)
         assert kinds[int(one)] == kinds[int(other)]
+        assert (labels[int(one)] != labels[int(other)]) == (several > 0)
 
 
 def test_blank_images_and_further_pages_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,11 +90,9 @@ def read_images(splits: Splits, pictures: PicturesConfig) -> tuple[RawArrays, tu
     _refuse(sorted(faults), "files that are no usable images")
     if longer:
         warn(f"{len(longer):,} files have several pages or frames, such as {longer[0]}; the first one of each is used")
-    images, labels, test_images, test_labels = arrays
-    data = images, labels, test_images, test_labels
-    warn_of_repeated_and_blank(
-        data, [f"{path.parent.name}/{path.name}" for files in splits.values() for path, _ in files]
-    )
+    data = (arrays[0], arrays[1], arrays[2], arrays[3])
+    paths = (path for name in ("train", "test") for path, _ in splits[name])
+    warn_of_repeated_and_blank(data, [f"{path.parent.name}/{path.name}" for path in paths])
     return data, names
 
 
@@ -106,27 +104,25 @@ def warn(line: str) -> None:
 def warn_of_repeated_and_blank(arrays: RawArrays, names: Sequence[str]) -> None:
     """Print a line if an image occurs several times, and if nearly all are blank; `names` are those of all images."""
     images, labels, test_images, test_labels = arrays
-    all_labels, num_train = [*labels.tolist(), *test_labels.tolist()], len(images)
-    rows_of: dict[bytes, list[int]] = {}
-    num_blank = 0
-    for row, image in enumerate(itertools.chain(images, test_images)):
-        rows_of.setdefault(hashlib.sha256(image).digest(), []).append(row)
+    digests, num_blank = list[str](), 0
+    for image in itertools.chain(images, test_images):
+        digests.append(hashlib.sha256(image).hexdigest())
         num_blank += bool((np.ptp(image, axis=(0, 1)) < _LEAST_CONTRAST).all())
     if num_blank > _NEARLY_ALL * len(names):
         warn(f"{num_blank:,} of {len(names):,} images are blank: all their pixels are nearly equal")
 
-    repeated = [rows for rows in rows_of.values() if len(rows) > 1]
-    num_in_train = [sum(row < num_train for row in rows) for rows in repeated]
-    counts = [*zip(map(len, repeated), num_in_train, strict=True)]
-    in_both = sum(total - train for total, train in counts if train)
-    again = [sum(max(0, train - 1) for _, train in counts), sum(max(0, total - train - 1) for total, train in counts)]
-    with_labels = [rows for rows in repeated if len({all_labels[row] for row in rows}) > 1]
-    if repeated:
-        first, second, *_ = (with_labels or repeated)[0]
+    _, first, group = np.unique(digests, return_index=True, return_inverse=True)
+    copies = [(row, copy) for copy, row in enumerate(first[group]) if row < copy]
+    if copies:
+        in_train, in_test = (np.bincount(part, minlength=len(first)) for part in np.split(group, [len(images)]))
+        again = [np.maximum(counts - 1, 0).sum() for counts in (in_train, in_test)]
+        all_labels = np.concatenate([labels, test_labels])
+        num_labels = np.bincount(np.unique(np.stack([group, all_labels]), axis=1)[0])
+        worst = max(copies, key=lambda pair: (np.ptp(all_labels[[*pair]]) > 0, pair[0] < len(images) <= pair[1]))
         warn(
-            f"identical images: {in_both:,} of {len(test_images):,} test images are also in train; {again[0]:,} train "
-            f"and {again[1]:,} test images repeat another of their split; {len(with_labels):,} images have several "
-            f"labels; such as {names[first]} and {names[second]}"
+            f"identical images: {in_test[in_train > 0].sum():,} of {len(test_images):,} test images are also in train; "
+            f"{again[0]:,} train and {again[1]:,} test images repeat another of their split; "
+            f"{np.sum(num_labels > 1):,} images have several labels; such as {names[worst[0]]} and {names[worst[1]]}"
         )
 
 
