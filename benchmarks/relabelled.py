@@ -1,7 +1,6 @@
 """Trainings on other labels than those of the data set, for the benchmarks of corrections and of label smoothing."""
 
 import dataclasses
-import functools
 import time
 
 import jax
@@ -31,7 +30,7 @@ class Trainer:
         compiler, model = Compiler(time.perf_counter), Model(config.model_config(train.images.shape[1:], num_classes))
         program = loop.make_program(self._config, model, len(train), jax.local_devices())
         self._engine = program.compile(compiler)
-        self._predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
+        self._predict = inference.compile_predict_within(model, compiler=compiler)
 
     def history(self, labels: np.ndarray, seed: int) -> History:
         """Return the history of a training; nothing is validated."""
@@ -44,5 +43,4 @@ class Trainer:
 
     def logits(self, history: History, split: Split) -> np.ndarray:
         """Return the logits of the trained network for a split."""
-        call = functools.partial(self._predict, history.final.params)
-        return inference.predict_logits(call, inference.VALIDATION_BATCH_SIZE, split)
+        return self._predict(history.final.params, split.images, split.labels)["logits"]

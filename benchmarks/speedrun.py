@@ -67,7 +67,7 @@ def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
     """Train and evaluate the recipe with each seed; in another precision, where one is given."""
     import jax
 
-    from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE, compile_predict
+    from gradtrail.core.nn.inference import compile_predict_within
     from gradtrail.core.nn.inference import validate as evaluate
     from gradtrail.core.nn.models import Model
     from gradtrail.core.train import loop
@@ -86,7 +86,7 @@ def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
     started = time.perf_counter()
     engine = program.compile(Compiler(time.perf_counter))
     compile_seconds = time.perf_counter() - started
-    predict = compile_predict(model, VALIDATION_BATCH_SIZE, compiler=Compiler(time.perf_counter))
+    predict = compile_predict_within(model, compiler=Compiler(time.perf_counter))
     examples = jax.block_until_ready(loop.on_device(train.images, train.labels, program.mesh))
     accuracies, seconds, processor_seconds = [], [], []
     with progress_bar(recipe, num_seeds, unit="steps") as bar:
@@ -98,7 +98,7 @@ def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
             weights = jax.block_until_ready(engine.evaluation_params(state))
             seconds.append(time.perf_counter() - started)
             processor_seconds.append(time.process_time() - processor_started)
-            accuracies.append(evaluate(predict, weights, test.images, test.labels)["accuracy"])
+            accuracies.append(evaluate(predict, weights, test)["accuracy"])
             bar.advance()
     return Speedrun(
         recipe=recipe,

@@ -69,7 +69,7 @@ def main() -> None:
     )
 
     def blocks() -> Iterator[Any]:
-        steps = feed.steps_in_block(size, len(order))
+        steps = feed.steps_in_block(size, SHAPE, len(order))
         in_parts = Order(count, size, draw)
         for block in feed.blocks(split, in_parts, mesh, steps_per_block=steps, first=0):
             yield block.examples.images, block.examples.labels

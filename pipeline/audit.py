@@ -14,7 +14,7 @@ from gradtrail.stages import audit
 from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.artifacts.data_files import read_splits, require_undeformed
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.support.memory import require_memory
+from gradtrail.support.memory import require_memory, require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.journal import tracked
@@ -29,8 +29,10 @@ def main(stage: Stage) -> None:
 
     with tracked(stage) as run, compiling(run) as compiler:
         networks = CrossValidation(model, config, len(splits["train"]), compiler=compiler)
-        fixed = networks.training.argument_bytes
-        require_memory("audit.batch_size", config.batch_size, networks.functions, fixed_bytes=fixed)
+        training, passes = networks.training, (networks.logits.function, networks.grad_norms.function)
+        fixed = training.argument_bytes
+        require_memory("audit.batch_size", config.batch_size, training.functions, fixed_bytes=fixed)
+        require_memory_for_model("audit", passes, host_bytes=0)
         with progress_bar("audit", config.num_epochs, unit="steps") as bar:
             out_of_fold, planted = networks.run(splits, advance=bar.advance)
 

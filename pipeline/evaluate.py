@@ -30,10 +30,11 @@ def main(stage: Stage) -> None:
     model, _, about = weights.read_weights(first)
 
     with tracked(stage) as run, compiling(run) as compiler:
-        predict = inference.compile_predict(model, config.batch_size, compiler=compiler)
-        require_memory("evaluate.batch_size", config.batch_size, [predict], fixed_bytes=first.stat().st_size)
+        predict = inference.compile_predict_within(model, config.batch_size, compiler=compiler)
+        functions, fixed = [predict.function], first.stat().st_size
+        require_memory("evaluate.batch_size", predict.batch_size, functions, fixed_bytes=fixed)
         splits = (validation, test)
-        predictions = evaluate.predict(predict, paths, info, splits, config.batch_size)
+        predictions = evaluate.predict(predict, paths, info, splits)
         evaluation = evaluate.evaluate(predictions, splits, config)
 
         with stage.writing_outs() as new:
@@ -43,7 +44,7 @@ def main(stage: Stage) -> None:
             title = f"{model.config.name}, {about.title(config.weights, len(paths))} on {info.label}, test"
             evaluate.draw_figures(results, evaluation.ensemble, test, title, config.num_mistakes, info.classes)
             stage.write_metrics(new, {**info.as_metrics(), **evaluation.metrics(test)}, evaluate.COMPARED)
-            stage.write_costs(new, static_costs([predict]))
+            stage.write_costs(new, static_costs(functions))
 
         run.outs()
 

@@ -13,6 +13,7 @@ from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.artifacts.calibration import read_evaluated
 from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.support.memory import require_memory
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.journal import tracked
 
@@ -30,6 +31,8 @@ def main(stage: Stage) -> None:
         export.write_export(folder, network, config)
         exported = read_export(folder)
         forward = export.compile_largest(exported, compiler=compiler)
+        largest, fixed = config.batch_sizes[-1], sum(tensor.nbytes for tensor in exported.tensors.values())
+        require_memory("export.batch_sizes", largest, [forward], fixed_bytes=fixed)
         answers = export.answers(exported, forward, test)
 
         with stage.writing_outs() as new:

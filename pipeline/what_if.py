@@ -4,7 +4,6 @@ from gradtrail.tracking.journal import start_logger
 
 start_logger(__name__)
 
-import functools
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 from gradtrail.core.gradients.analysis import positions_of
 from gradtrail.core.gradients.metagradient import compile_metagradient, require_differentiable
 from gradtrail.core.gradients.what_if import SMOOTH, WhatIfConfig, log_odds, make_outputs
-from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE, compile_predict, predict_logits
+from gradtrail.core.nn.inference import compile_predict_within
 from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
@@ -43,13 +42,12 @@ def main(stage: Stage) -> None:
 
     with tracked(stage) as run, compiling(run) as compiler:
         # The outputs of the trained networks
-        predict = compile_predict(model, VALIDATION_BATCH_SIZE, compiler=compiler)
+        predict = compile_predict_within(model, compiler=compiler)
         logits = jax.ShapeDtypeStruct((len(test), info.num_classes), jnp.float32)
         compiled_log_odds = compiler.compile("log_odds", log_odds, logits, test.labels)
 
         def margins(params: Params | HostParams) -> np.ndarray:
-            logits = predict_logits(functools.partial(predict, params), VALIDATION_BATCH_SIZE, test)
-            return np.asarray(compiled_log_odds(logits, test.labels))
+            return np.asarray(compiled_log_odds(predict(params, test.images, test.labels)["logits"], test.labels))
 
         networks = what_if.predict_members(predict, margins, weights_paths(Path("models"), "final"), info, splits)
         is_mistake = networks.test.argmax(axis=1) != test.labels
@@ -61,7 +59,7 @@ def main(stage: Stage) -> None:
         metagradient = compile_metagradient(
             train_config, model, len(train), output_function, memory_bytes=config.memory_mib * 2**20, compiler=compiler
         )
-        functions = [predict, compiled_log_odds, *metagradient.functions]
+        functions = [predict.function, compiled_log_odds, *metagradient.functions]
         require_memory_for_model("what_if", functions, host_bytes=0)
         unchanged = np.zeros((len(train), info.num_classes), np.float32)
         examples = on_device(train.images, train.labels, metagradient.program.mesh, unchanged)

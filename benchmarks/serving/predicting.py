@@ -28,7 +28,6 @@ from rich.table import Table
 
 from benchmarks.record import record
 from benchmarks.serving.servers import ROOT, random_network
-from gradtrail.core.data import Split
 from gradtrail.core.export import ExportConfig
 from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import Compiler
@@ -67,11 +66,9 @@ def measure(kind: str, num_images: int, rounds: int) -> dict[str, dict[str, list
     images = np.zeros((num_images, 28, 28), np.uint8)
     images[:, 4:24, 4:24] = rng.integers(0, 256, (num_images, 20, 20))  # a black edge, as of MNIST's
     size = read_yaml(ROOT / "params.yaml")["evaluate"]["batch_size"]
-    call = inference.compile_predict(network.model, size, compiler=Compiler(time.perf_counter))
+    predict = inference.compile_predict_within(network.model, size, compiler=Compiler(time.perf_counter))
     labels = np.zeros(num_images, np.int32)
-    names = ("labels", "true_labels", "given_labels", "corrected_labels", "example_id")
-    split = Split(images=images, **dict.fromkeys(names, labels))
-    predict = functools.partial(call, jax.device_put(network.members[0]))
+    params = jax.device_put(network.members[0])
     times: dict[str, dict[str, list[float]]] = {}
 
     def note(name: str, count: int, action: Callable[[], object]) -> None:
@@ -88,7 +85,7 @@ def measure(kind: str, num_images: int, rounds: int) -> dict[str, dict[str, list
         model.compile(predicting.BATCH_SIZE)
         sources = write_sources(folder, images)
         for _ in range(rounds + 1):
-            note("evaluation", num_images, lambda: inference.predict_logits(predict, size, split))
+            note("evaluation", num_images, functools.partial(predict, params, images, labels))
             with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
                 for form, (path, count) in sources.items():
                     note(form, count, lambda path=path: predicting.predict_into(folder / "out.parquet", [path], model))

@@ -117,6 +117,19 @@ def test_answers_are_those_of_the_model_for_every_source(form: str, model: Expor
     assert [path.name for path in out.parent.iterdir()] == ["out.parquet"]
 
 
+def test_large_images_are_answered_in_smaller_batches(
+    model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, sizes = pixels(20), set[int]()
+    monkeypatch.setattr(predicting, "BUDGET", model.compile(8) // 2)
+    monkeypatch.setattr(model, "run", lambda part: sizes.add(len(part)) or ExportedModel.run(model, part))
+    predict_into(tmp_path / "out.parquet", as_parquet(images, tmp_path / "images"), model)
+    assert len(sizes) == 1
+    assert sizes < {1, 2, 4}
+    answers = np.stack(pq.read_table(tmp_path / "out.parquet")["probabilities"].to_numpy())
+    np.testing.assert_allclose(answers, model.predict(images), rtol=1e-5)
+
+
 def test_unusable_images_are_rows_with_their_reason(model: ExportedModel, tmp_path: Path) -> None:
     images = pixels(40)
     cells: list[Any] = [*map(png, images)]

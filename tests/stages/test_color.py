@@ -16,7 +16,7 @@ from gradtrail.core.export import ExportConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.gradients.scores import score_batch
 from gradtrail.core.nn.cnn import CNN
-from gradtrail.core.nn.inference import compile_predict
+from gradtrail.core.nn.inference import compile_predict_within
 from gradtrail.core.nn.models import Model
 from gradtrail.stages import evaluate
 from gradtrail.stages.artifacts.data_files import read_info, read_splits, write_processed
@@ -57,9 +57,9 @@ def evaluation(project: Path) -> evaluate.MembersEvaluation:
     path = project / "final.safetensors"
     splits = read_splits(project / "data")
     config = EvaluateConfig(weights="final", batch_size=32, calibration_bins=5, num_mistakes=4)
-    predict = compile_predict(read_weights(path)[0], config.batch_size, compiler=new_compiler())
+    predict = compile_predict_within(read_weights(path)[0], config.batch_size, compiler=new_compiler())
     both = (splits["validation"], splits["test"])
-    predictions = evaluate.predict(predict, {0: path}, read_info(project / "data"), both, config.batch_size)
+    predictions = evaluate.predict(predict, {0: path}, read_info(project / "data"), both)
     return evaluate.evaluate(predictions, both, config)
 
 

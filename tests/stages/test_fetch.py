@@ -50,6 +50,7 @@ def as_files(arrays: RawArrays) -> dict[str, bytes]:
 SMALL = as_files(random_arrays())
 DIGESTS = tuple(hashlib.sha256(data).hexdigest() for data in SMALL.values())
 LAST = RAW_FILES[3]
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 18\n"
 
 
 def serve_openml(server: MirrorServer, arrays: RawArrays) -> None:
@@ -170,6 +171,7 @@ FAULTS: dict[str, tuple[str, bytes | None, str]] = {
     "truncated": ("", SMALL[LAST][:-1], "SHA-256 of its 17 bytes is "),
     "too long": ("", SMALL[LAST] + b"x", "more than 18 bytes"),
     "no gzip": (".gz", SMALL[LAST], "no valid gzip"),
+    "pointer of Git LFS": (".gz", LFS_POINTER, "a Git LFS pointer, not the file itself; `git lfs pull` fetches it"),
     "truncated gzip": (".gz", gzip.compress(SMALL[LAST])[:-1], "no valid gzip"),
     "gzip bomb": (".gz", gzip.compress(bytes(1 << 24)), "more than 18 bytes"),
 }
@@ -286,12 +288,14 @@ def test_every_data_set_is_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
-@pytest.mark.parametrize(("shape", "num_classes"), [((12, 10), 4), ((1, 1), 2), ((3, 100), 10)])
+@pytest.mark.parametrize(
+    ("shape", "num_classes"), [((12, 10), 4), ((3, 100), 10), ((6, 5, 3), 10), ((6, 5, 4), 2)], ids=str
+)
 def test_own_folder_may_hold_any_images_and_classes(
     acquisition: Acquisition,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     num_classes: int,
     *,
     gzipped: bool,
@@ -300,20 +304,25 @@ def test_own_folder_may_hold_any_images_and_classes(
     monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", files, gzipped=gzipped)))
     info = acquisition.acquire("idx")
     assert acquisition.written() == files
-    assert (info.name, info.image_shape, info.num_classes) == ("idx", shape, num_classes)
+    assert (info.name, info.image_shape, info.num_classes, info.class_names) == ("idx", shape, num_classes, ())
     assert info.examples == {"train": 20, "test": 10}
     assert info.files == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     assert acquisition.reports() == [f"IDX files from {tmp_path / 'own'}"]
 
 
-def test_own_folder_may_hold_color_images(
+def test_repeated_images_of_own_files_are_a_warning(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", as_files(random_arrays((6, 5, 3))))))
-    info = acquisition.acquire("idx")
-    assert (info.image_shape, info.class_names, info.classes) == ((6, 5, 3), (), tuple("0123456789"))
-    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "five", as_files(random_arrays((6, 5, 5))))))
-    assert f"{RAW_FILES[0]}: 5 channels; at most 4 are allowed" in acquisition.refusal("idx")
+    images, labels, test_images, test_labels = random_arrays()
+    test_images[2] = images[3]
+    monkeypatch.setenv(
+        "IDX_DIR", str(write_folder(tmp_path / "own", as_files((images, labels, test_images, test_labels))))
+    )
+    acquisition.acquire("idx")
+    assert acquisition.reports()[0] == (
+        "warning: identical images: 1 of 10 test images are also in train; 0 train and 0 test images repeat another of "
+        "their split; 1 images have several labels; such as train 3 and test 2"
+    )
 
 
 # Files whose digest is known as they are published: CIFAR-10's archive, and KMNIST.
@@ -381,7 +390,8 @@ def test_image_files_become_four_files_with_the_names_of_the_classes(
     for name in ("cat", "owl"):
         (tmp_path / "images" / name).mkdir(parents=True)
         for index in range(5):
-            Image.new("RGB", (40, 40), (50 * index, 0, 0)).save(tmp_path / "images" / name / f"{index}.png")
+            pixels = np.random.default_rng([index, len(rows)]).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{index}.png")
             rows.append(f"{name}/{index}.png,{name}")
     (tmp_path / "images" / "list.csv").write_text("\n".join(rows))
     variable, source = ("IMAGES_DIR", "images") if dataset == "folder" else ("IMAGES_CSV", "images/list.csv")
@@ -397,16 +407,28 @@ def test_image_files_become_four_files_with_the_names_of_the_classes(
     assert acquisition.refusal(dataset).startswith(f"{variable}: {tmp_path}/images/cat/0.png: not a readable image")
 
 
-OWN_FAULTS: dict[str, tuple[str, bytes | None, str]] = {
-    "missing": (LAST, None, f"there is neither {LAST} nor {LAST}.gz"),
-    "no IDX": (LAST, b"label,pixel\n" * 10, f"{LAST}: magic number is 0x6c616265"),
-    "truncated": (RAW_FILES[0], SMALL[RAW_FILES[0]][:-1], "needs exactly"),
-    "a label too few": (RAW_FILES[1], encode_idx(np.zeros(19, np.uint8)), f"{RAW_FILES[0]}: 20 images, but 19 labels"),
+def channels(count: int) -> dict[str, bytes | None]:
+    return dict(as_files(random_arrays((6, 5, count))))
+
+
+OWN_FAULTS: dict[str, tuple[dict[str, bytes | None], str]] = {
+    "missing": ({LAST: None}, f"there is neither {LAST} nor {LAST}.gz"),
+    "no IDX": ({LAST: b"label,pixel\n" * 10}, f"{LAST}: magic number is 0x6c616265"),
+    "truncated": ({RAW_FILES[0]: SMALL[RAW_FILES[0]][:-1]}, "needs exactly"),
+    "a label too few": (
+        {RAW_FILES[1]: encode_idx(np.zeros(19, np.uint8))},
+        f"{RAW_FILES[0]}: 20 images, but 19 labels",
+    ),
     "test images of another size": (
-        RAW_FILES[2],
-        encode_idx(np.zeros((10, 28, 27), np.uint8)),
+        {RAW_FILES[2]: encode_idx(np.zeros((10, 28, 27), np.uint8))},
         f"{RAW_FILES[2]}: images of (28, 27) pixels, but (28, 28) in {RAW_FILES[0]}",
     ),
+    "a single class": (dict(as_files(random_arrays(num_classes=1))), f"{RAW_FILES[1]}: every label is 0; at least 2"),
+    **{
+        f"{count} channels": (channels(count), f"{RAW_FILES[0]}: {count} channels as the fourth dimension; 3 or 4 are")
+        for count in (1, 2, 5)
+    },
+    "pointer of Git LFS": ({LAST: LFS_POINTER}, f"{LAST}: a Git LFS pointer, not the file itself; `git lfs pull`"),
 }
 
 
@@ -414,21 +436,15 @@ OWN_FAULTS: dict[str, tuple[str, bytes | None, str]] = {
 def test_faulty_own_file_is_named_in_one_line(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    name, data, reason = OWN_FAULTS[fault]
-    folder = write_folder(tmp_path / "own", {**SMALL, name: data or b""})
-    if data is None:
-        (folder / name).unlink()
+    files, reason = OWN_FAULTS[fault]
+    present = {name: data for name, data in (SMALL | files).items() if data is not None}
+    folder = write_folder(tmp_path / "own", present)
     monkeypatch.setenv("IDX_DIR", str(folder))
     line = acquisition.refusal("idx", mirrors=None, openml=True)
     assert line.startswith(f"IDX_DIR: {folder}")
     assert reason in line
     assert str(acquisition.to) not in line
     assert acquisition.reports() == []
-
-
-def test_single_class_is_refused(acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", as_files(random_arrays(num_classes=1)))))
-    assert f"{RAW_FILES[1]}: every label is 0; at least 2 classes are needed" in acquisition.refusal("idx")
 
 
 def test_gzip_bomb_in_own_folder_ends_at_a_limit(

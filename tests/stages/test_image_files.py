@@ -2,6 +2,8 @@
 
 import csv
 import dataclasses
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from gradtrail.stages.image_files import SOURCES, PicturesConfig, Splits, list_c
 
 PICTURES = PicturesConfig(size=(8, 6), color=True, test_fraction=0.25, seed=0)
 GREY = dataclasses.replace(PICTURES, color=False)
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 18\n"
 
 
 def noise(seed: int, *shape: int) -> np.ndarray:
@@ -132,6 +135,84 @@ def test_csv_names_files_relative_to_itself(folder: Path) -> None:
         np.testing.assert_array_equal(array, other)
 
 
+CSV_FORMS: dict[str, bytes] = {
+    "semicolons": b"path;label;photographer\nowl/000.png;owl;x, y\ncat/000.png;cat;\n",
+    "tabs": b"label\tpath\nowl\towl/000.png\ncat\tcat/000.png\n",
+    "named delimiter": b"sep=;\r\npath;label\r\nowl/000.png;owl\r\ncat/000.png;cat\r\n",
+    "quotes": b'"path";"label"\n"owl/000.png";"owl"\n"cat/000.png";" cat"\n',
+    "empty rows and columns": b"path,label,,\nowl/000.png,owl,,\n,,,\n\ncat/000.png,cat,,\n,\n , ,\n",
+}
+
+
+@pytest.mark.parametrize("form", CSV_FORMS)
+def test_csv_is_read_as_spreadsheets_write_it(folder: Path, form: str) -> None:
+    (folder / "list.csv").write_bytes(b"\xef\xbb\xbf" + CSV_FORMS[form])
+    files = [(folder / f"{name}/000.png", name) for name in ("owl", "cat")]
+    assert list_csv(folder / "list.csv") == {"all": files}
+
+
+def test_names_that_look_alike_are_one_class(tmp_path: Path) -> None:
+    """Of two letters that differ in case each is a class."""
+    for seed, name in enumerate(("caf\u00e9", "cafe\u0301", " caf\u00e9 ", "a", "A")):
+        write_class(tmp_path / name, 4, seed=10 * seed)
+    rows = [("path", "label"), *(("a/000.png", name) for name in ("cafe\u0301", " caf\u00e9 ", "a", "A"))]
+    for splits in (list_folder(tmp_path), list_csv(write_csv(tmp_path / "list.csv", *rows))):
+        assert {name for _, name in splits["all"]} == {"caf\u00e9", "a", "A"}
+        assert read_images(splits, PICTURES)[1] == ("A", "a", "caf\u00e9")
+
+
+def test_only_image_of_a_class_is_for_training(folder: Path) -> None:
+    remove("owl", keep=1)(folder)
+    (_, labels, _, test_labels), _ = read_images(list_folder(folder), dataclasses.replace(PICTURES, test_fraction=0.9))
+    assert (np.sum(labels == 1), np.sum(test_labels == 1), np.sum(test_labels == 0)) == (1, 0, 7)
+
+
+# Warnings
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1)), min_size=2, max_size=12), st.integers(1, 11))
+def test_repeated_images_are_counted(pairs: list[tuple[int, int]], cut: int) -> None:
+    """The pairs are an image and its label."""
+    cut, lines = min(cut, len(pairs) - 1), list[str]()
+    kinds, labels = (np.array(values, np.uint8) for values in zip(*pairs, strict=True))
+    images = np.stack([noise(kind, 4, 4) for kind in kinds])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(image_files, "warn", lines.append)
+        arrays = images[:cut], labels[:cut], images[cut:], labels[cut:]
+        image_files.warn_of_repeated_and_blank(arrays, [f"n{row}" for row in range(len(pairs))])
+    train, test = kinds[:cut].tolist(), kinds[cut:].tolist()
+    both, again = sum(kind in train for kind in test), [len(part) - len(set(part)) for part in (train, test)]
+    several = sum(len({label for other, label in pairs if other == kind}) > 1 for kind in set(kinds.tolist()))
+    assert len(lines) == (len(set(kinds.tolist())) < len(pairs))
+    for line in lines:
+        counts = f"{both} of {len(test)} test images are also in train; {again[0]} train and {again[1]} test images "
+        assert line.startswith(f"identical images: {counts}repeat another of their split; {several} images have ")
+        one, other = re.findall(r"\bn(\d+)", line)
+        assert kinds[int(one)] == kinds[int(other)]
+        assert (labels[int(one)] != labels[int(other)]) == (several > 0)
+
+
+def test_blank_images_and_further_pages_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cat", "owl"):
+        write_class(tmp_path / name, 2, seed=len(name) + ord(name[0]))
+    pages = [Image.fromarray(noise(seed, 8, 6, 3)) for seed in range(3)]
+    for place, suffix in (("cat/2", "tif"), ("owl/2", "png"), ("owl/3", "webp")):
+        pages[0].save(tmp_path / f"{place}.{suffix}", save_all=True, append_images=pages[1:], lossless=True)
+        pages = pages[1:] + pages[:1]
+    pages[0].save(tmp_path / "cat/3.jpg", "MPO", save_all=True, append_images=pages[1:])  # a preview is no page
+    read_images(list_folder(tmp_path), PICTURES)
+    [line] = capsys.readouterr().err.splitlines()
+    told = r"3 files have several pages or frames, such as .*/(cat/2.tif|owl/[23].(png|webp)); the first one of each is"
+    assert re.match(f"fetch: warning: {told} used$", line)
+
+    for number in range(80):
+        Image.new("L", (6, 8), 3 * number).save(tmp_path / "cat" / f"dark{number}.png")
+    read_images(list_folder(tmp_path), PICTURES)
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "fetch: warning: 80 of 88 images are blank: all their pixels are nearly equal"
+    ]
+
+
 # Faults
 
 
@@ -167,18 +248,34 @@ def with_test_only(root: Path) -> None:
     (root / "split").rmdir()
 
 
+NO_IMAGE = "not a readable image: none of PNG, JPEG, BMP, TIFF, WEBP"
 FOLDER_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "damaged": (add("cat/009.png", b"\x89PNG\r\n\x1a\n..."), "cat/009.png: not a readable image"),
-    "no image": (add("cat/notes.txt", b"hello"), "cat/notes.txt: not a readable image: none of PNG, JPEG"),
+    "many damaged": (
+        lambda root: [add(f"cat/x{number:02}.png", b"?")(root) for number in range(50)] and None,
+        "50 files that are no usable images: "
+        + "".join(f"{{0}}/cat/x0{number}.png: {NO_IMAGE}; " for number in range(3))
+        + "and 47 more",
+    ),
+    "pipe": (lambda root: os.mkfifo(root / "cat/pipe.png"), "cat/pipe.png: not a file but a folder, pipe or device"),
+    "pointer of Git LFS": (
+        add("cat/x.png", LFS_POINTER),
+        "cat/x.png: a Git LFS pointer, not the file itself; `git",
+    ),
+    "names that differ in case": (
+        lambda root: write_class(root / "Owl", 2),
+        "classes 'Owl' and 'owl' differ in case alone; give them one name, or two others",
+    ),
+    "name of spaces": (lambda root: write_class(root / "  ", 2), "the name of class '': 1 to 100 printable"),
+    "no image": (add("cat/notes.txt", b"hello"), f"cat/notes.txt: {NO_IMAGE}"),
     "empty class": (make("dog"), "dog: no image; delete the folder, or add images of the class"),
     "folder in a class": (make("cat/more"), "cat/more: a folder in the folder of a class"),
     "one class": (remove("owl"), "classes: 2 to 256 are allowed, found 1: cat"),
-    "class too small to split": (remove("owl", keep=1), "class 'owl' has no training image"),
     "image without a class": (add("stray.JPG"), "stray.JPG: each image must be in the folder of its class"),
     "mixed layouts": (make("train", "test"), "it has the folders cat, owl, test, train; allowed are train and test"),
     "no test": (make("train"), "it has the folders cat, owl, train; allowed are train and test"),
     "class that train lacks": (with_test_only, "test/dog: there is no class 'dog' in train"),
-    "line break in a name": (lambda root: write_class(root / "do\ng", 4), r"'do\ng': up to 100 printable"),
+    "line break in a name": (lambda root: write_class(root / "do\ng", 4), r"'do\ng': 1 to 100 printable"),
 }
 
 
@@ -186,15 +283,25 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_fault_of_a_folder_is_named_in_one_line(folder: Path, fault: str) -> None:
     spoil, message = FOLDER_FAULTS[fault]
     spoil(folder)
-    pictures = dataclasses.replace(PICTURES, test_fraction=0.9)
-    line = refusal(lambda: read_images(list_folder(folder), pictures))
-    assert message in str(line)
+    line = refusal(lambda: read_images(list_folder(folder), PICTURES))
+    assert message.format(folder) in str(line)
 
 
 CSV_FAULTS: dict[str, tuple[bytes, str]] = {
     "no column": (b"file,label\n", "list.csv: no column 'path'; it needs path and label"),
     "empty file": (b"", "list.csv: no column 'label'"),
     "no rows": (b"path,label\n", "classes: 2 to 256 are allowed, found 0"),
+    "a column twice": (b"path,label,label\n", "list.csv: column 'label' occurs 2 times"),
+    "pointer of Git LFS": (LFS_POINTER, "list.csv: a Git LFS pointer, not the file itself; `git lfs pull` fetches it"),
+    "many faults": (
+        b"path,label,split\n" + b"cat/x.png,cat,\n" * 9 + b"cat/000.png,,\n,cat,train\n",
+        "list.csv: 11 faulty lines: line 2: split is ''; allowed are train and test; line 3: split is ''; allowed are "
+        "train and test; line 4: split is ''; allowed are train and test; and 8 more",
+    ),
+    "class without training": (
+        b"path,label,split\ncat/000.png,cat,train\nowl/000.png,owl,test\n",
+        "class 'owl' has no training image",
+    ),
     "no label": (b"path,label\ncat/000.png,\n", "list.csv: line 2: path 'cat/000.png' and label ''"),
     "no such file": (b"path,label\ncat/x.png,cat\n", "cat/x.png: no such file"),
     "a device": (b"path,label\n/dev/zero,cat\n", "line 2: /dev/zero: no such file"),

@@ -23,7 +23,7 @@ from factories import (
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
 from gradtrail.core.gradients.what_if import log_odds, make_outputs
-from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE, compile_predict
+from gradtrail.core.nn.inference import compile_predict_within
 from gradtrail.core.nn.losses import cross_entropy
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.changes import NO_CHANGES, weight_changes
@@ -112,7 +112,7 @@ def test_outputs_are_means_over_members(tmp_path: Path) -> None:
     paths = {seed: tmp_path / f"{seed}.safetensors" for seed in (0, 1)}
     for seed, params in enumerate(each):
         write_weights(paths[seed], params, about)
-    predict = compile_predict(MODEL, VALIDATION_BATCH_SIZE, compiler=new_compiler())
+    predict = compile_predict_within(MODEL, compiler=new_compiler())
     networks = what_if.predict_members(predict, margins, paths, dataset_info(), SPLITS)
     labels = jnp.asarray(validation.labels)
     losses = [cross_entropy(logits_of(params, validation), labels).mean() for params in each]

@@ -80,23 +80,25 @@ class PreprocessConfig:
 
 
 def stratified_split(
-    labels: Integer[np.ndarray, " examples"], fraction: float, *, seed: SeedSequence
+    labels: Integer[np.ndarray, " examples"], fraction: float, *, seed: SeedSequence, keep: int = 1
 ) -> tuple[Int[np.ndarray, " kept"], Int[np.ndarray, " held_out"]]:
     """Split examples at random so that both parts have the same class proportions.
 
     Args:
         fraction: share that is held out, in [0, 1).
+        keep: number of examples of each class that are not held out, whatever its share; 0 or 1.
 
     Returns:
-        Ascending indices of both parts. round(fraction · n) of `n` examples are held out, and from each class a number
-        that differs from `fraction` times its size by less than one.
+        Ascending indices of both parts. round(fraction · n) of `n` examples are held out, fewer if `keep` leaves no
+        others, and from each class a number that differs from `fraction` times its size by at most one.
     """
     rng = np.random.default_rng(seed)
     counts = np.bincount(labels)
-    # Quotas are rounded down, then up for the classes with the largest remainders
+    # Quotas are rounded down, then up for the classes with the largest remainders that have an example to spare
     shares = counts * fraction
-    quotas = np.floor(shares).astype(np.int64)
+    quotas = np.minimum(np.floor(shares).astype(np.int64), np.maximum(counts - keep, 0))
     neediest = np.argsort(quotas - shares, kind="stable")
+    neediest = neediest[counts[neediest] - quotas[neediest] > keep]
     quotas[neediest[: round(fraction * len(labels)) - quotas.sum()]] += 1
     held_out = [rng.permutation(np.flatnonzero(labels == label))[:quota] for label, quota in enumerate(quotas)]
     chosen = np.sort(np.concatenate(held_out))
@@ -109,7 +111,7 @@ def stratified_subset(
     """Return ascending indices of `size` random examples with the same class proportions; all if there are fewer."""
     if size >= len(labels):
         return np.arange(len(labels))
-    return stratified_split(labels, size / len(labels), seed=seed)[1]
+    return stratified_split(labels, size / len(labels), seed=seed, keep=0)[1]
 
 
 def symmetric_noise(

@@ -29,7 +29,7 @@ class EvaluateConfig:
     """The section `evaluate` of `params.yaml`."""
 
     weights: WeightsKind  # weights of the last epoch, or of the one with the best validation accuracy
-    batch_size: Count  # number of examples per call of the model
+    batch_size: Count  # largest number of examples per call of the model
     calibration_bins: Annotated[int, Bounds(at_least=1, at_most=10_000)]  # number of bins of the reliability diagram
     num_mistakes: GallerySize  # number of images in the gallery of mistakes
 

@@ -32,7 +32,7 @@ from gradtrail.core.train.step import StepRecord, TrainState, make_step, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 NOISY_STEPS = 8  # steps whose noise is recorded
-_TILE = 256  # canaries that are processed together
+_TILE = 256  # largest number of canaries that are processed together
 _LARGEST_EXPONENT = 60.0
 _DARK, _DOTS = 2 / 5, 1 / 20  # shares of all pixels
 
@@ -251,7 +251,7 @@ def _products(
         factors = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(jnp.sum(squared, axis=0), 1e-30))) / clip
         return dots * factors[None], signals * factors[None] ** 2
 
-    tiles = -(-len(labels) // _TILE)
+    tiles = -(-len(labels) // model.tile_size(_TILE))
     size = -(-len(labels) // tiles)
     rows = jnp.arange(tiles * size).reshape(tiles, size) % len(labels)  # means count the padding
     by_tile = jax.lax.map(lambda tile: tile_products(images[tile], labels[tile]), rows)

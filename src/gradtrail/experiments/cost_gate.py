@@ -7,7 +7,6 @@ x86_64, but not on the processor: XLA counts them before it selects instructions
 
 import contextlib
 import dataclasses
-import functools
 import io
 import json
 import platform
@@ -188,7 +187,7 @@ def _train(config: TrainConfig, runtime: RuntimeConfig, compiler: Compiler) -> N
     model = Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
     noise = placeholder_noise(config.privacy)
     program = loop.make_program(config, model, _NUM_EXAMPLES, jax.local_devices(), noise).compile(compiler)
-    predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
+    predict = inference.compile_predict_within(model, compiler=compiler)
     steps = min(_STEPS, program.steps_per_epoch)
 
     def short_order(*arguments: Any) -> np.ndarray:
@@ -217,8 +216,8 @@ def _train(config: TrainConfig, runtime: RuntimeConfig, compiler: Compiler) -> N
 
 def _evaluate(config: TrainConfig, evaluate: EvaluateConfig, compiler: Compiler) -> None:
     model, split = Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES)), _examples(_FEW)
-    predict = inference.compile_predict(model, evaluate.batch_size, compiler=compiler)
-    logits = inference.predict_logits(functools.partial(predict, _some_params(model)), evaluate.batch_size, split)
+    predict = inference.compile_predict_within(model, evaluate.batch_size, compiler=compiler)
+    logits = predict(_some_params(model), split.images, split.labels)["logits"]
     temperature, bins = fit_temperature(logits, split.labels), evaluate.calibration_bins
     evaluate_logits(logits, split.labels, temperature=temperature, calibration_bins=bins)
 

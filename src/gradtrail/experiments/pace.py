@@ -79,7 +79,7 @@ def time_training(params: Mapping[str, Any], num_examples: int) -> dict[str, Any
     seconds = {function.name: function.calls.steady for function in training.functions if function.calls}
     return {
         "step_seconds": seconds["train_step"],
-        "predict_seconds": seconds["predict"] / VALIDATION_BATCH_SIZE,  # of an example
+        "predict_seconds": seconds["predict"] / training.predict.batch_size,  # of an example
         "total_bytes": max(function.cost.total_bytes for function in training.functions),
     }
 

@@ -11,12 +11,13 @@ import dataclasses
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
@@ -27,11 +28,12 @@ from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import positions_of
 from gradtrail.core.gradients.metagradient import require_differentiable
 from gradtrail.core.gradients.scores import largest, rank_correlation
-from gradtrail.core.gradients.what_if import WhatIfConfig, make_outputs
+from gradtrail.core.gradients.what_if import WhatIfConfig, log_odds
 from gradtrail.core.intervals import TAILS, Interval
-from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE
+from gradtrail.core.nn import inference
 from gradtrail.core.train.changes import NO_CHANGES, weight_changes
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments.compare.main import Engine, comparison_lock
 from gradtrail.experiments.compare.plan import read_store
 from gradtrail.experiments.repro import reproduce
@@ -278,12 +280,15 @@ def read_outputs(
     info, (model, _, _) = read_info(_DATA), read_weights(Path(_WEIGHTS[0]))
     test, validation = prediction.splits["test"], prediction.splits["validation"]
     test = test[positions_of([*map(int, prediction.tests)], test, "what_if.test_examples")]
-    function = make_outputs(model, test, validation, VALIDATION_BATCH_SIZE)
-    evaluate = jax.jit(lambda function, params: function(params))
+    predict = inference.compile_predict_within(model, compiler=Compiler(time.perf_counter))
 
     def outputs_of(models: Path) -> Float[np.ndarray, " outputs"]:
-        members = read_members(weights_paths(models, "final"), info)
-        return np.asarray([evaluate(function, params) for _, _, params, _ in members], np.float64).mean(axis=0)
+        members = []
+        for _, _, params, _ in read_members(weights_paths(models, "final"), info):
+            logits = predict(params, test.images, test.labels)["logits"]
+            margins = log_odds(jnp.asarray(logits), jnp.asarray(test.labels))
+            members.append(np.append(margins, inference.validate(predict, params, validation)["loss"]))
+        return np.asarray(members, np.float64).mean(axis=0)
 
     after = {}
     for name, digests in weights.items():

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 
-from gradtrail.stages.artifacts.pictures import Pixels, cropped, read_pixels
+from gradtrail.stages.artifacts.pictures import Pixels, cropped, read_picture
 from gradtrail.stages.common.params import IMAGE_FILES
 from gradtrail.stages.datasets import DATASETS, Framing
 from gradtrail.support.errors import UserError
@@ -34,7 +34,7 @@ def decode_image(source: Path | BinaryIO, shape: tuple[int, ...], dataset: str) 
     height, width, *channels = shape
     if channels not in ([], [3]):
         raise UserError(f"the model takes images of {channels[0]} channels, image files have 1 or 3; send arrays")
-    pixels = read_pixels(source, color=bool(channels))
+    pixels = read_picture(source, color=bool(channels)).pixels
 
     name = dataset.partition(" ")[0]
     if name in IMAGE_FILES:

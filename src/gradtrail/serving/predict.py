@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from gradtrail.core.xla.passes import BUDGET, fitting_size
 from gradtrail.serving.images import decode_image
 from gradtrail.serving.registry import resolve
 from gradtrail.stages.artifacts import plotting
@@ -43,7 +44,7 @@ from gradtrail.support.running_time import allowed_cores
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 COLUMN = "image"
-BATCH_SIZE = 256  # images per call of the model
+BATCH_SIZE = 256  # largest number of images per call of the model
 BATCHES_PER_PART = 64  # a kill costs at most one part
 PIXEL_BATCHES = 16  # batches of pixels that are read together
 _MAX_THREADS = 4  # Pillow runs Python for most of the time that it takes for a small image
@@ -247,13 +248,13 @@ def _decode(sources: Sources, manifest: Manifest) -> tuple[Images, list[str | No
     return images, errors
 
 
-def _answer(batch: Batch, model: ExportedModel) -> pa.Table:
-    """Return the rows of a batch."""
+def _answer(batch: Batch, model: ExportedModel, size: int) -> pa.Table:
+    """Return the rows of a batch, by a model that is compiled for this number of images."""
     keys, sources = batch
     images, errors = _decode(sources, model.manifest)
-    padding = -len(images) % BATCH_SIZE
+    padding = -len(images) % size
     padded = np.pad(images, [(0, padding), *[(0, 0)] * (images.ndim - 1)]) if padding else images
-    answers = [model.run(padded[start : start + BATCH_SIZE]) for start in range(0, len(padded), BATCH_SIZE)]
+    answers = [model.run(padded[start : start + size]) for start in range(0, len(padded), size)]
     probabilities = np.concatenate(answers)[: len(images)]
     for index in map(int, np.flatnonzero(~are_probabilities(probabilities))):
         errors[index] = errors[index] or "the model's answer is not a probability for each class"
@@ -273,8 +274,8 @@ def _answer(batch: Batch, model: ExportedModel) -> pa.Table:
 
 def _answers(batches: Iterator[Batch], model: ExportedModel) -> Iterator[pa.Table]:
     """Yield the rows of each batch, in their order; some threads decode images while the model computes."""
-    model.compile(BATCH_SIZE)
-    answer, num_threads = functools.partial(_answer, model=model), min(_MAX_THREADS, allowed_cores())
+    size = fitting_size(BUDGET, BATCH_SIZE, model.compile)
+    answer, num_threads = functools.partial(_answer, model=model, size=size), min(_MAX_THREADS, allowed_cores())
     with ThreadPoolExecutor(num_threads, "predict") as pool:
         queue = deque(pool.submit(answer, batch) for batch in itertools.islice(batches, num_threads + 1))
         while queue:

@@ -1,14 +1,13 @@
 """The evaluation of the members of a training and of their ensemble, which is served: metrics, tables and figures."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from gradtrail.core.data import Split
@@ -21,7 +20,7 @@ from gradtrail.core.evaluate import (
     log_mean_softmax,
     share_metrics,
 )
-from gradtrail.core.nn.inference import predict_logits
+from gradtrail.core.xla.passes import Pass
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.members import over_members
@@ -90,23 +89,18 @@ class MembersEvaluation:
 
 
 def predict(
-    function: Callable[..., dict[str, Array]],
-    paths: Mapping[int, Path],
-    dataset: DatasetInfo,
-    splits: tuple[Split, Split],
-    batch_size: int,
+    function: Pass, paths: Mapping[int, Path], dataset: DatasetInfo, splits: tuple[Split, Split]
 ) -> list[Predictions]:
     """Predict the validation and the test split with every member; one network is in memory at a time.
 
     Args:
-        function: params, images and labels of `batch_size` examples → rows; compiled for the model of the members.
+        function: `predict_batch`, compiled for the model of the members.
         paths: seed → weights file.
         dataset: data set that the members must have been trained on.
     """
     predictions = []
     for seed, _, params, info in read_members(paths, dataset):
-        call = functools.partial(function, params)
-        validation, test = (predict_logits(call, batch_size, split) for split in splits)
+        validation, test = (function(params, split.images, split.labels)["logits"] for split in splits)
         predictions.append(
             Predictions(seed=seed, weights=paths[seed], epoch=info.epoch, validation=validation, test=test)
         )

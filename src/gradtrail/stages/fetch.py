@@ -26,10 +26,11 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from gradtrail.core.config import config
-from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx
+from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx, read_raw
 from gradtrail.stages.common.environment import RuntimeConfig
+from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer
 from gradtrail.stages.datasets import DATASETS, Archive, Dataset
-from gradtrail.stages.image_files import SOURCES, PicturesConfig, read_images
+from gradtrail.stages.image_files import SOURCES, PicturesConfig, read_images, warn_of_repeated_and_blank
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable
 from gradtrail.support.progress import progress_bar
 
@@ -173,10 +174,16 @@ def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
         if not path.is_file():
             missing = f"is no {gzipped.name}" if file.is_packed else f"is neither {plain.name} nor {gzipped.name}"
             raise UserError(f"{entry.folder_variable}: {folder}: there {missing}")
+        if is_lfs_pointer(path):
+            raise UserError(f"{entry.folder_variable}: {path}: {LFS_POINTER}")
         try:
             file.write(path.read_bytes(), to, gzipped=path == gzipped)
         except SourceError as error:
             raise UserError(f"{entry.folder_variable}: {path}: {error}") from error
+    if not any(file.sha256 for file in known_files(entry)):
+        images, _, test_images, _ = arrays = read_raw(to)
+        splits = {"train": len(images), "test": len(test_images)}
+        warn_of_repeated_and_blank(arrays, [f"{name} {row}" for name, size in splits.items() for row in range(size)])
     return str(folder)
 
 

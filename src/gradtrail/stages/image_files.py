@@ -1,8 +1,13 @@
 """Reads image files as a data set: a folder with one folder of images per class, or a CSV file of paths and labels."""
 
 import csv
+import hashlib
+import itertools
 import math
-from collections.abc import Callable
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -11,7 +16,8 @@ import numpy as np
 from gradtrail.core.config import Bounds, PositiveShare, Seed, config
 from gradtrail.core.data import stratified_split
 from gradtrail.stages.artifacts.data_files import RawArrays
-from gradtrail.stages.artifacts.pictures import cropped, read_pixels
+from gradtrail.stages.artifacts.pictures import cropped, read_picture
+from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer
 from gradtrail.stages.common.params import IMAGE_FILES
 from gradtrail.support.errors import UserError, printable
 from gradtrail.support.progress import progress_bar
@@ -20,6 +26,9 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
 _MAX_CLASSES = 256  # labels are uint8
 _MAX_NAME = 100  # characters of the name of a class
 _MAX_BYTES = 2**32  # of all pixels, which are in memory together
+_SHOWN = 3  # faults of one message
+_LEAST_CONTRAST = 16  # smallest difference of the pixels, in a channel, of an image that is not blank
+_NEARLY_ALL = 0.9
 
 Splits: TypeAlias = dict[str, list[tuple[Path, str]]]  # file and class of each image, by split; one split if it is open
 
@@ -65,15 +74,65 @@ def read_images(splits: Splits, pictures: PicturesConfig) -> tuple[RawArrays, tu
             f"{count:,} images of fetch.pictures.size {list(pictures.size)} have {size:,} bytes; at most "
             f"{_MAX_BYTES:,} are allowed"
         )
-    arrays = []
+    arrays, faults, longer = [], list[str](), list[Path]()
     with progress_bar("images", count, unit="steps") as bar:
         for files in (splits["train"], splits["test"]):
             images = np.empty((len(files), *shape), np.uint8)
             for image, (path, _) in zip(images, files, strict=True):
-                image[:] = _read_image(path, pictures)
+                try:
+                    pixels, has_more_pages = read_picture(path, color=pictures.color)
+                    image[:] = cropped(pixels, (pictures.size[0], pictures.size[1]))
+                    longer += [path] * has_more_pages
+                except UserError as error:
+                    faults.append(f"{path}: {error}")
                 bar.advance(1)
             arrays += [images, np.array([names.index(name) for _, name in files], np.uint8)]
-    return (arrays[0], arrays[1], arrays[2], arrays[3]), names
+    _refuse(sorted(faults), "files that are no usable images")
+    if longer:
+        warn(f"{len(longer):,} files have several pages or frames, such as {longer[0]}; the first one of each is used")
+    data = (arrays[0], arrays[1], arrays[2], arrays[3])
+    paths = (path for name in ("train", "test") for path, _ in splits[name])
+    warn_of_repeated_and_blank(data, [f"{path.parent.name}/{path.name}" for path in paths])
+    return data, names
+
+
+def warn(line: str) -> None:
+    """Print a warning of `fetch`."""
+    print(f"fetch: warning: {printable(line)}", file=sys.stderr)
+
+
+def warn_of_repeated_and_blank(arrays: RawArrays, names: Sequence[str]) -> None:
+    """Print a line if an image occurs several times, and if nearly all are blank; `names` are those of all images."""
+    images, labels, test_images, test_labels = arrays
+    digests, num_blank = list[str](), 0
+    for image in itertools.chain(images, test_images):
+        digests.append(hashlib.sha256(image).hexdigest())
+        num_blank += bool((np.ptp(image, axis=(0, 1)) < _LEAST_CONTRAST).all())
+    if num_blank > _NEARLY_ALL * len(names):
+        warn(f"{num_blank:,} of {len(names):,} images are blank: all their pixels are nearly equal")
+
+    _, first, group = np.unique(digests, return_index=True, return_inverse=True)
+    copies = [(row, copy) for copy, row in enumerate(first[group]) if row < copy]
+    if copies:
+        in_train, in_test = (np.bincount(part, minlength=len(first)) for part in np.split(group, [len(images)]))
+        again = [np.maximum(counts - 1, 0).sum() for counts in (in_train, in_test)]
+        all_labels = np.concatenate([labels, test_labels])
+        num_labels = np.bincount(np.unique(np.stack([group, all_labels]), axis=1)[0])
+        worst = max(copies, key=lambda pair: (np.ptp(all_labels[[*pair]]) > 0, pair[0] < len(images) <= pair[1]))
+        warn(
+            f"identical images: {in_test[in_train > 0].sum():,} of {len(test_images):,} test images are also in train; "
+            f"{again[0]:,} train and {again[1]:,} test images repeat another of their split; "
+            f"{np.sum(num_labels > 1):,} images have several labels; such as {names[worst[0]]} and {names[worst[1]]}"
+        )
+
+
+def _refuse(faults: Sequence[str], counted: str, prefix: str = "") -> None:
+    """Raise UserError if there are faults: the only one, or their number and the first few."""
+    if len(faults) == 1:
+        raise UserError(prefix + faults[0])
+    if faults:
+        more = f"; and {len(faults) - _SHOWN:,} more" if len(faults) > _SHOWN else ""
+        raise UserError(f"{prefix}{len(faults):,} {counted}: {'; '.join(faults[:_SHOWN])}{more}")
 
 
 def _class_names(splits: Splits) -> tuple[str, ...]:
@@ -81,17 +140,18 @@ def _class_names(splits: Splits) -> tuple[str, ...]:
     if not 2 <= len(names) <= _MAX_CLASSES:
         raise UserError(f"classes: 2 to {_MAX_CLASSES} are allowed, found {len(names)}: {_few(names)}")
     for name in names:
-        if not name.isprintable() or len(name) > _MAX_NAME:
-            allowed = f"up to {_MAX_NAME} printable characters are allowed"
+        if not name.isprintable() or not 1 <= len(name) <= _MAX_NAME:
+            allowed = f"1 to {_MAX_NAME} printable characters are allowed"
             raise UserError(f"the name of class {printable(name[:_MAX_NAME])!r}: {allowed}")
+    for one, other in itertools.pairwise(sorted(names, key=str.casefold)):
+        if one.casefold() == other.casefold() and len(one) > 1:  # `a` and `A` may be letters
+            raise UserError(f"classes {one!r} and {other!r} differ in case alone; give them one name, or two others")
     return tuple(names)
 
 
-def _read_image(path: Path, pictures: PicturesConfig) -> np.ndarray:
-    try:
-        return cropped(read_pixels(path, color=pictures.color), (pictures.size[0], pictures.size[1]))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+def _normalized(name: str) -> str:
+    """Return the name of a class without what cannot be seen: its composition in Unicode, spaces around it."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 # Sources: the files and classes of each split
@@ -122,7 +182,7 @@ def _list_classes(folder: Path) -> list[tuple[Path, str]]:
             raise UserError(f"{folders[0]}: a folder in the folder of a class; images must be in {class_folder} itself")
         if not files:
             raise UserError(f"{class_folder}: no image; delete the folder, or add images of the class")
-        images += [(path, class_folder.name) for path in files]
+        images += [(path, _normalized(class_folder.name)) for path in files]
     return images
 
 
@@ -140,33 +200,46 @@ def list_csv(path: Path) -> Splits:
     rows = _read_rows(path)
     allowed = ("train", "test") if rows and "split" in rows[0][1] else ("",)
     splits: Splits = {split or "all": [] for split in allowed}
+    faults = []
     for line, row in rows:
-        name, label, split = row["path"], row["label"], row.get("split", "")
+        name, label, split = row["path"], _normalized(row["label"]), row.get("split", "")
+        image = path.parent / name
         if not name or not label:
-            raise UserError(f"{path}: line {line}: path {name!r} and label {label!r}; neither may be empty")
-        if split not in allowed:
-            raise UserError(f"{path}: line {line}: split is {split!r}; allowed are {' and '.join(allowed)}")
-        if not (image := path.parent / name).is_file():  # a folder and a device are refused too
-            raise UserError(f"{path}: line {line}: {image}: no such file")
-        splits[split or "all"].append((image, label))
+            faults.append(f"line {line}: path {name!r} and label {label!r}; neither may be empty")
+        elif split not in allowed:
+            faults.append(f"line {line}: split is {split!r}; allowed are {' and '.join(allowed)}")
+        elif not image.is_file():  # a folder and a device are refused too
+            faults.append(f"line {line}: {image}: no such file")
+        else:
+            splits[split or "all"].append((image, label))
+    _refuse(faults, "faulty lines", f"{path}: ")
     return splits
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """Return the line and the values by column of each row of a CSV file."""
+    """Return the line and the values by column of each row of a CSV file; rows without a value are left out."""
     line = 1
     rows = []
     try:
+        if is_lfs_pointer(path):
+            raise UserError(f"{path}: {LFS_POINTER}")
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+            first = file.readline()
+            names_delimiter = re.fullmatch(r'"?sep=(.)"?\s*', first)  # written by Excel
+            header = file.readline() if names_delimiter else first
+            delimiter = names_delimiter[1] if names_delimiter else _delimiter(header)
+            reader = csv.reader(itertools.chain([header], file), delimiter=delimiter, strict=True)
             columns = [name.strip() for name in next(reader, [])]
             if missing := {"path", "label"} - set(columns):
                 raise UserError(f"{path}: no column {min(missing)!r}; it needs path and label, and may have split")
+            if twice := [name for name in ("path", "label", "split") if columns.count(name) > 1]:
+                raise UserError(f"{path}: column {twice[0]!r} occurs {columns.count(twice[0])} times")
             for row in reader:
-                line = reader.line_num
-                if row and len(row) != len(columns):
-                    raise UserError(f"{path}: line {line}: {len(row)} values for {len(columns)} columns")
-                rows += [(line, dict(zip(columns, map(str.strip, row), strict=True)))] if row else []
+                line = reader.line_num + bool(names_delimiter)
+                values = [value.strip() for value in row]
+                if any(values) and len(values) != len(columns):
+                    raise UserError(f"{path}: line {line}: {len(values)} values for {len(columns)} columns")
+                rows += [(line, dict(zip(columns, values, strict=True)))] if any(values) else []
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); a CSV file is needed") from None
     except UnicodeDecodeError as error:
@@ -174,6 +247,12 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     except csv.Error as error:
         raise UserError(f"{path}: after line {line}: not readable as CSV: {error}") from None
     return rows
+
+
+def _delimiter(header: str) -> str:
+    """Return the delimiter by which a header has the needed columns; Excel's depends on the language."""
+    cells = {mark: {cell.strip(' "\r\n') for cell in header.split(mark)} for mark in ",;\t"}
+    return next((mark for mark in cells if cells[mark] >= {"path", "label"}), ",")
 
 
 def _few(names: list[str]) -> str:

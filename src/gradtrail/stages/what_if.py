@@ -1,7 +1,6 @@
 """What if a training example had not been there? Smoothness of a training, and tables of predicted changes."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,13 @@ from gradtrail.core.data import Split
 from gradtrail.core.gradients.metagradient import Metagradient
 from gradtrail.core.gradients.scores import largest
 from gradtrail.core.gradients.what_if import SMOOTH, metasmoothness
-from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE, predict_logits, validate
+from gradtrail.core.nn.inference import validate
 from gradtrail.core.nn.models import HostParams, Params
 from gradtrail.core.train.changes import NO_CHANGES, weight_changes
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.xla.compiler import CompiledFunction
+from gradtrail.core.xla.passes import Pass
 from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.weights import read_members
 
@@ -45,7 +44,7 @@ class Networks:
 
 
 def predict_members(
-    predict: CompiledFunction,
+    predict: Pass,
     margins: Margins,
     paths: Mapping[int, Path],
     info: DatasetInfo,
@@ -54,9 +53,9 @@ def predict_members(
     """Return the mean predictions of the members, trained on the data set of `info`; `paths` are the files by seed."""
     members = []
     for _, _, params, _ in read_members(paths, info):
-        call, validation = functools.partial(predict, params), splits["validation"]
-        logits = [predict_logits(call, VALIDATION_BATCH_SIZE, splits[name]) for name in ("train", "test")]
-        loss = validate(predict, params, validation.images, validation.labels)["loss"]
+        parts = (splits[name] for name in ("train", "test"))
+        logits = [predict(params, part.images, part.labels)["logits"] for part in parts]
+        loss = validate(predict, params, splits["validation"])["loss"]
         members.append((*logits, margins(params), loss))
     train, test, mean_margins, loss = (np.mean(parts, axis=0) for parts in zip(*members, strict=True))
     return Networks(train=train, test=test, margins=mean_margins, validation_loss=float(loss))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from factories import NUM_CLASSES, SHAPE, audit_config, new_compiler, random_split
 
+from gradtrail.core.audit import networks as audit_networks
 from gradtrail.core.audit.labels import OutOfFold
 from gradtrail.core.audit.networks import CrossValidation
 from gradtrail.core.config import ConfigError
@@ -47,6 +48,16 @@ def test_no_network_was_trained_on_an_example_that_it_evaluates() -> None:
         after = out_of_fold(labels)["train"].logits
         assert np.array_equal(after[:, row], before[:, row])
         assert not np.array_equal(after, before)
+
+
+def test_large_images_are_evaluated_in_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = out_of_fold()["test"]
+    monkeypatch.setattr(audit_networks, "BUDGET", 1)
+    small = compile_for()
+    assert (small.logits.batch_size, small.grad_norms.batch_size) == (1, 1)
+    result = small.run_label_set({"train": TRAIN, "test": TEST}, 0, lambda *_, **__: None)["test"]
+    for one, other in ((result.logits, expected.logits), (result.grad_norm, expected.grad_norm)):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_another_set_of_labels_has_other_trainings() -> None:

@@ -1,16 +1,16 @@
 """Predictions are the same whatever the batches; validation is their plain mean."""
 
-import functools
+import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from factories import initial_params, model_config, new_compiler, random_split
+from factories import SMALL_CNN, initial_params, model_config, new_compiler, random_split
 
-from gradtrail.core import batching
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
+from gradtrail.core.xla.passes import Pass
 
 SPLIT = random_split(23)
 MODEL = Model(model_config())
@@ -19,23 +19,31 @@ LOGITS = np.asarray(MODEL.apply(PARAMS, jnp.asarray(SPLIT.images)), np.float64)
 
 
 @pytest.fixture(scope="module", params=[1, 8, 1000])
-def rows(request: pytest.FixtureRequest) -> dict[str, np.ndarray]:
-    predict = inference.compile_predict(MODEL, request.param, compiler=new_compiler())
-    call = functools.partial(predict, PARAMS)
-    return batching.join(list(batching.map_batches(call, request.param, SPLIT.images, SPLIT.labels)))
+def predict(request: pytest.FixtureRequest) -> Pass:
+    return inference.compile_predict_within(MODEL, request.param, compiler=new_compiler())
 
 
-def test_rows_equal_scipy(rows: dict[str, np.ndarray]) -> None:
+def test_rows_equal_scipy(predict: Pass) -> None:
+    rows = predict(PARAMS, SPLIT.images, SPLIT.labels)
     np.testing.assert_allclose(rows["logits"], LOGITS, rtol=1e-4, atol=1e-6)
     losses = -scipy.special.log_softmax(LOGITS, axis=1)[np.arange(23), SPLIT.labels]
     np.testing.assert_allclose(rows["loss"], losses, rtol=1e-4)
     np.testing.assert_array_equal(rows["correct"], LOGITS.argmax(axis=1) == SPLIT.labels)
 
 
-def test_validation_is_the_mean_over_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "VALIDATION_BATCH_SIZE", 8)  # three batches, the last one of 7 rows
-    predict = inference.compile_predict(MODEL, 8, compiler=new_compiler())
-    result = inference.validate(predict, PARAMS, SPLIT.images, SPLIT.labels)
+def test_validation_is_the_mean_over_all_examples(predict: Pass) -> None:
+    result = inference.validate(predict, PARAMS, SPLIT)
     losses = -scipy.special.log_softmax(LOGITS, axis=1)[np.arange(23), SPLIT.labels]
     expected = {"loss": losses.mean(), "accuracy": np.mean(LOGITS.argmax(axis=1) == SPLIT.labels)}
     assert result == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("side", "channels", "is_whole"), [(32, (32, 64), True), (224, (2,), False)])
+def test_images_of_any_size_are_validated_within_a_gibibyte(
+    side: int, channels: tuple[int, ...], *, is_whole: bool
+) -> None:
+    """As many as CIFAR-10 has are validated 1,000 at a time, of which the bytes of results depend."""
+    model = Model(model_config(dataclasses.replace(SMALL_CNN, channels=channels), image_shape=(side, side, 3)))
+    predict = inference.compile_predict_within(model, compiler=new_compiler())
+    assert (predict.batch_size == inference.VALIDATION_BATCH_SIZE) == is_whole
+    assert 2**28 < predict.function.cost.total_bytes < 1.2 * 2**30

@@ -23,6 +23,7 @@ from gradtrail.core.batching import BLOCK, WINDOW
 from gradtrail.core.data import AugmentationConfig, Split
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
+from gradtrail.core.train.feed import steps_in_block
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import Chunk, Program, make_program, train
 
@@ -79,6 +80,14 @@ def test_blocks_train_as_the_whole_split_does() -> None:
 def test_blocks_give_the_bits_of_the_whole_split(name: str, split_of: str) -> None:
     split = SPLITS[split_of]
     assert bits(last(streaming(name, split_of), split)) == bits(last(*make_engine(CONFIGS[name], split)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps"), [((28, 28), 256), ((32, 32, 3), 256), ((224, 224, 3), 6), ((999, 9999), 1)]
+)
+def test_a_block_has_at_most_128_mebibytes(shape: tuple[int, ...], steps: int) -> None:
+    assert steps_in_block(128, shape, 1000) == steps
+    assert steps_in_block(128, shape, 3) == min(steps, 3)
 
 
 def test_training_resumes_within_a_block_with_the_same_bits() -> None:

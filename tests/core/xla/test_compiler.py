@@ -33,7 +33,6 @@ from gradtrail.core.xla.compiler import (
     CompiledFunction,
     Compiler,
     CompileTimes,
-    compile_within,
 )
 
 NOT_A_NUMBER = jnp.array([-1.0])  # its logarithm
@@ -218,21 +217,6 @@ def test_every_compilation_is_recorded_with_its_variant() -> None:
     assert [item.name for item in compiler.compiled] == ["sine", "sine", "sine (float16)"]
     assert [item.cost for item in compiler.compiled] == [first.cost, last.cost, other.cost]
     assert compiler.compilations == {"sine": 2, "sine (float16)": 1}
-
-
-@pytest.mark.parametrize(
-    ("budget", "at_least", "tried"), [(2**20, 1, [64]), (64, 1, [64, 16]), (1, 1, [64, 1]), (1, 8, [64, 8])]
-)
-def test_largest_size_within_the_budget_is_compiled(budget: int, at_least: int, tried: list[int]) -> None:
-    sizes: list[int] = []
-
-    def compile_at(size: int) -> CompiledFunction:
-        sizes.append(size)
-        cost = dataclasses.replace(NO_COST, temporary_bytes=4 * size)
-        return CompiledFunction(name="f", call=print, cost=cost, times=NO_TIMES)
-
-    assert compile_within(budget, 64, compile_at, at_least=at_least)[1] == tried[-1]
-    assert sizes == tried
 
 
 def test_a_call_is_not_timed_while_its_arguments_are_under_way() -> None:

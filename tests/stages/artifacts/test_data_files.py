@@ -239,8 +239,9 @@ def test_missing_or_foreign_description_is_one_line(tmp_path: Path) -> None:
         read_info(tmp_path)
 
 
-def test_measures_of_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_files, "_PART", 4)
+@pytest.mark.parametrize("part", [1, 4 * SPLIT.images[0].size])
+def test_measures_of_the_splits_do_not_depend_on_the_part(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_files, "_PART", part)
     measured = data_files.measure_splits(SPLITS)
     assert (measured["train_examples"], measured["test_examples"]) == (9, 3)
     assert measured["noisy_labels"] == np.sum(SPLIT.labels != 0)

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from factories import random_split
 
-from gradtrail.core.gradients.passes import Pass
+from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction
+from gradtrail.core.xla.passes import Pass
 from gradtrail.stages.gradients import every_example
 from gradtrail.stages.gradients.every_example import score_every_example
 
@@ -23,7 +24,7 @@ class Passes:
             norms = images.reshape(len(images), -1).sum(axis=1).astype(np.float32) * params
             return {"grad_norm": norms, "predicted": (images[:, 0, 0] % 3).astype(np.int32)}
 
-        compiled: Any = function
+        compiled = CompiledFunction(name="score", call=function, cost=NO_COST, times=NO_TIMES)
         self.score = Pass(function=compiled, batch_size=4)
 
 

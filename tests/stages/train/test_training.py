@@ -37,6 +37,7 @@ from gradtrail.stages.train import training as training_module
 from gradtrail.stages.train.checkpoints import Checkpoints, state_on_host
 from gradtrail.stages.train.outputs import Outputs
 from gradtrail.stages.train.training import NullListener, Training, TrainResult
+from gradtrail.support import memory
 from gradtrail.support.errors import UserError
 from gradtrail.support.signals import Stopped
 
@@ -160,6 +161,24 @@ def test_changes_that_do_not_fit_the_training_split_are_one_line(
     assert loaded().is_streamed
     with pytest.raises(UserError, match=r"^train\.changes must be empty for a training split of more than 0 MiB"):
         loaded(omit=(10,))
+
+
+@pytest.mark.parametrize(
+    ("free", "message"),
+    [
+        (2**10, r"^train\.batch_size 4 takes "),
+        (2**15, r"^train takes .* GiB with this model"),
+        (2**24, ""),
+    ],
+)
+def test_batch_size_is_not_blamed_for_the_memory_of_the_validation(
+    free: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = training_of(train_config(), Listener())
+    monkeypatch.setattr(memory, "available_bytes", lambda: free)
+    monkeypatch.setattr(memory, "_bytes_left_on_host", lambda: free)
+    with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
+        training.compile(new_compiler())
 
 
 def test_training_with_another_label_is_that_of_a_split_with_it(

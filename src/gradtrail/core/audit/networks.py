@@ -7,7 +7,6 @@ what follows from the logits, see `labels`.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Annotated
@@ -17,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from gradtrail.core import batching
 from gradtrail.core.audit.labels import (
     OutOfFold,
     Stream,
@@ -31,6 +29,7 @@ from gradtrail.core.config import Bounds, ConfigError, Count, GallerySize, Posit
 from gradtrail.core.data import AugmentationConfig, Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
+from gradtrail.core.nn.inference import abstract_batch
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
@@ -42,8 +41,9 @@ from gradtrail.core.train.optimizers import AdamW
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.train.schedules import OneCycle
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.core.xla.passes import BUDGET, Pass, compile_within
 
-BATCH_SIZE = 250  # examples per call of a trained network: a CPU's caches hold no more
+BATCH_SIZE = 250  # largest number of examples per call of a trained network: a CPU's caches hold no more
 NOISE_KINDS = ("uniform", "confused")  # of planted labels
 
 
@@ -126,7 +126,7 @@ class CrossValidation:
     """The networks of an audit, compiled once for all trainings."""
 
     def __init__(self, model: Model, config: AuditConfig, num_examples: int, *, compiler: Compiler) -> None:
-        def logits(params: Params, images: Array) -> dict[str, Array]:
+        def logits(params: Params, images: Array, _: Array) -> dict[str, Array]:
             return {"logits": model.apply(params, images)}
 
         def grad_norms(params: Params, images: Array, labels: Array) -> dict[str, Array]:
@@ -139,13 +139,16 @@ class CrossValidation:
             program = loop.make_program(config.train_config(), model, self.training_size, jax.local_devices())
         except ConfigError as error:  # names the key of a training; that of an audit is called the same
             raise ConfigError(str(error).replace("train.", "audit.", 1)) from None
-        images = jax.ShapeDtypeStruct((BATCH_SIZE, *model.config.image_shape), jnp.uint8)
-        labels = jax.ShapeDtypeStruct((BATCH_SIZE,), jnp.int32)
-        params = model.abstract_params()
         self.training = program.compile(compiler)
-        self.logits = compiler.compile("logits", logits, params, images)
-        self.grad_norms = compiler.compile("grad_norms", grad_norms, params, images, labels)
-        self.functions = [*self.training.functions, self.logits, self.grad_norms]
+
+        def compiled(name: str, function: Callable[..., dict[str, Array]]) -> Pass:
+            def compile_at(size: int) -> CompiledFunction:
+                return compiler.compile(name, function, model.abstract_params(), *abstract_batch(model, size))
+
+            return compile_within(BUDGET, BATCH_SIZE, compile_at)
+
+        self.logits, self.grad_norms = compiled("logits", logits), compiled("grad_norms", grad_norms)
+        self.functions = [*self.training.functions, self.logits.function, self.grad_norms.function]
 
     def run(
         self, splits: Mapping[str, Split], *, advance: Callable[..., object]
@@ -204,9 +207,9 @@ class CrossValidation:
                 is_train = name == "train"
                 rows = np.flatnonzero(fold_of == fold) if is_train else np.arange(len(split))
                 images, labels = split.images[rows], split.labels[rows]
-                logits[name][round_ if is_train else network, rows] = _evaluate(self.logits, params, images)
+                logits[name][round_ if is_train else network, rows] = self.logits(params, images, labels)["logits"]
                 if round_ == 0:
-                    norm = _evaluate(self.grad_norms, params, images, labels)
+                    norm = self.grad_norms(params, images, labels)["grad_norm"]
                     norms[name][rows] += norm / np.float32(1 if is_train else config.folds)
 
             note = f", planted labels {label_set}" if label_set else ""
@@ -227,8 +230,3 @@ class CrossValidation:
             state = epoch.state
             advance(1)
         return jax.tree.map(np.asarray, self.training.evaluation_params(state))
-
-
-def _evaluate(function: CompiledFunction, params: Params, *arrays: np.ndarray) -> np.ndarray:
-    (rows,) = batching.join([*batching.map_batches(functools.partial(function, params), BATCH_SIZE, *arrays)]).values()
-    return rows

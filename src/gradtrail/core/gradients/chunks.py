@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 
 from gradtrail.core import batching
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.passes import Pass
 from gradtrail.core.nn.models import HostParams, Params, num_parameters
+from gradtrail.core.xla.passes import Pass
 
 _CHUNKS_PER_CLASS = 10
 _PRODUCT_COLUMNS = 2**10  # columns of the summed gradients per product: 100 rows of them fit into a cache

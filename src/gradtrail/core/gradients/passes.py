@@ -10,52 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jaxtyping import Array
 
-from gradtrail.core import batching, per_example
-from gradtrail.core.data import Split
-from gradtrail.core.gradients.scores import abstract_batch, compile_score
+from gradtrail.core import per_example
+from gradtrail.core.gradients.scores import compile_score
+from gradtrail.core.nn.inference import abstract_batch
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.xla.compiler import CompiledFunction, Compiler, compile_within
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.core.xla.passes import Pass, compile_within
 
 # By kind of device: largest number of examples in a microbatch, and bytes of its temporary arrays. A CPU is slower with
 # more than fits into its caches; a GPU, measured on an H200, is slower with less than 4,096 examples of an MLP.
 _LARGEST_BATCH = {"cpu": 512, "gpu": 4096}
 _TEMPORARY_BYTES = {"cpu": 24 * 2**20, "gpu": 2**30}
 _FEWEST_SUMMED = 8  # smallest microbatch of a sum, whatever its memory
-_FLOPS_PER_BYTE = 10  # FLOPs in the time of one byte of memory traffic, as measured on CPUs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """A function compiled for one batch size, applied to splits of any size."""
-
-    function: CompiledFunction  # (params, *shared, images, labels) → dict of arrays with a row per example
-    batch_size: int
-
-    def __call__(
-        self, params: Params, images: np.ndarray, labels: np.ndarray, *shared: Any, advance: Callable[..., object]
-    ) -> dict[str, np.ndarray]:
-        """Return a row for each example; `advance` is called with the number of rows of each batch."""
-        parts = []
-        for part in batching.map_batches(
-            lambda *batch: self.function(params, *shared, *batch), self.batch_size, images, labels
-        ):
-            parts.append(part)
-            advance(len(next(iter(part.values()))))
-        return batching.join(parts)
-
-    def masked_batch(self, split: Split, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return a batch of these rows, padded with repeated rows, whose mask is false."""
-        padded = np.resize(rows, self.batch_size)
-        return split.images[padded], split.labels[padded], np.arange(self.batch_size) < len(rows)
-
-    @property
-    def work(self) -> float:
-        """Static cost of one example, in FLOPs: those of the program, or its memory traffic if that takes longer."""
-        cost = self.function.cost
-        return max(cost.flops, _FLOPS_PER_BYTE * cost.touched_bytes) / self.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +76,7 @@ def compile_passes(model: Model, label_smoothing: float, num_others: int, *, com
 
     def largest(compile_at: Callable[[int], CompiledFunction], *, at_least: int = 1) -> Pass:
         """Compile a function for the largest microbatch within the budget."""
-        compiled, rows = compile_within(_TEMPORARY_BYTES[device], _LARGEST_BATCH[device], compile_at, at_least=at_least)
-        return Pass(function=compiled, batch_size=rows)
+        return compile_within(_TEMPORARY_BYTES[device], _LARGEST_BATCH[device], compile_at, at_least=at_least)
 
     return GradientPasses(
         score=largest(lambda rows: compile_score(model, label_smoothing, rows, compiler=compiler)),

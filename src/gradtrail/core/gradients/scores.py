@@ -3,12 +3,12 @@
 import functools
 from collections.abc import Mapping
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
 from gradtrail.core.nn import losses
+from gradtrail.core.nn.inference import abstract_batch
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
@@ -69,12 +69,6 @@ def score_batch(
         "input_norm": jnp.linalg.norm(pixels, axis=1),
         "predicted": jnp.argmax(logits, axis=1).astype(jnp.int32),
     }
-
-
-def abstract_batch(model: Model, count: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Return the shapes and dtypes of the images and labels of `count` examples."""
-    images = jax.ShapeDtypeStruct((count, *model.config.image_shape), jnp.uint8)
-    return images, jax.ShapeDtypeStruct((count,), jnp.int32)
 
 
 def compile_score(model: Model, label_smoothing: float, batch_size: int, *, compiler: Compiler) -> CompiledFunction:

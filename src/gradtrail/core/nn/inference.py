@@ -1,20 +1,19 @@
 """Predictions of a model: logits, loss and correctness of each example."""
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt8
 
-from gradtrail.core import batching
 from gradtrail.core.data import Split
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.core.xla.passes import BUDGET, Pass, compile_within
 
-VALIDATION_BATCH_SIZE = 1000
+VALIDATION_BATCH_SIZE = 1000  # largest batch
 
 
 def predict_batch(
@@ -29,27 +28,25 @@ def predict_batch(
     }
 
 
+def abstract_batch(model: Model, count: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of the images and labels of `count` examples."""
+    images = jax.ShapeDtypeStruct((count, *model.config.image_shape), jnp.uint8)
+    return images, jax.ShapeDtypeStruct((count,), jnp.int32)
+
+
 def compile_predict(model: Model, batch_size: int, *, compiler: Compiler) -> CompiledFunction:
     """Compile `predict_batch` for one batch size: params, images, labels → rows."""
-    images = jax.ShapeDtypeStruct((batch_size, *model.config.image_shape), jnp.uint8)
-    labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     function = functools.partial(predict_batch, model)
-    return compiler.compile("predict", function, model.abstract_params(), images, labels)
+    return compiler.compile("predict", function, model.abstract_params(), *abstract_batch(model, batch_size))
 
 
-def predict_logits(predict: Callable[..., dict[str, Array]], batch_size: int, split: Split) -> np.ndarray:
-    """Return the logits of a split, (examples, classes) float32; `predict` takes `batch_size` examples."""
-    return batching.join(batching.map_batches(predict, batch_size, split.images, split.labels))["logits"]
+def compile_predict_within(model: Model, largest: int = VALIDATION_BATCH_SIZE, *, compiler: Compiler) -> Pass:
+    """Compile `predict_batch` for a batch size that is at most `largest` and within the budget of memory."""
+    return compile_within(BUDGET, largest, lambda size: compile_predict(model, size, compiler=compiler))
 
 
-def validate(
-    predict: Callable[..., dict[str, Array]],
-    params: Params | HostParams,
-    images: UInt8[np.ndarray, "examples height width *channels"],
-    labels: Int[np.ndarray, " examples"],
-) -> dict[str, float]:
-    """Return mean `loss` and `accuracy` over a split; `predict` is compiled for `VALIDATION_BATCH_SIZE` rows."""
-    call = functools.partial(predict, params)
-    rows = batching.join(batching.map_batches(call, VALIDATION_BATCH_SIZE, images, labels))
+def validate(predict: Pass, params: Params | HostParams, split: Split) -> dict[str, float]:
+    """Return mean `loss` and `accuracy` over a split."""
+    rows = predict(params, split.images, split.labels)
     loss, accuracy = (float(np.mean(rows[name], dtype=np.float64)) for name in ("loss", "correct"))
     return {"loss": loss, "accuracy": accuracy}

@@ -23,7 +23,8 @@ from gradtrail.core.sharding import AXIS
 from gradtrail.core.train.gradient import Examples
 
 _BLOCK_SPEC = PartitionSpec(None, AXIS)  # each device has a part of every batch of a block
-_ROWS = 2**15  # rows of a block: 26 MB of 28 x 28 pixels
+_ROWS = 2**15  # most rows of a block: 26 MB of 28 x 28 pixels
+_BYTES = 2**27  # most bytes of a block's images, if they are of several steps
 _AHEAD = 2  # blocks that are gathered ahead while one is computed
 
 
@@ -38,9 +39,10 @@ class Block:
     order: Int[Array | np.ndarray, "steps batch"]
 
 
-def steps_in_block(batch_size: int, steps_per_epoch: int) -> int:
+def steps_in_block(batch_size: int, image_shape: tuple[int, ...], steps_per_epoch: int) -> int:
     """Return the number of steps of a block; the last block of an epoch may have fewer."""
-    return min(steps_per_epoch, max(1, _ROWS // batch_size))
+    rows = min(_ROWS, _BYTES // math.prod(image_shape))
+    return min(steps_per_epoch, max(1, rows // batch_size))
 
 
 def abstract_examples(

@@ -182,7 +182,8 @@ def make_program(
     if noise_multiplier is not None:
         mechanism = Mechanism.for_training(config, model, num_examples, num_steps, noise_multiplier)
     step = make_step(config, model, num_steps, mesh, mechanism)
-    steps_per_block = feed.steps_in_block(config.batch_size, steps_per_epoch) if streamed else None
+    shape = model.config.image_shape
+    steps_per_block = feed.steps_in_block(config.batch_size, shape, steps_per_epoch) if streamed else None
 
     def batch_of(examples: Examples, order: Array, index: Array) -> Batch:
         if steps_per_block is None:
@@ -210,7 +211,7 @@ def make_program(
 
         return jax.lax.fori_loop(start, stop, body, (state, records))
 
-    examples = feed.abstract_examples(num_examples, model.config.image_shape, config.batch_size, steps_per_block, mesh)
+    examples = feed.abstract_examples(num_examples, shape, config.batch_size, steps_per_block, mesh)
     init = make_init(config, model, num_steps)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(VARIED) + config.privacy.enabled))
     keys, state = with_sharding((keys, jax.eval_shape(init, keys)), replicated(mesh))

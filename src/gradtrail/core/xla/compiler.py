@@ -231,27 +231,6 @@ class Compiler:
         return compiled
 
 
-def compile_within(
-    budget: int, largest: int, compile_at: Callable[[int], CompiledFunction], *, at_least: int = 1
-) -> tuple[CompiledFunction, int]:
-    """Compile a function for the largest size whose temporary arrays fit into a budget; return it and the size.
-
-    Args:
-        budget: bytes.
-        largest: the first size to try; it is halved until the function fits.
-        compile_at: size → the function.
-        at_least: smallest size, which is accepted whatever it needs.
-    """
-    size = largest
-    while True:
-        function = compile_at(size)
-        needed = function.cost.temporary_bytes
-        if needed <= budget or size <= at_least:
-            return function, size
-        while size > at_least and needed > budget:  # memory is nearly proportional to the size
-            size, needed = size // 2, needed // 2
-
-
 def static_costs(functions: Iterable[CompiledFunction]) -> dict[str, dict[str, int]]:
     """Return function → cost → value, see `StaticCost`."""
     return {function.name: dataclasses.asdict(function.cost) for function in functions}

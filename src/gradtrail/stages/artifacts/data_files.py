@@ -30,8 +30,8 @@ SAMPLE = 100_000  # most training examples where all are needed at once: learnin
 _INFO = "dataset.json"
 _UNDEFORMED = "train_undeformed"
 _IDX_UINT8 = 0x08  # code of the element type
-_MAX_CHANNELS = 4  # of an image, as its last axis
-_PART = 2**12  # examples whose pixels are counted together
+_CHANNELS = (3, 4)  # of an image, as its last axis
+_PART = 2**12 * 28 * 28  # pixels that are counted together
 
 RawArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # images and labels for training, then for testing
 
@@ -164,8 +164,9 @@ def write_processed(
 def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
     """Return metrics of the splits: sizes, wrong and corrected labels, mean and spread of training pixels in 0..1."""
     train, counts = splits["train"], np.zeros(256, np.int64)  # training pixels of each value
-    for start in range(0, len(train), _PART):
-        counts += np.bincount(train.images[start : start + _PART].ravel(), minlength=256)
+    part = max(1, _PART // math.prod(train.images.shape[1:]))
+    for start in range(0, len(train), part):
+        counts += np.bincount(train.images[start : start + part].ravel(), minlength=256)
     values = np.arange(256) / 255
     mean = float(np.average(values, weights=counts))
     metrics: dict[str, float] = {"noisy_labels": int(np.sum(train.labels != train.true_labels)), "pixel_mean": mean}
@@ -230,8 +231,9 @@ def read_raw(folder: Path) -> RawArrays:
 def describe_raw(folder: Path, name: str, class_names: tuple[str, ...] = ()) -> DatasetInfo:
     """Describe the IDX files of a folder; raise UserError if they are damaged, or hold a single class."""
     images, labels, _, test_labels = read_raw(folder)
-    if images.ndim == 4 and images.shape[3] > _MAX_CHANNELS:
-        raise UserError(f"{folder / RAW_FILES[0]}: {images.shape[3]} channels; at most {_MAX_CHANNELS} are allowed")
+    if images.ndim == 4 and images.shape[3] not in _CHANNELS:
+        allowed = "3 or 4 are allowed, or three dimensions for grayscale images"
+        raise UserError(f"{folder / RAW_FILES[0]}: {images.shape[3]} channels as the fourth dimension; {allowed}")
     num_classes = len(class_names) or int(max(labels.max(), test_labels.max())) + 1
     if num_classes < 2:
         raise UserError(f"{folder / RAW_FILES[1]}: every label is 0; at least 2 classes are needed")

@@ -74,11 +74,13 @@ class ExportedModel:
         self._call = jax.jit(program)
         self._compiled: dict[int, jax.stages.Compiled] = {}
 
-    def compile(self, batch_size: int) -> None:
-        """Compile for one batch size, or load the compiled program from JAX's compilation cache."""
+    def compile(self, batch_size: int) -> int:
+        """Compile for one batch size, or load the program from JAX's cache; return bytes of its temporary arrays."""
         if batch_size not in self._compiled:
             images = jax.ShapeDtypeStruct((batch_size, *self.manifest.image_shape), np.uint8)
             self._compiled[batch_size] = self._call.lower(self.tensors, images).compile()
+        memory: Any = self._compiled[batch_size].memory_analysis()
+        return int(memory.temp_size_in_bytes)
 
     def run(self, images: Images) -> Array:
         """Return the answers to a batch of a compiled size, unchecked; the computation may still be running."""

@@ -12,13 +12,14 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock
 
 from gradtrail.support.errors import FULL, UserError, one_line
 
 Stamps = dict[Path, tuple[int, ...]]
+LFS_POINTER = "a Git LFS pointer, not the file itself; `git lfs pull` fetches it"
 _IGNORED = {"__pycache__", ".DS_Store"}  # by `.dvcignore` too; the second one is of macOS's Finder
 
 
@@ -35,6 +36,14 @@ def naming_file(path: Path) -> Iterator[None]:
             files = (file for file in path.rglob("*") if file.is_file())
             error.filename = str(max(files, key=lambda file: file.stat().st_mtime_ns, default=path))
         raise
+
+
+def is_lfs_pointer(source: Path | BinaryIO) -> bool:
+    """Whether Git LFS put its pointer in the place of a file that it did not fetch."""
+    first = b"version https://git-lfs.github.com/"
+    with source.open("rb") if isinstance(source, Path) else contextlib.nullcontext(source) as file:
+        file.seek(0)
+        return file.read(len(first)) == first
 
 
 @contextlib.contextmanager

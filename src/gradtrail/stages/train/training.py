@@ -29,6 +29,7 @@ from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program
 from gradtrail.core.train.step import RunKeys, StepRecord, TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.core.xla.passes import Pass
 from gradtrail.stages.artifacts import accounting, data_files
 from gradtrail.stages.artifacts.accounting import Spending
 from gradtrail.stages.artifacts.data_files import DatasetInfo
@@ -38,7 +39,7 @@ from gradtrail.stages.common.stage import Stage
 from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder, on_devices, state_on_device
 from gradtrail.stages.train.privacy import training_secret
 from gradtrail.support.errors import UserError
-from gradtrail.support.memory import require_memory
+from gradtrail.support.memory import require_memory, require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import Stopped, stop_request
 
@@ -99,7 +100,7 @@ class Training:
     inputs_changed: Callable[[], bool] = lambda: False  # True if the results will not be recorded
     weight_changes: Float[np.ndarray, "examples classes"] | None = None  # of `train`, by `config.changes`
     program: Program = field(init=False, repr=False)
-    predict: CompiledFunction = field(init=False, repr=False)
+    predict: Pass = field(init=False, repr=False)
 
     @classmethod
     def load(cls, stage: Stage) -> "Training":
@@ -178,7 +179,7 @@ class Training:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [*self.program.functions, self.predict]
+        return [*self.program.functions, self.predict.function]
 
     def compile(self, compiler: Compiler) -> None:
         """Compile the functions of the training, in process 0 first: the others find them in the cache.
@@ -199,9 +200,10 @@ class Training:
             program = program.with_weight_changes(self.info.num_classes)
         with first_process_first():
             self.program = program.compile(compiler)
-            self.predict = inference.compile_predict(self.model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
-        fixed = self.program.argument_bytes
-        require_memory("train.batch_size", self.config.batch_size, self.functions, fixed_bytes=fixed)
+            self.predict = inference.compile_predict_within(self.model, compiler=compiler)
+        batch_size, fixed = self.config.batch_size, self.program.argument_bytes
+        require_memory("train.batch_size", batch_size, self.program.functions, fixed_bytes=fixed)
+        require_memory_for_model("train", [self.predict.function], host_bytes=0)
 
     def checkpoints(self, state: str, user: str = "") -> Checkpoints:
         """Return the checkpoints of the state with this key, which is read in process 0; none under a debug switch."""
@@ -283,7 +285,7 @@ class Training:
 
     def validate(self, params: HostParams) -> dict[str, float]:
         """Return `loss` and `accuracy` of a network on the validation split."""
-        return inference.validate(self.predict, params, images=self.validation.images, labels=self.validation.labels)
+        return inference.validate(self.predict, params, self.validation)
 
     def _is_over(self, step: int, history: History) -> bool:
         ends_epoch = step > 0 and step % self.program.steps_per_epoch == 0
