@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, cast
 
 import numpy as np
@@ -120,8 +121,8 @@ async def ask(
     app: ASGIApp,
     method: str,
     path: str,
-    parts: Sequence[bytes | None] = (b"",),
-    headers: Mapping[str, str] | None = None,
+    parts: Sequence[bytes | EllipsisType | None] = (b"",),
+    headers: Mapping[str, str | tuple[str, ...]] | None = None,
 ) -> Reply:
     """Send a request, and return the answer.
 
@@ -129,10 +130,11 @@ async def ask(
         app: ASGI application.
         method: HTTP method.
         path: Decoded path without a query.
-        parts: Parts of the body; None if the client disconnects; without any part the body never ends.
-        headers: Headers besides Host.
+        parts: Parts of the body; None if the client disconnects, `...` if it sends nothing any more.
+        headers: Headers besides Host; those with several values are sent several times.
     """
-    all_headers = {"host": "localhost:8080", **(headers or {})}
+    values = {"host": "localhost:8080", **(headers or {})}
+    pairs = [(name, each) for name, one in values.items() for each in ((one,) if isinstance(one, str) else one)]
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -143,7 +145,7 @@ async def ask(
         "raw_path": path.encode("utf-8", "replace"),
         "query_string": b"",
         "root_path": "",
-        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in all_headers.items()],
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in pairs],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8080),
     }
@@ -151,9 +153,9 @@ async def ask(
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
-        if not waiting:
+        part = waiting.pop(0) if waiting else ...
+        if isinstance(part, EllipsisType):
             await asyncio.sleep(3600)
-        part = waiting.pop(0)
         if part is None:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": part, "more_body": bool(waiting)}

@@ -315,6 +315,21 @@ async def test_hanging_shadow_is_stopped_but_not_by_requests_of_an_earlier_trial
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
+async def test_waiting_too_long_for_others_is_no_evidence(share: float) -> None:
+    with bench(share, sound, patience_seconds=0.02) as made:
+        challenger = made.trial.evidence.challenger
+        assert challenger is not None
+        waiting: Any = lambda _: asyncio.sleep(60)  # noqa: E731 - in the queue, behind short batches
+        challenger.batcher.predict = waiting  # type: ignore[method-assign]
+        for number in range(30):
+            assert (await made.ask(number)).model.version == "1"
+            await made.settle()
+        assert (made.trial.state, made.trial.describe_rollout()["requests"]) == ("canary" if share else "shadow", 0)
+        assert made.value("gradtrail_comparisons_dropped_total") == 30
+        assert made.value("gradtrail_model_errors_total", role="challenger", version="2") == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
 async def test_comparisons_are_skipped_under_load(share: float) -> None:
     hanging = Hanging()
     with bench(share, sound if share else hanging) as made:

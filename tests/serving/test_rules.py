@@ -18,6 +18,7 @@ from starlette.routing import Route
 from gradtrail.serving.metrics import ServerMetrics, count_compilations
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import BatchingConfig
+from gradtrail.serving.server.middleware import Limits
 from gradtrail.serving.server.router import Router
 from gradtrail.serving.slo import read_slo
 
@@ -31,6 +32,9 @@ RULES = [
     for group in YAML(typ="safe", pure=True).load(DEPLOY / "prometheus" / "rules.yaml")["groups"]
     for rule in group["rules"]
 ]
+PARSING_MIB = (
+    384  # for the values of one JSON of 16 MiB (335 MiB for images of 224 × 224 × 3), or for one large picture
+)
 METRIC = re.compile(r"\b(?:gradtrail|process)[a-z_]*(?::[a-z_0-9:]+)?")
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
 QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
@@ -96,11 +100,18 @@ def test_thresholds_are_burn_rates_times_budgets() -> None:
         assert [(rule["expr"], rule["labels"]) for rule in RULES if rule.get("alert") == alert] == expected
 
 
-def test_limits_of_the_verdict_are_those_of_the_alerts() -> None:
-    limits = read_slo(DEPLOY / "slo.yaml").limits
+def test_two_models_and_all_requests_fit_below_the_alert_and_the_alert_fires_below_the_limits_that_kill() -> None:
+    limits, yaml = read_slo(DEPLOY / "slo.yaml").limits, YAML(typ="safe", pure=True)
     expressions = {rule.get("alert"): rule["expr"] for rule in RULES}
     assert expressions["GradtrailSlowStart"].endswith(f"> {limits.cold_start_seconds:g}")
-    assert expressions["GradtrailMemoryHigh"].endswith(f"> {2 * limits.memory_mib * 2**20:.0f}")
+
+    deployment = next(yaml.load_all(DEPLOY / "kubernetes" / "server.yaml"))
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    server = yaml.load(DEPLOY / "server.compose.yaml")["services"]["server"]
+    assert container["resources"]["limits"]["memory"].removesuffix("Mi") == server["mem_limit"].removesuffix("m")
+    used = 2 * limits.memory_mib + Limits.max_total_bytes / 2**20
+    alert, killed = int(expressions["GradtrailMemoryHigh"].split()[-1]) / 2**20, int(server["mem_limit"][:-1])
+    assert used + PARSING_MIB <= alert <= killed - 256
 
 
 @NEEDS_PROMTOOL

@@ -1,6 +1,7 @@
 """The server as a process: start, refusal to start, draining, and HTTP below the guard."""
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import psutil
 import pytest
 import uvicorn
 from answering import Server, command, environment, server
@@ -176,24 +178,33 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent, self.is_closed = b"", False
+        self.pause_reading = self.resume_reading = lambda: None  # type: ignore[method-assign]
 
     def write(self, data: Any) -> None:
-        self.sent += bytes(data)
+        self.sent += bytes(data) if not self.is_closed else b""
 
     def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
         self.is_closed = True
 
     def is_closing(self) -> bool:
         return self.is_closed
 
 
+def connected(state: ServerState | None = None) -> tuple[serving.Protocol, Transport]:
+    """Return a connection that is open."""
+    app = application(FakeModel(), limits=Limits(max_seconds=0.01)).app
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, timeout_keep_alive=75)
+    protocol, transport = serving.Protocol(config, state or ServerState(), {}), Transport()
+    protocol.connection_made(cast(Any, transport))
+    return protocol, transport
+
+
 async def sent_to_the_parser(parts: list[bytes]) -> Transport:
     """Send parts of requests to the parser until it closes the connection; bodies are not read."""
-    app = application(FakeModel(), limits=Limits(max_seconds=0.01)).app
-    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
-    protocol = serving.Protocol(config, ServerState(), {})
-    transport = Transport()
-    protocol.connection_made(cast(Any, transport))
+    protocol, transport = connected()
     for part in parts:
         if transport.is_closed:
             break
@@ -205,22 +216,78 @@ async def sent_to_the_parser(parts: list[bytes]) -> Transport:
 
 _POST = b"POST /invocations HTTP/1.1\r\nHost: localhost\r\n"
 _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
+_GET = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n"
+LONG, MANY = "the head of the request has more than 65,536 bytes", "the request has more than 100 headers"
 
 
 @pytest.mark.parametrize(
-    ("start", "part"),
+    ("start", "part", "error"),
     [
-        (b"GET /", b"a" * 1000),
-        (b"GET / HTTP/1.1\r\na: ", b"a" * 1000),
-        (b"GET / HTTP/1.1\r\n", b"a: " + b"a" * 1000 + b"\r\n"),
-        (_CHUNKED + b"1\r\nx\r\n0\r\n", b"a: " + b"a" * 1000 + b"\r\n"),
+        (b"GET /", b"a" * 1000, LONG),
+        (b"GET / HTTP/1.1\r\na: ", b"a" * 1000, LONG),
+        (b"GET / HTTP/1.1\r\n", b"a: " + b"a" * 1000 + b"\r\n", LONG),
+        (_CHUNKED + b"1\r\nx\r\n0\r\n", b"a: " + b"a" * 1000 + b"\r\n", LONG),
+        (b"GET / HTTP/1.1\r\n", b"a:\r\n", MANY),
+        (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 50_000, b"a:\r\n", MANY),
+        (b"", _GET + b"\r\n", "64 requests of this connection wait already"),
+        ((_GET + b"\r\n") * 4000, b"", "64 requests of this connection wait already"),
     ],
 )
-def test_endless_head_is_refused(start: bytes, part: bytes) -> None:
+def test_what_a_connection_keeps_in_memory_is_bounded(start: bytes, part: bytes, error: str) -> None:
     transport = asyncio.run(sent_to_the_parser([start, *[part] * 300]))
     assert transport.is_closed
     assert transport.sent.startswith(b"HTTP/1.1 400")
-    assert transport.sent.endswith(b'{"error":"the head of the request has more than 262,144 bytes"}')
+    assert transport.sent.endswith(f'{{"error":"{error}"}}'.encode())
+
+
+async def test_one_connection_too_many_is_refused_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_MAX_CONNECTIONS", 3)
+    state = ServerState()
+    open_ones = [connected(state) for _ in range(3)]
+    _, refused = connected(state)
+    assert refused.sent.startswith(b"HTTP/1.1 503")
+    assert b'{"error":"3 connections are open already; try again"}' in refused.sent
+    assert [transport.is_closed for _, transport in (*open_ones, (None, refused))] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_read", "limit"),
+    [
+        ([], True, 20),  # silence
+        ([b"GET / HT"], True, 20),
+        ([_GET, b"a: b\r\n"], True, 20),
+        ([_GET + b"\r\n", b"GET / HT"], True, 20),  # also after a request that was answered
+        ([_GET + b"\r\n"], True, 75),
+        ([_GET + b"\r\n", b"\r\n", b"\r\n"], True, 75),  # uvicorn's own limit ends with the first byte
+        ([_POST + b"Content-Length: 9\r\n\r\n", b"a"], True, 75),  # was answered with 504
+        ([_POST + b"Content-Length: 9\r\n\r\n", b"a", b"a"], True, 75),
+        ([_GET + b"\r\n", _GET + b"\r\n"], False, 75),  # the client reads no answer
+    ],
+)
+async def test_connection_without_progress_has_a_time_limit(
+    parts: list[bytes], is_read: bool, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_limits, end_after = list[float | None](), serving.Protocol._end_after
+
+    def record(protocol: serving.Protocol, seconds: float | None) -> None:
+        set_limits.append(seconds)
+        end_after(protocol, seconds)
+
+    monkeypatch.setattr(serving.Protocol, "_end_after", record)
+    protocol, transport = connected()
+    if not is_read:
+        protocol.pause_writing()
+    for part in parts:
+        protocol.data_received(part)
+        while is_read and protocol.tasks:
+            await asyncio.sleep(0)
+    assert set_limits[-1] == limit
+    assert protocol._timer is not None
+    assert not protocol._timer.cancelled()
+    protocol._timer._run()
+    assert transport.is_closed
+    protocol.connection_lost(None)
+    await asyncio.gather(*protocol.tasks)
 
 
 @pytest.mark.parametrize(
@@ -228,11 +295,59 @@ def test_endless_head_is_refused(start: bytes, part: bytes) -> None:
     [
         [_POST + b"Content-Length: 1000000\r\n\r\n", *[b"a" * 10_000] * 100],
         [_CHUNKED, *[b"1\r\nx\r\n" * 100] * 1000],
-        [b"GET /v2 HTTP/1.1\r\na: " + b"a" * 10_000 + b"\r\n\r\n"] * 100,
+        [b"GET /v2 HTTP/1.1\r\na: " + b"a" * 10_000 + b"\r\n\r\n"] * 60,
     ],
 )
 def test_long_bodies_and_many_requests_are_no_long_heads(parts: list[bytes]) -> None:
-    assert b"the head" not in asyncio.run(sent_to_the_parser(parts)).sent
+    assert b"HTTP/1.1 400" not in asyncio.run(sent_to_the_parser(parts)).sent
+
+
+async def test_requests_that_are_sent_but_not_read_when_the_server_stops_are_answered() -> None:
+    body, app = json.dumps(inference(np.zeros((1, 4, 3), np.uint8))).encode(), application(FakeModel())
+    request = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    clients = list[socket.socket]()
+
+    class Stopping(serving.Server):
+        async def on_tick(self, counter: int) -> bool:
+            """Stop in the same step of the event loop in which requests arrive."""
+            if self.server_state.total_requests:
+                clients.append(socket.create_connection(listener.getsockname()))
+                for client in clients:
+                    client.sendall(request)
+                self._drain()
+            return self.should_exit
+
+    with serving._listening("127.0.0.1", 0) as listener:
+        clients.append(socket.create_connection(listener.getsockname()))  # it stays open after its first request
+        clients[0].sendall(request)
+        config = uvicorn.Config(app.app, http=serving.Protocol, ws="none", lifespan="off", log_config=None)
+        server = Stopping(config)
+        server.router = app.router
+        await server.serve(sockets=[listener])
+    for client, count in zip(clients, (2, 1), strict=True):
+        with client, client.makefile("rb") as stream:
+            answers = stream.read()
+        assert answers.count(b"HTTP/1.1 200 OK") == count
+        assert answers.rpartition(b"HTTP/1.1")[2].count(b"connection: close") == 1
+
+
+@pytest.mark.slow
+def test_memory_stays_bounded_whatever_arrives(folder: Path) -> None:
+    """Unfinished bodies of 15 MiB on a hundred connections, and heads that never end."""
+    with server(folder) as running:
+        memory = psutil.Process(running.process.pid).memory_info
+        before, connections = memory().rss, list[socket.socket]()
+        for number in range(200):
+            connections.append(connection := socket.create_connection(("127.0.0.1", running.port), timeout=120))
+            head = b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 60_000
+            body = _POST + b"Content-Length: 16777216\r\n\r\n" + b" " * (15 * 2**20)
+            with contextlib.suppress(OSError):  # it was refused
+                connection.sendall(head if number % 2 else body)
+        assert running.ask("GET", "/v2/health/ready") == (200, {"ready": True})
+        assert memory().rss - before < 1.5 * Limits.max_total_bytes
+        for connection in connections:
+            connection.close()
+        running.wait(lambda: running.ask("POST", INFER, ONE)[0] == 200)
 
 
 @pytest.mark.slow

@@ -29,19 +29,26 @@ def export_onnx(out: Path) -> int:
     Raises:
         UserError: The environment cannot be made, or the model cannot be converted or answers differently; one line.
     """
-    folder = private_folder() / "onnx"
+    try:
+        print(run([str(make_environment()), "-m", __name__, str(out)], seconds=None).decode().strip())
+    except CommandError as error:
+        raise UserError(f"{out}: {error}") from None
+    return 0
+
+
+def make_environment() -> Path:
+    """Return the interpreter of an environment with the packages of `LOCK`, and behind them those of this one."""
+    folder = private_folder() / "onnx" / sysconfig.get_python_version()
     python, installed = folder / "bin" / "python", folder / LOCK.name
     if not installed.exists() or installed.read_bytes() != LOCK.read_bytes():
         uv("venv", "--quiet", "--clear", "--python", sys.executable, str(folder))
         uv("pip", "install", "--quiet", "--no-deps", "--require-hashes", "--python", str(python), "-r", str(LOCK))
-        (site,) = folder.glob("lib/python*/site-packages")
-        (site / "behind.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
         installed.write_bytes(LOCK.read_bytes())
-    try:
-        print(run([str(python), "-m", __name__, str(out)], seconds=None).decode().strip())
-    except CommandError as error:
-        raise UserError(f"{out}: {error}") from None
-    return 0
+    (site,) = folder.glob("lib/python*/site-packages")
+    # Python follows no .pth files in a folder that one names, and the project's code is in one; `addsitedir` does
+    line = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    (site / "behind.pth").write_text(line, encoding="utf-8")
+    return python
 
 
 def convert(out: Path) -> None:

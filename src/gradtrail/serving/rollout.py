@@ -293,15 +293,17 @@ class Trial(Router):
         return Answer(probabilities=probabilities, model=challenger, is_first=challenger.num_answered == 1)
 
     async def _try(self, evidence: Evidence, challenger: Served, images: Images) -> Probabilities | None:
-        """Ask the challenger; None if it fails or hangs, or if the server's limits refuse the request."""
+        """Ask the challenger; None if it fails or hangs, or if the server is overloaded, which is no evidence."""
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self.config.patience_seconds):
                 probabilities = await challenger.batcher.predict(images)
-        except HTTPException:  # no evidence against the model
-            self.metrics.comparisons_dropped.inc()
-            return None
         except Exception as error:
+            # A request that waits for others, in batches that take little time, meets a busy server, not a fault
+            is_short = challenger.batcher.running_seconds < self.config.patience_seconds / 2
+            if isinstance(error, HTTPException) or (isinstance(error, TimeoutError) and is_short):
+                self.metrics.comparisons_dropped.inc()
+                return None
             if not isinstance(error, TimeoutError) and not evidence.has_logged_exception:
                 evidence.has_logged_exception = True
                 LOG.warning("the challenger, version %s, failed", challenger.version, exc_info=True)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import os
 import socket
 import sys
@@ -27,7 +28,13 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import stop_request
 
-_MAX_HEAD_BYTES = 2**18  # bytes of a request without its body
+_MAX_CONNECTIONS = 512
+_MAX_HEAD_BYTES = 2**16  # bytes of a request without its body
+_MAX_HEADERS = 100
+_MAX_PIPELINED = 64  # requests on a connection that wait for the one before them
+_HEAD_SECONDS = 20.0  # longest time from a connection, or from the first byte of a request, to the end of the head
+_ANSWER_SECONDS = 45.0  # longest time, after the time limit of a request, for the client to read the answer
+_LAST_READS = 3  # of each connection after a signal
 _CHUNK_OVERHEAD = 32  # bytes around a part of a body in Transfer-Encoding: chunked
 
 
@@ -63,7 +70,8 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
     router = make_router(rollout, BatchingConfig(max_wait_ms=options["max_wait_ms"]), metrics)
     metrics.ready.set_function(lambda: router.is_ready)
     limits = Limits(
-        max_body_bytes=int(options["max_body_mib"] * 2**20),
+        max_body_bytes=(max_body := int(options["max_body_mib"] * 2**20)),
+        max_total_bytes=max(Limits.max_total_bytes, max_body),
         max_images=options["max_images"],
         max_requests=options["max_requests"],
         max_seconds=options["max_seconds"],
@@ -77,7 +85,7 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
         log_config=None,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=math.ceil(options["max_seconds"] + _ANSWER_SECONDS),
         timeout_graceful_shutdown=options["drain_seconds"],
     )
     with (
@@ -105,17 +113,66 @@ class Server(uvicorn.Server):
     def _drain(self) -> None:
         self.router.is_draining = self.should_exit = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for _ in range(_LAST_READS):  # uvicorn closes idle connections without reading what was sent before the signal
+            await asyncio.sleep(0.1)
+        await super().shutdown(sockets)
+
 
 class Protocol(HttpToolsProtocol):
-    """Closes a connection whose head or trailers never end, as the parser keeps both in memory; errors are JSON."""
+    """Limits what a client without a token can hold: connections, bytes of a head, waiting requests, and time.
+
+    The parser keeps a head and trailers in memory until they end. Errors are JSON.
+    """
 
     _num_head = 0  # bytes of the request so far, without its body
+    _timer: asyncio.TimerHandle | None = None  # ends the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
+        super().connection_made(transport)
+        self._end_after(_HEAD_SECONDS)
+        if len(self.connections) > _MAX_CONNECTIONS:
+            self._refuse(503, f"{_MAX_CONNECTIONS} connections are open already; try again")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._end_after(None)
+
+    def _end_after(self, seconds: float | None) -> None:
+        """End the connection after some time, in place of the time that was set before."""
+        if self._timer:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._num_head += len(data)
         super().data_received(data)
-        if self._num_head > _MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"the head of the request has more than {_MAX_HEAD_BYTES:,} bytes")
+        if self._num_head > _MAX_HEAD_BYTES:
+            self._refuse(400, f"the head of the request has more than {_MAX_HEAD_BYTES:,} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self.cycle is None or self.cycle.response_complete:
+            self._end_after(_HEAD_SECONDS)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > _MAX_HEADERS:
+            self._refuse(400, f"the request has more than {_MAX_HEADERS} headers")
+            raise ValueError  # ends the parser
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) == _MAX_PIPELINED:
+            self._refuse(400, f"{_MAX_PIPELINED} requests of this connection wait already")
+            raise ValueError
+        super().on_headers_complete()
+        self._end_after(self.timeout_keep_alive)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._end_after(self.timeout_keep_alive)
+        if self.cycle.response_complete:
+            self.cycle.body.clear()  # of a request that was refused
 
     def on_body(self, body: bytes) -> None:
         self._num_head = max(0, self._num_head - len(body) - _CHUNK_OVERHEAD)
@@ -126,9 +183,14 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        answer = error_response(400, msg, {"Connection": "close"})
+        self._refuse(400, msg)
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        answer = error_response(status, message, {"Connection": "close"})
         head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
-        self.transport.write(STATUS_LINE[400] + head + b"\r\n" + bytes(answer.body))
+        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + bytes(answer.body))
         self.transport.close()
 
 

@@ -81,6 +81,8 @@ def with_token(value: str) -> dict[str, str]:
                 ({"host": "rebound.example.com"}, 421, "Host: must be this machine, such as localhost"),
                 ({"host": "localhost.example.com"}, 421, "Host: must be this machine, such as localhost"),
                 ({"host": ""}, 421, "Host: must be this machine, such as localhost"),
+                ({"host": ("rebound.example.com", "localhost")}, 400, "Host: sent 2 times; send it once"),
+                ({"origin": ("http://example.com", "http://localhost:8080")}, 400, "Origin: sent 2 times"),
                 ({"host": "localhost:8080", "origin": "http://localhost:9999"}, 403, "Origin: cross-origin requests"),
                 ({"host": "localhost:8080", "origin": "null"}, 403, "Origin: cross-origin requests"),
             )
@@ -89,7 +91,7 @@ def with_token(value: str) -> dict[str, str]:
     ],
 )
 async def test_requests_without_a_token(
-    method: str, path: str, headers: Mapping[str, str], body: bytes, status: int, error: str
+    method: str, path: str, headers: Mapping[str, Any], body: bytes, status: int, error: str
 ) -> None:
     app = application(FakeModel(), limits=Limits(max_body_bytes=2048, max_images=2))
     reply = await ask(app.app, method, path, [body[:500], body[500:]], JSON | dict(headers))
@@ -279,6 +281,31 @@ async def test_too_many_requests_are_refused() -> None:
     opened.set()
     assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 3
     assert (await app.post(INFER, ONE)).status == 200
+
+
+async def test_bodies_in_progress_share_one_budget_which_is_free_again_once_they_end() -> None:
+    app = application(FakeModel(), limits=Limits(max_body_bytes=40_000, max_total_bytes=100_000))
+    whole = BODY.ljust(40_000)
+
+    async def send(*parts: Any) -> asyncio.Task[Any]:
+        task = asyncio.create_task(ask(app.app, "POST", INFER, parts, JSON))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return task
+
+    unfinished = [await send(*[b" " * 1000] * 30, ..., b"") for _ in range(20)]
+    answers = [task.result() for task in unfinished if task.done()]
+    message = {"error": "bodies of 100,000 bytes are in progress already; try again"}
+    assert all((one.status, one.headers["retry-after"], one.json) == (429, "1", message) for one in answers)
+    waiting = [task for task in unfinished if not task.done()]
+    assert len(waiting) == 3, "90,000 bytes; a fourth one would exceed the limit"
+    assert (await app.post(INFER, whole)).status == 429
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    ends = (((b" " * 30_000, None), 499), ((b"x" * 40_000,), 400), ((b" " * 40_001,), 413), ((whole,), 200))
+    for parts, status in ends * 4:  # none keeps a part of the budget
+        assert (await (await send(*parts))).status == status
 
 
 async def test_slow_request_is_ended() -> None:

@@ -70,7 +70,7 @@ def test_values_from_0_to_1_and_binary_images_become_pixels_if_their_form_is_cle
     ("body", "message"),
     [
         (b"", "not readable as JSON"),
-        (b"[" * 100_000, "not readable as JSON"),
+        (b"[" * 1500, "not readable as JSON"),
         (b"[1]", "expected a JSON object"),
         (b"{}", "inputs: must be a list with one tensor"),
         (b'{"inputs": [{"name": {"a": ' + DEEP + b"}}]}", 'inputs[0].name: must be "images", got a dict'),
@@ -133,6 +133,38 @@ def test_other_content_types_are_refused(content_type: str) -> None:
     with pytest.raises(HTTPException) as refused:
         invoke({"inputs": []}, content_type)
     assert refused.value.status_code == 415
+
+
+@pytest.mark.parametrize("value", ["[],", "{},", '{"":0},', '"a",', "[0],", "0.1,"])
+@pytest.mark.parametrize("shape", [(28, 28), (224, 224, 3)])
+def test_values_that_images_cannot_have_are_refused_before_they_are_parsed(
+    value: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol.orjson, "loads", lambda _: pytest.fail("parsed"))
+    count = 2_000_000 if value == "0.1," else 100_000
+    body = f'{{"inputs": [{(count * value)[:-1]}]}}'.encode()
+    for read in (
+        lambda: protocol.read_inference(body, shape, 10),
+        lambda: protocol.read_invocation(body, "application/json", shape, 10),
+    ):
+        with pytest.raises(
+            HTTPException, match=f"a request may have 10 images of {' × '.join(map(str, shape))}"
+        ) as error:
+            read()
+        assert error.value.status_code == 413
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (9, 7), (9, 7, 3), (9, 1, 3), (1, 9, 1)])
+def test_as_many_nested_images_as_a_request_may_have_are_read(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "_NUM_OTHERS", 30)
+    images = np.full((50, *shape), 2, np.uint8)
+    body = json.dumps({"inputs": images.tolist()}).encode()
+    np.testing.assert_array_equal(protocol.read_invocation(body, "application/json", shape, 50), images)
+    np.testing.assert_array_equal(
+        protocol.read_inference(inference(images.tolist(), images.shape), shape, 50).images, images
+    )
 
 
 def test_too_many_images_are_refused() -> None:

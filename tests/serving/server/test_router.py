@@ -328,6 +328,27 @@ async def test_exception_of_the_model_reaches_only_requests_of_its_batch() -> No
     assert (queue.num_images, len(queue.queue)) == (0, 0)
 
 
+async def test_queue_survives_a_thread_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, start, app = FakeModel(), threading.Thread.start, application()
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    app.router.swap(model.served_by(app.router))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        replies = await asyncio.gather(*(app.post(INFER, inference(images(8, seed))) for seed in range(250)))
+    message = "the model's thread did not start: can't start new thread; try again"
+    assert {(reply.status, reply.headers["retry-after"], reply.json["error"]) for reply in replies} == {
+        (503, "1", message)
+    }
+    assert model.batches == []
+    assert threading.Thread.start is start
+    reply = await app.post(INFER, inference(images(3)))
+    np.testing.assert_array_equal(probabilities(reply), shares(images(3)))
+    assert model.batches == [4]
+
+
 async def test_cancelled_request_is_not_run() -> None:
     gate = Gate()
     model = FakeModel(gate)

@@ -47,7 +47,7 @@ def create_app(router: Router, limits: Limits | None = None, *, token: str = "")
     ]
     return Starlette(
         routes=[*_classifying(router, limits or Limits()), *_describing(router), *page],
-        middleware=[Middleware(CountRequests, metrics=router.metrics), Middleware(CheckClient, token=token)],
+        middleware=[Middleware(CountRequests, router=router), Middleware(CheckClient, token=token)],
         exception_handlers=dict.fromkeys((HTTPException, ClientDisconnect, Exception), _answer_error),
     )
 
@@ -64,7 +64,7 @@ def _classifying(router: Router, limits: Limits) -> list[Route]:
     """Return the endpoints that classify; they come first, as routes are tried in turn."""
     decoding = asyncio.Lock()
 
-    async def infer(request: Request, body: bytes) -> Response:
+    async def infer(request: Request, body: bytearray) -> Response:
         """Answer a request of https://github.com/kserve/open-inference-protocol, version 2."""
         version = request.path_params.get("version")
         served = router.find(request.path_params["name"], version)
@@ -76,7 +76,7 @@ def _classifying(router: Router, limits: Limits) -> list[Route]:
         content = protocol.inference_answer(inference, answer.probabilities, answer.model.about, answer.model.version)
         return _answer(request, answer, content)
 
-    async def invocations(request: Request, body: bytes) -> Response:
+    async def invocations(request: Request, body: bytearray) -> Response:
         """Answer a request of MLflow's scoring server."""
         served = router.current
         kind = request.headers.get("content-type", "")
@@ -84,7 +84,7 @@ def _classifying(router: Router, limits: Limits) -> list[Route]:
         answer = await router.answer(images, request.headers.get(REQUEST_ID), served)
         return _answer(request, answer, protocol.invocation_answer(answer.probabilities))
 
-    async def picture(request: Request, body: bytes) -> Response:
+    async def picture(request: Request, body: bytearray) -> Response:
         """Classify an image file, after converting it into the form of the training images."""
         served = router.current
         if not body.startswith(_PICTURES):
@@ -163,7 +163,7 @@ def _page_route(path: str, name: str, kind: str) -> Route:
     return _Route(path, send)
 
 
-def _decode(body: bytes, about: Manifest) -> np.ndarray:
+def _decode(body: bytearray, about: Manifest) -> np.ndarray:
     """Return an image in the form of the model's images, as `gradtrail predict` does."""
     from gradtrail.serving.images import decode_image
 

@@ -57,6 +57,7 @@ class Batcher:
         self._thread: ThreadPoolExecutor | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_running = self._is_closing = False
+        self._started = 0.0  # time at which the last batch started
         self._expected = 1  # number of requests to wait for
 
     async def predict(self, images: Images) -> Probabilities:
@@ -85,6 +86,11 @@ class Batcher:
             self._end_if_idle()
             raise
         return answers[0] if len(answers) == 1 else np.concatenate(answers)
+
+    @property
+    def running_seconds(self) -> float:
+        """Seconds since the batch that runs started; 0 if none runs."""
+        return time.perf_counter() - self._started if self._is_running else 0.0
 
     def close(self) -> None:
         """End the thread once all waiting requests are answered."""
@@ -117,13 +123,18 @@ class Batcher:
             requests.append(self.queue.popleft())
             count += len(requests[-1].images)
         self.num_images -= count
-        self._is_running = True
+        self._is_running, self._started = True, time.perf_counter()
         if len(requests) == 1 and self._size_for(count) in self.short_sizes:
             self._run(requests, count)
             return
         if self._thread is None:  # also for a request that arrived before its model was replaced
             self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
-        self._thread.submit(self._run, requests, count)
+        try:
+            self._thread.submit(self._run, requests, count)
+        except RuntimeError as error:  # of the system, at its limit of threads
+            self._thread = None  # it would run the batch later, a second time
+            refusals = [HTTPException(503, f"the model's thread did not start: {error}; try again")] * len(requests)
+            self._loop.call_soon(self._finish, requests, refusals, self._size_for(count), self._started)
 
     def _size_for(self, count: int) -> int:
         return next(size for size in self.sizes if size >= count)

@@ -1,4 +1,4 @@
-"""What a request passes before an endpoint answers it: counts, authorization, and limits of size and time.
+"""What a request passes before an endpoint answers it: counts, authorization, and limits of memory and time.
 
 Errors are `{"error": "one line"}`, without a path or a traceback.
 """
@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gradtrail.serving.metrics import ServerMetrics
+from gradtrail.serving.server.router import Router
 from gradtrail.support.errors import UserError, one_line, printable
 
 JSON = "application/json"
@@ -30,6 +30,7 @@ _OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")  # nam
 _PUBLIC = {"/", "/page.css", "/page.js", "/ping", "/v2/health/live", "/v2/health/ready"}  # no token needed
 _MIN_TOKEN = 16
 _MAX_ERROR = 300  # characters
+_UNIQUE = (b"host", b"origin", b"authorization")  # headers that decide who the client is
 _KINDS = {404: "not_found", 413: "too_large", 429: "overloaded", 503: "not_ready", 504: "timeout"}
 _KINDS |= dict.fromkeys((401, 403, 421), "unauthorized") | dict.fromkeys((400, 405, 415, 499), "invalid")
 
@@ -39,6 +40,7 @@ class Limits:
     """Limits of requests."""
 
     max_body_bytes: int = 16 * 2**20
+    max_total_bytes: int = 128 * 2**20  # of the bodies of all requests in progress
     max_images: int = 1024  # per request
     max_requests: int = 256  # in progress; one more is refused
     max_seconds: float = 30.0  # from a request's head to its answer
@@ -62,10 +64,10 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 
 class CountRequests:
-    """Counts each request by its route and status."""
+    """Counts each request by its route and status; once the server drains, its answer is the connection's last one."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, router: Router) -> None:
+        self.app, self.router, self.metrics = app, router, router.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
@@ -75,6 +77,8 @@ class CountRequests:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if self.router.is_draining:
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
         try:
@@ -103,7 +107,10 @@ class CheckClient:
         await (refusal or self.app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        headers = dict(scope["headers"])
+        headers, names = dict(scope["headers"]), [name for name, _ in scope["headers"]]
+        for name in _UNIQUE:
+            if names.count(name) > 1:  # else the last one would decide, and for a proxy perhaps the first one
+                return error_response(400, f"{name.decode().title()}: sent {names.count(name)} times; send it once")
         if self.token:
             scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
             is_valid = hmac.compare_digest(token.strip(), self.token) and scheme.lower() == b"bearer"
@@ -120,13 +127,14 @@ class CheckClient:
 
 
 class RequestLimits:
-    """Limits the number of requests in progress, their bodies, and their time."""
+    """Limits the number of requests in progress, their time, and the bytes of each body and of all bodies together."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._num_requests = 0  # in progress
+        self._num_bytes = 0  # of their bodies, received so far
 
-    def apply(self, endpoint: Callable[[Request, bytes], Awaitable[Response]]) -> Callable[[Request], Any]:
+    def apply(self, endpoint: Callable[[Request, bytearray], Awaitable[Response]]) -> Callable[[Request], Any]:
         """Return an endpoint that reads the body, and calls this one with it."""
 
         async def limited(request: Request) -> Response:
@@ -138,13 +146,17 @@ class RequestLimits:
                 async with asyncio.timeout(self.limits.max_seconds) as timeout:
                     DEADLINE.set(timeout.when() or math.inf)
                     async for part in request.stream():
-                        body += part
-                        if len(body) > (limit := self.limits.max_body_bytes):
+                        if len(body) + len(part) > (limit := self.limits.max_body_bytes):
                             raise HTTPException(413, f"the body has more than {limit:,} bytes", {"Connection": "close"})
-                    return await endpoint(request, bytes(body))
+                        if self._num_bytes + len(part) > (limit := self.limits.max_total_bytes):
+                            raise HTTPException(429, f"bodies of {limit:,} bytes are in progress already; try again")
+                        body += part
+                        self._num_bytes += len(part)
+                    return await endpoint(request, body)
             except TimeoutError:
                 raise HTTPException(504, f"no answer within {self.limits.max_seconds:g} s") from None
             finally:
                 self._num_requests -= 1
+                self._num_bytes -= len(body)
 
         return limited

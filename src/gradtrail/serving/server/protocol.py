@@ -23,6 +23,7 @@ _TYPES = ("UINT8", "FP32")
 _MLFLOW_KEYS = ("inputs", "instances")
 _SCALARS = (int, float, str, type(None))
 _NUM_SHOWN = 10  # elements of an invalid list in an error
+_NUM_OTHERS = 2000  # values of a request besides its images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +35,13 @@ class Inference:
     outputs: Sequence[str]  # names of the requested outputs
 
 
-def read_inference(body: bytes, shape: tuple[int, ...], max_images: int) -> Inference:
+def read_inference(body: bytes | bytearray, shape: tuple[int, ...], max_images: int) -> Inference:
     """Read a request of the open inference protocol, with one tensor `images`: UINT8, or FP32 from 0 to 1.
 
     Raises:
         HTTPException: The body is no such request (400), or has too many images (413).
     """
-    content = _object(body)
+    content = _object(body, shape, max_images)
     tensors = content.get("inputs")
     if not isinstance(tensors, list) or len(tensors) != 1 or not isinstance(tensors[0], dict):
         raise HTTPException(400, f'inputs: must be a list with one tensor named "{INPUT}"')
@@ -78,7 +79,7 @@ def _tensor_images(tensor: Mapping[str, Any], shape: tuple[int, ...], max_images
     return pixels.reshape(sides)
 
 
-def read_invocation(body: bytes, content_type: str, shape: tuple[int, ...], max_images: int) -> Images:
+def read_invocation(body: bytes | bytearray, content_type: str, shape: tuple[int, ...], max_images: int) -> Images:
     """Read a request of MLflow's scoring server: `inputs` or `instances`, one image or a list of images.
 
     Whole numbers are pixels from 0 to 255; if one number has a fraction, all are from 0 to 1. Whole numbers that are
@@ -89,7 +90,7 @@ def read_invocation(body: bytes, content_type: str, shape: tuple[int, ...], max_
     """
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, f"Content-Type: must be application/json, got {_short(content_type)}")
-    content = _object(body)
+    content = _object(body, shape, max_images)
     keys = [key for key in _MLFLOW_KEYS if key in content]
     if len(keys) != 1:
         raise HTTPException(400, f"expected one of the keys {', '.join(_MLFLOW_KEYS)}; got {_short([*content])}")
@@ -146,7 +147,8 @@ def to_json(content: Mapping[str, Any]) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _object(body: bytes | bytearray, shape: tuple[int, ...], max_images: int) -> dict[str, Any]:
+    _check_counts(body, shape, max_images)
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -154,6 +156,21 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise HTTPException(400, f"expected a JSON object, got {_short(content)}")
     return content
+
+
+def _check_counts(body: bytes | bytearray, shape: tuple[int, ...], max_images: int) -> None:
+    """Refuse a body with more values than its images can have, before orjson takes seconds and much memory for them.
+
+    Commas separate the numbers. Lists, objects and texts take the most memory; images are nested in at most so many.
+    """
+    num_numbers, pixels = body.count(b","), math.prod(shape)
+    num_images = min(max_images, num_numbers // pixels + 1)
+    num_lists = num_images * sum(math.prod(shape[:depth]) for depth in range(len(shape)))
+    num_others = sum(map(body.count, (b"[", b"{", b'"')))
+    if num_numbers > max_images * pixels + _NUM_OTHERS or num_others > num_lists + _NUM_OTHERS:
+        most = f"{max_images:,} images of {' × '.join(map(str, shape))} numbers"
+        counts = f"{num_numbers:,} commas and {num_others:,} brackets, braces and quotes"
+        raise HTTPException(413, f"the body has {counts}; a request may have {most}")
 
 
 def _list(value: Any, name: str) -> list[Any]:
