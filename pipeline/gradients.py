@@ -30,7 +30,7 @@ def main(stage: Stage) -> None:
     first = next(members)
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
-        passes, exact = inputs.compile_all(first, splits, config, compiler=compiler)
+        passes, exact = inputs.compile_all(first, splits, compiler=compiler)
         rows = inputs.choose_examples(passes, config, splits, first.trajectory)
         analyzed = inputs.take_train(splits, rows)
         analyses = outputs.Analyses(scratch, len(splits["train"]), info.classes)

@@ -172,9 +172,7 @@ def gradients_config(**overrides: Any) -> GradientsConfig:
         top_fraction=0.1,
         num_largest=4,
         num_suspects=3,
-        num_influenced=2,
         bootstrap_samples=100,
-        test_examples=(),
     )
     return dataclasses.replace(config, **overrides)
 

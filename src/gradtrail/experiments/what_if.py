@@ -24,10 +24,9 @@ from markdown_it import MarkdownIt
 from mlflow.entities import Run
 
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.analysis import positions_of
 from gradtrail.core.gradients.metagradient import require_differentiable
 from gradtrail.core.gradients.scores import largest, rank_correlation
-from gradtrail.core.gradients.what_if import WhatIfConfig, make_outputs
+from gradtrail.core.gradients.what_if import WhatIfConfig, make_outputs, positions_of
 from gradtrail.core.intervals import TAILS, Interval
 from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE
 from gradtrail.core.train.changes import NO_CHANGES, weight_changes

@@ -246,7 +246,7 @@ def test_ticks_are_few_even_round_and_inside(low: float, span: float, most: int,
             "data/processed/train/images.npy",
             "models/final.safetensors",
         ),
-        *("results/train/epochs.csv", "results/gradients/largest.csv", "results/gradients/influence.png"),
+        *("results/train/epochs.csv", "results/gradients/largest.csv", "results/gradients/classes.png"),
         *("results/metrics/train.json", "results/gradients/summary.md", "results/evaluate/predictions.parquet"),
     ],
 )
