@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import GradientsConfig, Trajectory, affordable_examples, analysis_flops
@@ -78,9 +79,11 @@ def read_members(
 def read_trajectory(
     results: Path, params: Mapping[int, Params], scored: int, guarantee: PrivacyGuarantee | None
 ) -> Trajectory:
-    """Read the batch size of a training, the mean one of a private training."""
-    sizes = read_parquet(results / "steps.parquet", ("num_examples",))["num_examples"]
-    return Trajectory(params=params, scored=scored, batch_size=guarantee.batch_size if guarantee else int(sizes.max()))
+    """Read the batch size of a training: the mean one of a private training, or of one without some examples."""
+    sizes = read_parquet(results / "steps.parquet", ("num_examples",))["num_examples"].to_numpy()
+    by_epoch = sizes.reshape(len(pd.read_csv(results / "epochs.csv")), -1)
+    mean = round(np.mean(by_epoch[:, :-1] if by_epoch.shape[1] > 1 else by_epoch))  # the last one may be smaller
+    return Trajectory(params=params, scored=scored, batch_size=guarantee.batch_size if guarantee else mean)
 
 
 def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:

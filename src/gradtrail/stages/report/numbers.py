@@ -16,7 +16,8 @@ import pandas as pd
 
 from gradtrail.core import names
 from gradtrail.core.data import Split
-from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info, read_samples
+from gradtrail.stages.artifacts.changes import read_trained
+from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info
 from gradtrail.stages.artifacts.parquet import read_parquet, with_class_names
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
 from gradtrail.stages.common.files import read_json
@@ -131,7 +132,7 @@ def read_sources(folder: Path) -> Sources:
         costs=read_all("costs"),
         predictions=read_parquet(folder / "results/evaluate/predictions.parquet", _PREDICTIONS),
         scores=read_parquet(folder / "results/gradients/scores.parquet", _SCORES),
-        splits=read_samples(folder / "data/processed"),
+        splits=read_trained(folder / "data/processed", folder / "results/train"),
         guarantee=read_guarantee(folder / "results/train"),
     )
 
