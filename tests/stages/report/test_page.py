@@ -134,6 +134,11 @@ def test_numbers_equal_metrics_files(page: str) -> None:
         assert message in words, message
 
 
+def test_class_without_training_examples_has_no_share(folder: Path) -> None:
+    (folder / "results/gradients/classes.csv").write_text("class,share\n0,0.85\n1,\n2,-0.21\n")
+    assert "by a gradient step: class 0 has 85%, class 2 has -21%." in render_page(folder)
+
+
 def test_changes_of_the_training_split_are_told(folder: Path) -> None:
     sources = read_sources(folder)
     write_changes(folder / "results/train", sources.splits["train"], np.array([-1, 5], np.int32))

@@ -143,12 +143,14 @@ def compute_numbers(sources: Sources) -> dict[str, Any]:
     members = evaluated.get("members", 1)
     prefix = "ensemble_" if members > 1 else ""
     bins = sources.table("evaluate/calibration")
+    classes = [row for row in sources.table("gradients/classes") if math.isfinite(row["share"])]
     num_predictions = max(1, sum(row["count"] for row in bins))
     return {
         "model": model_name(params),
         "members": members,
         "served": {key: evaluated[prefix + key] for key in _SERVED},  # metrics of the network or of the ensemble
         "mean_confidence": sum(row["count"] * row["confidence"] for row in bins) / num_predictions,
+        "class_shares": sorted(classes, key=lambda row: row["share"]),  # without classes that have no training example
         "confusions": confusions(sources.predictions, sources.info.classes),
         "matrix": confusion_matrix(sources.predictions, sources.info.num_classes),
         "changed_labels": round(params["preprocess"]["label_noise"] * sources.metrics["preprocess"]["train_examples"]),
