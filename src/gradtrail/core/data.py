@@ -14,7 +14,8 @@ from gradtrail.core.config import Bounds, CountOrZero, NotNegative, PositiveFrac
 
 SeedSequence: TypeAlias = int | tuple[int, ...]
 REMOVED = -1  # in place of a label: the example is not in the training set
-_SPLIT, _SUBSET, _NOISE = range(3)  # independent streams of random numbers of one seed
+# Independent streams of random numbers of one seed: NumPy's seed s is (s, 0), so no stream has a seed alone
+_SPLIT, _SUBSET, _NOISE, TEST_SPLIT, OMITTED = range(5)
 
 
 @dataclass(frozen=True, kw_only=True)

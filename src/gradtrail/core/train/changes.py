@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core.config import ConfigError, Seed, Share, config
-from gradtrail.core.data import REMOVED
+from gradtrail.core.data import OMITTED, REMOVED
 
 
 @config
@@ -59,7 +59,7 @@ def changed_labels(
             )
         changed[row] = label
     changed[[row_of("omit", name) for name in config.omit]] = REMOVED
-    order = np.random.default_rng(config.omit_seed).permutation(len(labels))
+    order = np.random.default_rng((config.omit_seed, OMITTED)).permutation(len(labels))
     changed[order[: round(config.omit_fraction * len(labels))]] = REMOVED
     if len(labels) and (changed == REMOVED).all():
         raise ConfigError(f"train.changes must leave a training example, got all {len(labels):,} omitted")
