@@ -11,6 +11,7 @@ from gradtrail.core.gradients.analysis import GradientsConfig, analyze, num_visi
 from gradtrail.core.gradients.exact import float64_errors
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts import data_files
+from gradtrail.stages.artifacts.changes import as_trained, read_trained
 from gradtrail.stages.artifacts.privacy import read_guarantee
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, outputs, summary
@@ -24,13 +25,14 @@ def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
     info = data_files.read_info(Path("data/processed"))
     guarantee = read_guarantee(Path("results/train"))
-    splits = inputs.scored_splits(data_files.read_samples(Path("data/processed")), guarantee)
-    train = data_files.read_split(Path("data/processed/train"))
+    samples = read_trained(Path("data/processed"), Path("results/train"))
+    splits = inputs.scored_splits(samples, guarantee)
+    train = as_trained(data_files.read_split(Path("data/processed/train")), Path("results/train"))
     members = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
     first = next(members)
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
-        passes, exact = inputs.compile_all(first, splits, config, compiler=compiler)
+        passes, exact = inputs.compile_all(first, splits, compiler=compiler)
         rows = inputs.choose_examples(passes, config, splits, first.trajectory)
         analyzed = inputs.take_train(splits, rows)
         analyses = outputs.Analyses(scratch, len(splits["train"]), info.classes)

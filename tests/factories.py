@@ -25,7 +25,7 @@ from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
 from gradtrail.core.privacy_audit import PrivacyAuditConfig
 from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train import schedules
-from gradtrail.core.train.changes import NO_CHANGES
+from gradtrail.core.train.changes import NO_CHANGES, changed_labels, weight_changes
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
@@ -172,9 +172,7 @@ def gradients_config(**overrides: Any) -> GradientsConfig:
         top_fraction=0.1,
         num_largest=4,
         num_suspects=3,
-        num_influenced=2,
         bootstrap_samples=100,
-        test_examples=(),
     )
     return dataclasses.replace(config, **overrides)
 
@@ -218,6 +216,13 @@ def split_of(images: np.ndarray, labels: np.ndarray, example_id: np.ndarray | No
     ids = np.arange(len(labels), dtype=np.int32) if example_id is None else example_id
     same = dict.fromkeys(("labels", "true_labels", "given_labels", "corrected_labels"), labels)
     return Split(images=images, example_id=ids, **same)
+
+
+def changed_weights(split: Split, **changes: Any) -> np.ndarray:
+    """The changes of the weights of a training split by these fields of `ChangesConfig`."""
+    config = dataclasses.replace(NO_CHANGES, **changes)
+    labels = changed_labels(config, split.labels, split.example_id, NUM_CLASSES)
+    return weight_changes(split.labels, labels, NUM_CLASSES)
 
 
 def dataset_info(**overrides: Any) -> DatasetInfo:

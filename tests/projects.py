@@ -44,7 +44,6 @@ QUICK = {
     "evaluate.num_mistakes": 5,
     "gradients.num_largest": 5,
     "gradients.num_suspects": 5,
-    "gradients.num_influenced": 2,
     "profile.smallest_batch_size": 128,
     "profile.largest_batch_size": 128,
     "profile.seconds": 0.1,

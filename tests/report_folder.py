@@ -63,7 +63,6 @@ TABLES = {
     "gradients/largest": "split,example_id,label,predicted,grad_norm\ntest,720,5,3,26.8",
     "gradients/suspects": "split,example_id,label,predicted\ntrain,42566,9,4\ntest,1226,5,3",
     "gradients/classes": "class,share\n0,0.85\n1,-0.21",
-    "gradients/influence": "test_example,label\n2654,6\n2654,6",
     "profile/costs": (
         "function,precision,batch_size,remat,flops,touched_bytes,temporary_bytes,total_bytes,hlo_instructions,"
         "hlo_fusions,data_dependent_loops\ntrain_step,float32,128,False,134147512,19792592,1881944,48768084,1358,86,0\n"
@@ -73,7 +72,7 @@ TABLES = {
 }
 FIGURES = (
     *("preprocess/samples", "train/steps", "profile/costs"),
-    *(f"gradients/{name}" for name in ("histograms", "relations", "course", "classes", "influence")),
+    *(f"gradients/{name}" for name in ("histograms", "relations", "course", "classes")),
 )
 SUMMARY = "# Summary of per-example gradients: mlp-256-128\n\n## Noise\n\nThe gradient noise scale is 77.\n"
 EXAMPLES = {  # split → (example_id, label, predicted)
@@ -183,7 +182,7 @@ def make_private(folder: Path, guarantee: PrivacyGuarantee) -> None:
         write_metrics(folder, "train", {key: value for key, value in METRICS["train"].items() if key != "accuracy"})
         public = ("num_examples", "validation_grad_norm_median", "test_grad_norm_median")
         write_metrics(folder, "gradients", {key: METRICS["gradients"][key] for key in public})
-        for name in ("course", "classes", "influence"):
+        for name in ("course", "classes"):
             (folder / f"results/gradients/{name}.png").unlink()
         suspects = folder / "results/gradients/suspects.csv"
         suspects.write_text(suspects.read_text().replace("train,42566,9,4\n", ""))

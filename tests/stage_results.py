@@ -21,7 +21,7 @@ def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSE
     """An analysis of random splits of these sizes, at epochs 0 and 2, its figures drawn at random."""
     rng = np.random.default_rng(0)
     names = ("el2n", "entropy", "grad_norm", "grad_norm_layers/0", "input_norm", "loss", "margin", "probability")
-    names += ("self_influence", "alignment", "class_alignment")
+    names += ("alignment", "class_alignment")
     names += tuple(epoch_column(name, epoch) for name in EPOCH_SCORES for epoch in (0, 2))
     names += tuple(f"{name}{MEAN}" for name in EPOCH_SCORES)
     scores = {
@@ -30,7 +30,6 @@ def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSE
         for split, size in sizes.items()
     }
     matrix = rng.normal(size=(num_classes, num_classes))
-    influenced = np.arange(min(2, sizes["test"]))
     return GradientAnalysis(
         scores=scores,
         noise_scales={
@@ -38,8 +37,6 @@ def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSE
             2: NoiseScale(trace=4.0, squared_norm=-1.0, low=900.0, high=np.inf),
         },
         classes=ClassStructure(cosine=matrix, coherence=matrix / 9, share=np.full(num_classes, 1 / num_classes)),
-        influenced=influenced,
-        influence=rng.normal(size=(sizes["train"], len(influenced))).astype(np.float32),
     )
 
 

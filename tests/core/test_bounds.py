@@ -95,7 +95,6 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
             "top_fraction": (0.0, 1.1),
             "num_largest": (0,),
             "bootstrap_samples": (99,),
-            "test_examples": ((-1,), tuple(range(41))),
         },
     ),
     (

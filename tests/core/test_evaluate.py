@@ -60,9 +60,12 @@ def test_confusion_and_metrics_of_classes_equal_scikit_learn(pairs: list[tuple[i
     result = evaluate_logits(np.eye(4)[predicted], labels, temperature=1.0, calibration_bins=3)
     expected = sklearn.metrics.confusion_matrix(labels, predicted, labels=range(4))
     np.testing.assert_array_equal(result.confusion, expected)
-    theirs = sklearn.metrics.precision_recall_fscore_support(labels, predicted, labels=range(4), zero_division=0)
+    present = np.unique(labels)
+    theirs = sklearn.metrics.precision_recall_fscore_support(labels, predicted, labels=present, zero_division=0)
     for name, values in zip(("precision", "recall", "f1"), theirs, strict=False):
-        np.testing.assert_allclose(result.per_class[name], values, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(result.per_class[name][present], values, atol=1e-12, err_msg=name)
+        assert np.isnan(np.delete(result.per_class[name], present)).all(), "a class without examples has none"
+        assert result.metrics()[f"{name}_macro"] == pytest.approx(np.mean(values), abs=1e-12)
 
 
 @given(CONFIDENCES, st.integers(1, 20))

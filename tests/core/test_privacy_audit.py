@@ -16,7 +16,7 @@ from factories import NETWORKS, NUM_CLASSES, SHAPE, new_compiler, privacy_audit_
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example import signals
+from gradtrail.core.per_example import forward_of, layer_metrics
 from gradtrail.core.privacy_audit import (
     AuditedTraining,
     AuditTrace,
@@ -146,7 +146,8 @@ def network(kind: Literal["mlp", "cnn"]) -> tuple[Model, Params, Callable[..., t
 def test_signals_of_hidden_layers_leave_the_bias_out() -> None:
     model, params, products = network("mlp")
     images, labels = jnp.asarray(CANARIES.images), jnp.asarray(CANARIES.labels)
-    parts = signals(model, params, images, labels, label_smoothing=CONFIG.label_smoothing)
+    forward = forward_of(model, params, images, labels, CONFIG.label_smoothing)
+    parts, _ = layer_metrics(model, forward, lambda _, __, *signals: signals)
     layers = model.layers()
     grads = {name: np.asarray(layers[name].grads(*part)) for name, part in parts.items()}
     norms = np.sqrt(sum(np.sum(rows**2, axis=1) for rows in grads.values()))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from factories import dataset_info, model_config, random_split, train_config
+from factories import changed_weights, dataset_info, model_config, random_split, train_config
 from PIL import Image
 from ruamel.yaml import YAML
 from scipy import stats
@@ -25,7 +25,6 @@ from scipy import stats
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.what_if import make_outputs
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.train.changes import NO_CHANGES, weight_changes
 from gradtrail.experiments import what_if
 from gradtrail.experiments.what_if import Prediction, measure_lds
 from gradtrail.stages.artifacts.data_files import write_processed
@@ -112,12 +111,8 @@ class Toy:
                 failed[label] = "no space"
                 continue
             fields = {key.removeprefix("train.changes."): value for key, value in changes.items()}
-            train = self.splits["train"]
-            config = dataclasses.replace(NO_CHANGES, **fields)
-            weights = weight_changes(config, train.labels, train.example_id, 3)
-            assert weights is not None
             place = self.folder / "elsewhere" / str(len(self.trained))
-            self.write_models(place, weights)
+            self.write_models(place, changed_weights(self.splits["train"], **fields))
             outs = {out: self.put_into_cache(place / out) for out in what_if._WEIGHTS}
             self.runs[repr(changes)] = SimpleNamespace(data=SimpleNamespace(tags={OUTS: json.dumps(outs)}))
             self.trained.append(label)

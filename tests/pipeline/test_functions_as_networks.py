@@ -1,6 +1,7 @@
 """Networks as two functions, in raw pytrees, Linen and Equinox: trained, differentiated per example, and exported."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,17 @@ import numpy as np
 import pytest
 from definitions import per_example_grads, per_example_norm
 from exports import random_params
-from factories import ROOT, make_engine, model_config, new_compiler, random_split, run_training, train_config
+from factories import (
+    OPTIMIZERS,
+    ROOT,
+    SCHEDULES,
+    make_engine,
+    model_config,
+    new_compiler,
+    random_split,
+    run_training,
+    train_config,
+)
 
 from gradtrail.core import batching
 from gradtrail.core.export import export_forward, forward, tensors
@@ -16,6 +27,7 @@ from gradtrail.core.gradients import scores
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.nn.own import Own
+from gradtrail.core.train.optimizers import make_optimizer
 
 NETWORKS = {"raw": {"hidden": (5, 5)}, "linen": {"hidden": (5, 5)}, "equinox": {"width": 5, "depth": 2}}
 SPLIT = random_split(13)
@@ -31,12 +43,31 @@ def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_logits_are_those_of_the_same_perceptron(network: Own) -> None:
     model = Model(model_config(network))
     params = random_params(model, 0)
+    perceptron = Model(model_config(MLP(hidden=(5, 5), activation="relu", dropout=0.0)))
+    expected = jax.jit(perceptron.apply)(of_perceptron(network, params), IMAGES)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, IMAGES), expected, rtol=1e-5, atol=1e-6)
+
+
+def of_perceptron(network: Own, params: Any) -> dict:
+    """The parameters of the project's perceptron that are those of a network."""
     leaves = jax.tree.leaves(params)
     kernels = [leaf.T if network.file == "equinox" else leaf for leaf in leaves[1::2]]
     layers = [{"bias": bias.ravel(), "kernel": kernel} for bias, kernel in zip(leaves[::2], kernels, strict=True)]
-    perceptron = Model(model_config(MLP(hidden=(5, 5), activation="relu", dropout=0.0)))
-    expected = jax.jit(perceptron.apply)({"layers": dict(enumerate(layers))}, IMAGES)
-    np.testing.assert_allclose(jax.jit(model.apply)(params, IMAGES), expected, rtol=1e-5, atol=1e-6)
+    return {"layers": dict(enumerate(layers))}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_updates_are_those_of_the_same_perceptron(kind: str, network: Own) -> None:
+    optimizer = make_optimizer(OPTIMIZERS[kind], SCHEDULES["constant"], None, 1)
+    params, grads = (random_params(Model(model_config(network)), seed) for seed in (0, 1))
+
+    @jax.jit
+    def updated(params: Any, grads: Any) -> Any:
+        return optimizer.update(grads, optimizer.init(params), params)[0]
+
+    result = of_perceptron(network, updated(params, grads))
+    expected = updated(of_perceptron(network, params), of_perceptron(network, grads))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6), result, expected)
 
 
 def test_training_lowers_the_loss(network: Own) -> None:

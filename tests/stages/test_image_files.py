@@ -6,14 +6,18 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from factories import preprocess_config
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from untrusted import damaged, fuzz, refusal
 
+from gradtrail.core.data import prepare
+from gradtrail.core.train.changes import NO_CHANGES, changed_labels
 from gradtrail.stages import image_files
 from gradtrail.stages.image_files import SOURCES, PicturesConfig, Splits, list_csv, list_folder, read_images
 
@@ -64,6 +68,22 @@ def test_images_of_the_size_are_unchanged_and_split_by_class_and_seed(folder: Pa
         np.testing.assert_array_equal(array, again)
     other = read_images(list_folder(folder), dataclasses.replace(PICTURES, seed=1))[0]
     assert not np.array_equal(other[0], images)
+
+
+def test_equal_seeds_of_different_purposes_draw_different_numbers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the test split, the validation split, the subset, the noise, and the examples that a training omits."""
+    streams, default_rng = list[bytes](), np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: streams.append(first_bits(seed)) or default_rng(seed))
+
+    def first_bits(seed: Any) -> bytes:
+        return np.random.SeedSequence(seed).generate_state(4).tobytes()
+
+    arrays, _ = read_images(list_folder(folder), PICTURES)
+    train = prepare(*arrays, preprocess_config(subset_fraction=0.5, label_noise=0.5), num_classes=2)["train"]
+    changed_labels(dataclasses.replace(NO_CHANGES, omit_fraction=0.5), train.labels, train.example_id, 2)
+    assert len({*streams}) == 5 < len(streams), "each split has a subset"
 
 
 def test_other_proportions_are_cropped_at_the_centre(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from factories import (
     NUM_CLASSES,
     SHAPE,
+    changed_weights,
     dataset_info,
     initial_params,
     new_compiler,
@@ -26,7 +27,6 @@ from gradtrail.core.gradients.what_if import log_odds, make_outputs
 from gradtrail.core.nn.inference import compile_predict_within
 from gradtrail.core.nn.losses import cross_entropy
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.train.changes import NO_CHANGES, weight_changes
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGD
@@ -67,10 +67,8 @@ def influence() -> pd.DataFrame:
 
 def output_means(**changes: object) -> np.ndarray:
     """Train the members with changes; return their mean outputs."""
-    changed = weight_changes(dataclasses.replace(NO_CHANGES, **changes), TRAIN.labels, TRAIN.example_id, NUM_CLASSES)
     metagradient, examples = compiled()
-    if changed is not None:
-        examples = dataclasses.replace(examples, weight_changes=jax.device_put(changed))
+    examples = dataclasses.replace(examples, weight_changes=jax.device_put(changed_weights(TRAIN, **changes)))
     values = [metagradient.outputs(metagradient.train(seed_keys(seed), examples)[1][-1])[0] for seed in (0, 1)]
     return np.mean(values, axis=0, dtype=np.float64)
 

@@ -13,7 +13,9 @@ from jaxtyping import Int, Integer, UInt8
 from gradtrail.core.config import Bounds, CountOrZero, NotNegative, PositiveFraction, PositiveShare, Seed, Share, config
 
 SeedSequence: TypeAlias = int | tuple[int, ...]
-_SPLIT, _SUBSET, _NOISE = range(3)  # independent streams of random numbers of one seed
+REMOVED = -1  # in place of a label: the example is not in the training set
+# Independent streams of random numbers of one seed: NumPy's seed s is (s, 0), so no stream has a seed alone
+_SPLIT, _SUBSET, _NOISE, TEST_SPLIT, OMITTED = range(5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +173,17 @@ def correct(
     return dataclasses.replace(
         split, labels=corrected if is_applied else split.labels, true_labels=truth, corrected_labels=corrected
     )
+
+
+def as_trained(train: Split, example_id: Int[np.ndarray, " changed"], labels: Int[np.ndarray, " changed"]) -> Split:
+    """Return a training split with other labels of these examples, as `correct` applies them, without those `REMOVED`.
+
+    Args:
+        example_id: ids of the changed examples, without duplicates; those that the split lacks are ignored.
+        labels: label of each of them in the training.
+    """
+    changed = correct(dataclasses.replace(train, given_labels=train.labels), example_id, labels, is_applied=True)
+    return changed[changed.labels != REMOVED]
 
 
 def _take(images: np.ndarray, labels: np.ndarray, chosen: np.ndarray, config: PreprocessConfig) -> Split:

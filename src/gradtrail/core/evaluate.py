@@ -168,10 +168,11 @@ class Evaluation:
 
     @property
     def per_class(self) -> dict[str, Float[np.ndarray, " classes"]]:
-        """Precision, recall and F1 of each class; 0 if the denominator is 0."""
+        """Precision (0 without predictions), recall and F1 of each class; NaN for a class without examples."""
         confusion = self.confusion
         hits = np.diagonal(confusion).astype(np.float64)
         num_predicted, num_labels = confusion.sum(axis=0), confusion.sum(axis=1)
+        hits[num_labels == 0] = np.nan
         return {
             "precision": hits / np.maximum(num_predicted, 1),
             "recall": hits / np.maximum(num_labels, 1),
@@ -179,7 +180,10 @@ class Evaluation:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Return flat metrics: accuracy with Wilson's 95 % interval, loss in nats, calibration, class averages."""
+        """Return flat metrics: accuracy with Wilson's 95 % interval, loss in nats, calibration, means over classes.
+
+        Classes without an example are in no mean.
+        """
         return {
             **share_metrics("accuracy", self.predicted == self.labels),
             "loss": self.scores["loss"].value,
@@ -190,7 +194,7 @@ class Evaluation:
             "temperature": self.temperature,
             "num_examples": len(self.labels),
             "num_mistakes": len(self.mistakes),
-            **{f"{name}_macro": float(np.mean(values)) for name, values in self.per_class.items()},
+            **{f"{name}_macro": float(np.mean(values[np.isfinite(values)])) for name, values in self.per_class.items()},
         }
 
 

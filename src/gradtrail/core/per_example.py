@@ -25,7 +25,6 @@ Images: TypeAlias = UInt8[Array, "batch height width *channels"]
 Labels: TypeAlias = Int[Array, " batch"]
 Measure: TypeAlias = Callable[[Layer, PyTree, Array, Array], PyTree]
 Forward: TypeAlias = Callable[[Callable[[str, Layer, Array], Array]], tuple[Array, Array]]
-Signals: TypeAlias = dict[str, tuple[Array, Array]]
 
 _LARGEST = 2.0**16  # absolute activation or cotangent in a private training: sums of products stay finite
 _UNDERFLOW = 2.0**-48  # more than a squared norm loses by squares below 2⁻¹²⁶, where no factor is above `_LARGEST`
@@ -122,23 +121,6 @@ def grad_dots(
 
     forward = forward_of(model, params, images, labels, label_smoothing)
     by_layer, _ = layer_metrics(model, forward, measure, model.split_by_layer(directions))
-    return sum(by_layer.values(), start=jnp.float32(0))
-
-
-def signals(model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float) -> Signals:
-    """Return the inputs of each layer and the cotangents of its outputs by name; its gradients follow from these."""
-    forward = forward_of(model, params, images, labels, label_smoothing)
-    return layer_metrics(model, forward, lambda _, __, inputs, cotangent: (inputs, cotangent))[0]
-
-
-def grad_products(
-    model: Model, params: Params, images: Images, labels: Labels, other_signals: Signals, *, label_smoothing: float
-) -> Float[Array, "batch others"]:
-    """Return the inner products of each example's gradient with those of other examples, which have these `signals`."""
-    forward = forward_of(model, params, images, labels, label_smoothing)
-    by_layer, _ = layer_metrics(
-        model, forward, lambda layer, other, *signals: layer.grad_products(*signals, *other), other_signals
-    )
     return sum(by_layer.values(), start=jnp.float32(0))
 
 

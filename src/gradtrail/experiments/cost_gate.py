@@ -224,19 +224,15 @@ def _evaluate(config: TrainConfig, evaluate: EvaluateConfig, compiler: Compiler)
 
 def _analyze(config: TrainConfig, gradients: GradientsConfig, compiler: Compiler) -> None:
     model = Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
-    influenced = analysis.num_influenced(gradients, _NUM_EXAMPLES)
-    compiled = passes.compile_passes(model, config.label_smoothing, influenced, compiler=compiler)
-    splits = {"train": _examples(_FEW), "test": _examples(max(influenced, _FEW))}
+    compiled = passes.compile_passes(model, config.label_smoothing, compiler=compiler)
+    splits = {"train": _examples(_FEW), "test": _examples(_FEW)}
     trajectory = analysis.Trajectory(
         params={0: _some_params(model), 1: _some_params(model)},
         scored=1,
-        learning_rates=np.ones(1),
-        steps_per_epoch=1,
         batch_size=_FEW,
     )
-    few = dataclasses.replace(gradients, num_influenced=influenced, test_examples=())
     exact = compile_exact(model, config.label_smoothing, sample_size(splits), compiler=compiler)
-    scores = analysis.analyze(compiled, trajectory, splits, few, _NUM_CLASSES).scores
+    scores = analysis.analyze(compiled, trajectory, splits, gradients, _NUM_CLASSES).scores
     float64_errors(exact, trajectory.params[1], splits, scores, config.label_smoothing)
 
 

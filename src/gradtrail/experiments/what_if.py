@@ -25,13 +25,12 @@ from markdown_it import MarkdownIt
 from mlflow.entities import Run
 
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.analysis import positions_of
 from gradtrail.core.gradients.metagradient import require_differentiable
 from gradtrail.core.gradients.scores import largest, rank_correlation
-from gradtrail.core.gradients.what_if import WhatIfConfig, log_odds
+from gradtrail.core.gradients.what_if import WhatIfConfig, log_odds, positions_of
 from gradtrail.core.intervals import TAILS, Interval
 from gradtrail.core.nn import inference
-from gradtrail.core.train.changes import NO_CHANGES, weight_changes
+from gradtrail.core.train.changes import NO_CHANGES, changed_labels
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments.compare.main import Engine, comparison_lock
@@ -133,8 +132,8 @@ class Prediction:
 
 def changed_examples(train: Split, num_classes: int, **changes: Any) -> Int[np.ndarray, " changed"]:
     """Return the example_id of each training example that these fields of `ChangesConfig` change, at least one."""
-    weights = weight_changes(dataclasses.replace(NO_CHANGES, **changes), train.labels, train.example_id, num_classes)
-    return train.example_id[np.asarray(weights).any(axis=1)]
+    labels = changed_labels(dataclasses.replace(NO_CHANGES, **changes), train.labels, train.example_id, num_classes)
+    return train.example_id[labels != train.labels]
 
 
 def what_if(

@@ -135,7 +135,8 @@ def write_tables(
     members also the share of them that agree with the prediction.
     `mistakes.csv`: the `num_mistakes` most confident wrong predictions. `classes.csv`: label and prediction of every
     example, for DVC's confusion plot. `calibration.csv` and `calibration_uncalibrated.csv`: the bins of the
-    reliability diagram. `per_class.csv`: metrics of each class. The CSV files have the names of the classes.
+    reliability diagram. `per_class.csv`: metrics of each class that has examples. The CSV files have the names of the
+    classes.
     """
     folder.mkdir(parents=True)
     result = evaluation.ensemble
@@ -159,7 +160,9 @@ def write_tables(
         "mistakes": predictions.loc[result.mistakes[:num_mistakes], mistake_columns],
         "calibration": pd.DataFrame(vars(result.reliability)).dropna(),
         "calibration_uncalibrated": pd.DataFrame(vars(result.reliability_uncalibrated)).dropna(),
-        "per_class": with_class_names(pd.DataFrame(result.per_class).rename_axis("class").reset_index(), classes),
+        "per_class": with_class_names(
+            pd.DataFrame(result.per_class).rename_axis("class").reset_index().dropna(), classes
+        ),
     }
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")

@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 import numpy as np
 
 from gradtrail.core.config import Bounds, PositiveShare, Seed, config
-from gradtrail.core.data import stratified_split
+from gradtrail.core.data import TEST_SPLIT, stratified_split
 from gradtrail.stages.artifacts.data_files import RawArrays
 from gradtrail.stages.artifacts.pictures import cropped, read_picture
 from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer
@@ -60,7 +60,7 @@ def read_images(splits: Splits, pictures: PicturesConfig) -> tuple[RawArrays, tu
     if len(splits) == 1:
         (files,) = splits.values()
         labels = np.array([names.index(name) for _, name in files])
-        parts = stratified_split(labels, pictures.test_fraction, seed=pictures.seed)
+        parts = stratified_split(labels, pictures.test_fraction, seed=(pictures.seed, TEST_SPLIT))
         splits = {name: [files[row] for row in rows] for name, rows in zip(("train", "test"), parts, strict=True)}
     if missing := set(names) - {name for _, name in splits["train"]}:
         raise UserError(f"class {min(missing)!r} has no training image; each class needs at least one")

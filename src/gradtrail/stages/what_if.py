@@ -18,7 +18,7 @@ from gradtrail.core.gradients.scores import largest
 from gradtrail.core.gradients.what_if import SMOOTH, metasmoothness
 from gradtrail.core.nn.inference import validate
 from gradtrail.core.nn.models import HostParams, Params
-from gradtrail.core.train.changes import NO_CHANGES, weight_changes
+from gradtrail.core.train.changes import NO_CHANGES, changed_labels, weight_changes
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
@@ -98,8 +98,8 @@ def measure_smoothness(
     num_classes = metagradient.program.examples.weight_changes.shape[1]
     share = max(_SUBSET_SHARE, 1 / len(train))
     subsets = [dataclasses.replace(NO_CHANGES, omit_fraction=share, omit_seed=seed) for seed in range(_SUBSETS)]
-    changes: list[Any] = [weight_changes(one, train.labels, train.example_id, num_classes) for one in subsets]
-    return metasmoothness(margins_after, changes)
+    labels = [changed_labels(subset, train.labels, train.example_id, num_classes) for subset in subsets]
+    return metasmoothness(margins_after, [weight_changes(train.labels, one, num_classes) for one in labels])
 
 
 def mean_derivative(

@@ -28,7 +28,7 @@ _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _GALLERIES = {  # image → the group of charts that shows it
     "samples": "data",
     "mistakes": "eval",
-    **dict.fromkeys(("largest", "suspects_train", "suspects_test", "influence"), "gradients"),
+    **dict.fromkeys(("largest", "suspects_train", "suspects_test"), "gradients"),
 }
 _MAX_TABLE_ROWS = 1000  # rows that a browser can still sort
 _RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all examples → the column that ranks its rows

@@ -1,6 +1,5 @@
 """The analysis of a small training against `vmap(grad)` at each of its kept weights."""
 
-import dataclasses
 import functools
 
 import jax
@@ -9,10 +8,7 @@ import numpy as np
 import pytest
 from definitions import per_example_grads
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split, split_of
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gradtrail.core.config import ConfigError
 from gradtrail.core.data import Split
 from gradtrail.core.gradients import analysis as gradient_analysis
 from gradtrail.core.gradients import chunks as gradient_chunks
@@ -24,7 +20,6 @@ from gradtrail.core.gradients.analysis import (
     analysis_flops,
     analyze,
     epoch_column,
-    num_influenced,
     num_visits,
 )
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
@@ -45,21 +40,14 @@ def split(number: int, *, seed: int) -> Split:
 
 SPLITS = {"train": split(23, seed=1), "validation": split(5, seed=2), "test": split(11, seed=3)}
 PARAMS = {epoch: initial_params(MODEL, epoch) for epoch in (0, 1, 4)}
-TRAJECTORY = Trajectory(
-    params=PARAMS,
-    scored=4,
-    learning_rates=np.linspace(0.3, 0.1, 12, dtype=np.float32),
-    steps_per_epoch=3,
-    batch_size=8,
-)
-WEIGHTS = TRAJECTORY.weights
+TRAJECTORY = Trajectory(params=PARAMS, scored=4, batch_size=8)
 
 
 @functools.cache
 def passes(largest: int = 16) -> GradientPasses:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_passes, "_LARGEST_BATCH", {"cpu": largest, "gpu": largest})
-        return compile_passes(MODEL, SMOOTHING, 2, compiler=new_compiler())
+        return compile_passes(MODEL, SMOOTHING, compiler=new_compiler())
 
 
 VISITS: list[int] = []
@@ -97,7 +85,6 @@ def test_norms_are_kept_of_every_epoch_and_averaged_over_the_training(name: str,
         close(columns[epoch_column("grad_norm", epoch)], expected)
     close(columns["grad_norm"], norms[4])
     close(columns["grad_norm_mean"], (norms[1] + norms[4]) / 2)
-    close(columns["self_influence"], sum(WEIGHTS[epoch] * norm**2 for epoch, norm in norms.items()))
 
 
 def test_scores_are_those_of_the_losses(analysis: GradientAnalysis) -> None:
@@ -128,26 +115,6 @@ def test_the_noise_scale_goes_over_all_pairs_of_training_examples(analysis: Grad
         squared_norm = (products.sum() - np.trace(products)) / (23 * 22)
         assert analysis.noise_scales[epoch].squared_norm == pytest.approx(squared_norm, rel=1e-4)
         assert analysis.noise_scales[epoch].trace == pytest.approx(np.trace(products) / 23 - squared_norm, rel=1e-4)
-
-
-def test_influence_is_the_weighted_sum_of_inner_products_for_the_worst_test_examples(
-    analysis: GradientAnalysis,
-) -> None:
-    assert analysis.influenced.tolist() == np.argsort(-analysis.scores["test"]["loss"], kind="stable")[:2].tolist()
-    expected = sum(
-        WEIGHTS[epoch] * gradients(epoch, "train") @ gradients(epoch, "test")[analysis.influenced].T for epoch in PARAMS
-    )
-    close(analysis.influence, expected)
-
-
-def test_influenced_examples_are_chosen_by_id() -> None:
-    ids = SPLITS["test"].example_id
-    config = gradients_config(test_examples=(int(ids[7]), int(ids[3])), num_influenced=5)
-    assert num_influenced(config, 11) == 2
-    assert analyze(passes(), TRAJECTORY, SPLITS, config, NUM_CLASSES).influenced.tolist() == [7, 3]
-    unknown = dataclasses.replace(config, test_examples=(10**6, 1))
-    with pytest.raises(ConfigError, match=r"gradients\.test_examples: no example 1000000 in the test split"):
-        analyze(passes(), TRAJECTORY, SPLITS, unknown, NUM_CLASSES)
 
 
 def test_class_structure_is_that_of_the_scored_weights(analysis: GradientAnalysis) -> None:
@@ -209,20 +176,3 @@ def test_costly_network_is_analyzed_by_a_sample_within_its_budget(monkeypatch: p
     assert analysis_flops(compiled, 3, count, 10_000) <= budget < analysis_flops(compiled, 3, count + 100, 10_000)
     assert affordable_examples(compiled, 50, 60_000, 10_000) == 5_000, "and not fewer"
     assert affordable_examples(compiled, 50, 4_000, 10_000) == 4_000
-
-
-@given(
-    st.lists(st.integers(0, 6), min_size=1, unique=True).map(sorted),
-    st.integers(1, 5),
-    st.integers(1, 6),
-)
-def test_every_step_counts_for_the_epoch_that_lies_nearest(epochs: list[int], steps: int, trained: int) -> None:
-    rates = np.random.default_rng(0).uniform(0.1, 1, steps * trained).astype(np.float32)
-    expected = dict.fromkeys(epochs, 0.0)
-    for step, rate in enumerate(rates):
-        place = (step + 0.5) / steps
-        expected[min(epochs, key=lambda epoch: abs(place - epoch))] += float(rate)
-    params = dict.fromkeys(epochs, PARAMS[0])
-    trajectory = Trajectory(params=params, scored=epochs[0], learning_rates=rates, steps_per_epoch=steps, batch_size=1)
-    assert trajectory.weights == pytest.approx(expected, rel=1e-6)
-    assert sum(trajectory.weights.values()) == pytest.approx(float(rates.sum()), rel=1e-6)

@@ -69,6 +69,7 @@ def test_classes_of_one_example_have_no_coherence_with_themselves(rounding: floa
     assert np.isnan(alone.within)
     empty = structure(GRADIENTS[:6], CLASSES[:6], 3)
     assert np.isnan(empty.cosine[2]).all()
+    assert np.isnan(empty.share).tolist() == [False, False, True]
     assert np.isfinite(empty.within)
     assert np.isfinite(empty.across)
     assert np.isnan(ClassStructure.unknown(3).across)

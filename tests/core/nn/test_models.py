@@ -47,7 +47,12 @@ def drawn(config: ModelConfig) -> dict:
     return jax.tree.map(draw, Model(config).abstract_params())
 
 
-ACTIVATIONS = {"relu": lambda inputs: np.maximum(inputs, 0), "tanh": np.tanh}
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "relu": lambda inputs: np.maximum(inputs, 0),
+    "tanh": np.tanh,
+    "gelu": lambda inputs: inputs / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (inputs + 0.044715 * inputs**3))),
+    "silu": lambda inputs: inputs / (1 + np.exp(-inputs)),
+}
 
 
 def classified(layers: dict, activations: np.ndarray, activation: str = "relu") -> np.ndarray:
@@ -143,8 +148,8 @@ def seen(config: ModelConfig, images: np.ndarray) -> np.ndarray:
     return np.asarray(straightened(jnp.asarray(images / 255.0, jnp.float32)), np.float64)
 
 
-def with_tanh(config: ModelConfig) -> ModelConfig:
-    return dataclasses.replace(config, network=dataclasses.replace(config.network, activation="tanh"))
+def with_activation(config: ModelConfig, activation: str) -> ModelConfig:
+    return dataclasses.replace(config, network=dataclasses.replace(config.network, activation=activation))
 
 
 KEY = jax.random.key(0)
@@ -173,24 +178,27 @@ def images_of(shape: tuple[int, ...]) -> np.ndarray:
         network(dropout=0.5),
         network(norm="group", convolutions=1, hidden=()),
         network(norm="layer", convolutions=1, kernel_size=5),
-        with_tanh(perceptron(6, 5)),
-        with_tanh(network(norm="group", convolutions=2)),
+        with_activation(perceptron(6, 5), "tanh"),
+        with_activation(network(norm="group", convolutions=2), "tanh"),
         model_config("linear", features=FEATURES),
-        with_tanh(perceptron(6, features=FEATURES)),
+        with_activation(perceptron(6, features=FEATURES), "tanh"),
         perceptron(6, features="straightened_pixels"),
         dataclasses.replace(network(), features="straightened_pixels"),
         mixer(dropout=0.5),
-        with_tanh(mixer(patch_size=1, blocks=1)),
+        with_activation(mixer(patch_size=1, blocks=1), "tanh"),
         model_config("linear", image_shape=COLOR),
         perceptron(6, image_shape=COLOR),
         network(COLOR),
         mixer(COLOR),
         network((9, 6, 2), norm="group"),
+        with_activation(network(), "gelu"),
+        with_activation(network(norm="layer", convolutions=1), "silu"),
     ],
     ids=[
         *("linear", "mlp", "cnn", "group", "layer", "mlp tanh", "cnn tanh", "linear features", "mlp tanh features"),
         *("mlp straightened", "cnn straightened", "mixer", "mixer tanh"),
         *("color linear", "color mlp", "color cnn", "color mixer", "cnn of two channels"),
+        *("cnn gelu", "cnn silu"),
     ],
 )
 def test_logits_equal_numpy(config: ModelConfig) -> None:
@@ -229,7 +237,7 @@ def test_blocks_are_named_by_number_too_with_their_norms() -> None:
         (perceptron(256, 128), 235_146, "mlp-256-128"),
         (model_config("linear"), 7_850, "linear"),
         (network(channels=(32, 64), convolutions=1, hidden=(128,)), 421_642, "cnn-32-64+128"),
-        (with_tanh(perceptron(256, 128)), 235_146, "mlp-256-128"),
+        (with_activation(perceptron(256, 128), "tanh"), 235_146, "mlp-256-128"),
         (model_config("linear", features=FEATURES), 10 * (WIDTH + 1), "linear on oriented gradients"),
         (perceptron(5, features=FEATURES), 5 * (WIDTH + 1) + 60, "mlp-5 on oriented gradients"),
         (perceptron(5, features="straightened_pixels"), 5 * 785 + 60, "mlp-5 on straightened pixels"),

@@ -8,15 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, private_config, random_split, seed_keys, split_of, train_config
+from factories import (
+    NUM_CLASSES,
+    SHAPE,
+    changed_weights,
+    private_config,
+    random_split,
+    seed_keys,
+    split_of,
+    train_config,
+)
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
-from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, replicated
-from gradtrail.core.train.changes import NO_CHANGES, ChangesConfig, weight_changes
+from gradtrail.core.train.changes import NO_CHANGES, ChangesConfig, changed_labels
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.step import StepRecord, TrainState, make_init, make_step, take
 
@@ -37,13 +46,6 @@ def changes(**fields: Any) -> ChangesConfig:
     return dataclasses.replace(NO_CHANGES, **fields)
 
 
-def changed(config: ChangesConfig, split: Split = SPLIT) -> np.ndarray:
-    result = weight_changes(config, split.labels, split.example_id, NUM_CLASSES)
-    assert result is not None
-    assert result.dtype == np.float32
-    return result
-
-
 @functools.cache
 def compiled(accumulation_steps: int) -> tuple[Any, Any]:
     config = dataclasses.replace(CONFIG, accumulation_steps=accumulation_steps)
@@ -56,13 +58,24 @@ def run(
 ) -> tuple[TrainState, StepRecord]:
     """Return the state after a training, and its stacked records."""
     init, step = compiled(parts)
-    weights = weight_changes(config, labels, IDS, NUM_CLASSES)
+    split = split_of(SPLIT.images, labels, IDS)
+    weights = changed_weights(split, **vars(config)) if config.enabled else None
     examples = on_device(SPLIT.images, labels, MESH, weights)
     state, records = jax.device_put(init(seed_keys(0)), replicated(MESH)), []
     for indices in order:
         state, record = step(state, take(examples, jnp.asarray(indices)))
         records.append(record)
     return state, jax.tree.map(lambda *leaves: np.stack(leaves), *records)
+
+
+def assert_measured_alike(left: StepRecord, right: StepRecord) -> None:
+    """Metrics and rows are equal; rows of padding have no meaning."""
+    for name in ("num_examples", "loss", "cross_entropy", "accuracy"):
+        np.testing.assert_allclose(getattr(left, name), getattr(right, name), rtol=1e-5, err_msg=name)
+    np.testing.assert_array_equal(left.rows.indices, right.rows.indices)
+    is_row = left.rows.indices != PADDING
+    np.testing.assert_array_equal(left.rows.correct[is_row], right.rows.correct[is_row])
+    np.testing.assert_allclose(left.rows.probability[is_row], right.rows.probability[is_row], rtol=1e-4)
 
 
 def assert_close(left: TrainState, right: TrainState, tolerance: float = 1e-4) -> None:
@@ -76,7 +89,7 @@ def test_removed_examples_are_like_padding(parts: int) -> None:
     expected, padded = run(order=np.where(np.isin(ORDER, [1, 4, 9]), PADDING, ORDER), parts=parts)
     state, records = run(changes(omit=(108, 105, 100)), parts=parts)
     assert_close(state, expected)
-    np.testing.assert_allclose(records.loss, padded.loss, rtol=1e-5)
+    assert_measured_alike(records, padded)
     assert np.abs(run()[1].loss - padded.loss).max() > 1e-2, "else there is nothing to compare"
 
 
@@ -84,6 +97,7 @@ def test_batch_without_examples_has_no_gradient() -> None:
     state, records = run(changes(omit=(100, 101)))
     np.testing.assert_array_equal(records.loss == 0, [False, False, True] * 2)
     np.testing.assert_array_equal(records.grad_norm == 0, [False, False, True] * 2)
+    np.testing.assert_array_equal(records.num_examples, [4, 4, 0] * 2)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
@@ -95,32 +109,33 @@ def test_other_labels_are_like_those_of_another_split(parts: int) -> None:
     pairs = ((108, int(labels[1])), (101, int(labels[8])), (105, int(labels[4])))  # the last one has this label anyway
     state, records = run(changes(relabel=pairs), parts=parts)
     assert_close(state, expected)
-    np.testing.assert_allclose(records.loss, other.loss, rtol=1e-5)
+    assert_measured_alike(records, other)
     assert np.abs(run()[1].loss - other.loss).max() > 1e-2, "else there is nothing to compare"
 
 
 def test_random_share_is_drawn_by_its_seed_alone() -> None:
     split = random_split(200)
-    share = changes(omit_fraction=0.1, omit_seed=1)
-    weights = changed(share, split)
+    share = {"omit_fraction": 0.1, "omit_seed": 1}
+    weights = changed_weights(split, **share)
     rows = np.flatnonzero(weights.any(axis=1))
     assert len(rows) == 20
     np.testing.assert_array_equal(weights[rows], -np.eye(NUM_CLASSES)[split.labels[rows]])
     other_split = split_of(split.images, 1 - split.labels % 2, split.example_id + np.int32(7))
-    np.testing.assert_array_equal(np.flatnonzero(changed(share, other_split).any(axis=1)), rows)
-    other_rows = np.flatnonzero(changed(dataclasses.replace(share, omit_seed=2), split).any(axis=1))
+    np.testing.assert_array_equal(np.flatnonzero(changed_weights(other_split, **share).any(axis=1)), rows)
+    other_rows = np.flatnonzero(changed_weights(split, **share | {"omit_seed": 2}).any(axis=1))
     assert len({*rows} & {*other_rows}) < 10
 
 
-def test_without_changes_there_are_no_weights() -> None:
+def test_without_changes_the_labels_stay() -> None:
     for config in (NO_CHANGES, changes(omit_seed=5)):
         assert not config.enabled
-        assert weight_changes(config, SPLIT.labels, IDS, NUM_CLASSES) is None
+        np.testing.assert_array_equal(changed_labels(config, SPLIT.labels, IDS, NUM_CLASSES), SPLIT.labels)
 
 
 def test_removed_example_with_another_label_is_removed_and_the_last_label_counts() -> None:
     label = int(SPLIT.labels[0])
-    weights = changed(changes(omit=(108, 108), relabel=((108, 2), (109, label), (109, (label + 1) % 3))))
+    pairs = ((108, 2), (109, label), (109, (label + 1) % 3))
+    weights = changed_weights(SPLIT, omit=(108, 108), relabel=pairs)
     expected = np.zeros((10, NUM_CLASSES))
     expected[1, SPLIT.labels[1]] = -1
     expected[0, [label, (label + 1) % 3]] = -1, 1
@@ -128,9 +143,10 @@ def test_removed_example_with_another_label_is_removed_and_the_last_label_counts
 
 
 REFUSED = {
-    "unknown": ({"omit": (101, 110)}, "omit: no example 110 in the training split, which has 10 of 100 to 109"),
-    "negative": ({"relabel": ((-1, 0),)}, "relabel: no example -1 in the training split, which has 10 of 100 to 109"),
-    "label": ({"relabel": ((101, 3),)}, "relabel: label must be from 0 to 2, got 3 for example 101"),
+    "unknown": ({"omit": (101, 110)}, ".omit: no example 110 in the training split, which has 10 of 100 to 109"),
+    "negative": ({"relabel": ((-1, 0),)}, ".relabel: no example -1 in the training split, which has 10 of 100 to 109"),
+    "label": ({"relabel": ((101, 3),)}, ".relabel: label must be from 0 to 2, got 3 for example 101"),
+    "all": ({"omit": tuple(range(100, 110))}, " must leave a training example, got all 10 omitted"),
 }
 
 
@@ -138,8 +154,8 @@ REFUSED = {
 def test_unknown_example_or_label_is_one_line(name: str) -> None:
     fields, message = REFUSED[name]
     with pytest.raises(ConfigError) as caught:
-        changed(changes(**fields))
-    assert str(caught.value) == f"train.changes.{message}"
+        changed_weights(SPLIT, **fields)
+    assert str(caught.value) == f"train.changes{message}"
 
 
 def test_private_training_has_no_changes() -> None:

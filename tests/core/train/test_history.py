@@ -70,14 +70,14 @@ def records(**columns: list[float]) -> StepRecord:
     """The records of two steps."""
     defaults = {"loss": [1.5, 1.0], "cross_entropy": [1, 0], "accuracy": [1, 1], "grad_norm": [1, 1]}
     empty = dict.fromkeys(("part_grad_norm", "loss_scale", "skipped"))
-    values = defaults | {"learning_rate": [0.5, 0.5]} | columns
+    values = defaults | {"learning_rate": [0.5, 0.5], "num_examples": [2, 1]} | columns
     arrays = {name: jnp.array(column, jnp.float32) for name, column in values.items()}
     rows = RowRecord(
         indices=jnp.array([[2, 1], [0, -1]]),
         probability=jnp.array([[0.5, 0.25], [1.0, 0.125]]),
         correct=jnp.array([[True, False], [True, False]]),
     )
-    return StepRecord(num_examples=jnp.array([2, 1]), rows=rows, **(empty | arrays))
+    return StepRecord(rows=rows, **(empty | arrays))
 
 
 def added(history: History, params: HostParams | None = None, **columns: list[float]) -> None:
@@ -88,6 +88,16 @@ def added(history: History, params: HostParams | None = None, **columns: list[fl
     if made.skipped is not None:
         made = dataclasses.replace(made, skipped=made.skipped > 0)
     history.add(dataclasses.replace(chunk, records=made), params or {}, {"loss": 1.0, "accuracy": 0.5})
+
+
+def test_step_without_examples_has_no_loss_and_counts_in_no_mean() -> None:
+    history = History((), {}, 3)
+    added(history, num_examples=[2, 0], loss=[1.5, 0.0], accuracy=[1, 0], grad_norm=[1, 0])
+    (record,), (steps,) = history.epochs, history.steps
+    assert (record.loss, record.cross_entropy, record.accuracy) == (1.5, 1.0, 1.0)
+    for name in ("loss", "cross_entropy", "accuracy"):
+        assert np.isnan(getattr(steps, name)).tolist() == [False, True], name
+    assert steps.grad_norm.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

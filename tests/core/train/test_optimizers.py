@@ -1,5 +1,6 @@
 """What each optimizer does to parameters, step by step, against NumPy."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from factories import OPTIMIZERS
 from optax import contrib
 
 from gradtrail.core.train.optimizers import (
@@ -126,12 +128,13 @@ def test_every_step_equals_numpy_and_only_kernels_decay(
 
 
 def test_muon_orthogonalizes_kernels_as_matrices_of_all_inputs_by_outputs() -> None:
-    params = {"kernel": jnp.ones((3, 3, 2, 6)), "last": jnp.ones((12, 40)), "bias": jnp.ones(6)}
+    params = {"kernel": jnp.ones((3, 3, 2, 6)), "last": {"kernel": jnp.ones((12, 40))}, "bias": jnp.ones((2, 6))}
     rng = np.random.default_rng(0)
     grads = [jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), params) for _ in range(3)]
     rule = Muon(learning_rate=0.1, adam_learning_rate=0.01, beta=0.9, weight_decay=0.5)
     trail, _ = run(rule, grads, params, schedule=Constant(warmup_fraction=0.0))
-    axes = {"kernel": contrib.MuonDimensionNumbers((0, 1, 2), 3), "last": contrib.MuonDimensionNumbers(), "bias": None}
+    numbers = contrib.MuonDimensionNumbers
+    axes = {"kernel": numbers((0, 1, 2), 3), "last": {"kernel": numbers()}, "bias": None}
     theirs = contrib.muon(0.1, beta=0.9, weight_decay=0.5, adam_learning_rate=0.01, muon_weight_dimension_numbers=axes)
     state = theirs.init(params)
     for grad, result in zip(grads, trail[1:], strict=True):
@@ -139,6 +142,43 @@ def test_muon_orthogonalizes_kernels_as_matrices_of_all_inputs_by_outputs() -> N
             updates, state = theirs.update(grad, state, params)
         params = optax.apply_updates(params, updates)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result, params)
+
+
+SHAPES = {  # parameters of layers, and the shapes of the matrix and the vector that they are
+    "dense": ({"kernel": (6, 4), "bias": (1, 4)}, (6, 4)),
+    "query": ({"kernel": (6, 2, 3), "bias": (2, 3)}, (6, 6)),
+    "out": ({"kernel": (2, 3, 4), "bias": (4,)}, (6, 4)),
+    "convolution": ({"kernel": (3, 3, 2, 5), "bias": (5,)}, (18, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lion", "schedule_free", "muon"])
+def test_any_shape_of_weights_and_biases_is_treated_as_a_matrix_and_a_vector(kind: str) -> None:
+    """Both sides are drawn alike; updates are equal, and so do only weights decay and are orthogonalized."""
+
+    def drawn(seed: int) -> tuple[dict, dict]:
+        rng, shaped, plain = np.random.default_rng(seed), {}, {}
+        for layer, (shapes, matrix) in SHAPES.items():
+            values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+            shaped[layer] = values
+            plain[layer] = {"kernel": values["kernel"].reshape(matrix), "bias": values["bias"].ravel()}
+        return shaped, plain
+
+    (shaped, plain), *grads = (drawn(seed) for seed in range(3))
+    rule = dataclasses.replace(OPTIMIZERS[kind], learning_rate=0.1, weight_decay=0.5)
+    results, expected = (
+        run(rule, [pair[side] for pair in grads], params)[0][-1] for side, params in ((0, shaped), (1, plain))
+    )
+    for result, item in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(result.ravel(), item.ravel(), rtol=1e-4, atol=1e-6)
+
+
+def test_parameters_of_other_names_are_no_weights() -> None:
+    names = ("scale", "position", "b1", "1", "width")
+    rule = dataclasses.replace(OPTIMIZERS["adamw"], weight_decay=0.5)
+    params = {name: jnp.ones((2, 3)) for name in (*names, "kernel", "layers.0.weight", "embedding", "weight_hh", "W1")}
+    trail, _ = run(rule, [jax.tree.map(jnp.zeros_like, params)], params, schedule=Constant(warmup_fraction=0.0))
+    assert {name for name, leaf in trail[1].items() if (leaf == 1).all()} == {*names}
 
 
 def test_schedule_free_is_evaluated_at_the_running_average() -> None:

@@ -86,17 +86,6 @@ def test_detection_is_perfect_if_wrong_labels_score_highest() -> None:
     assert row["auroc"] == pytest.approx(1 - 1 / (6 * 24))
 
 
-def test_influences_are_the_strongest_on_either_side_in_order() -> None:
-    influences = outputs.influence_table(table(), ANALYSIS)
-    for column, position in enumerate(ANALYSIS.influenced):
-        rows = influences[influences["test_example"] == position]
-        influence = np.sort(ANALYSIS.influence[:, column])
-        np.testing.assert_allclose(rows.loc[rows["effect"] == "helped", "influence"], influence[::-1][:5])
-        np.testing.assert_allclose(rows.loc[rows["effect"] == "hurt", "influence"], influence[:5])
-        for row in rows.itertuples():
-            assert ANALYSIS.influence[row.train_example, column] == pytest.approx(row.influence)
-
-
 def test_histogram_of_norms_has_every_example_once_in_bins_that_no_run_changes() -> None:
     rows = table()
     rows.loc[0, "grad_norm"], rows.loc[1, "grad_norm"], rows.loc[2, "grad_norm"] = 0.0, 1e9, 1e-3 * 1.01
@@ -117,7 +106,7 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
     analyses.write(tmp_path / "out", CONFIG)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out/scores.parquet"), table(wrong=6))
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    names = ("largest", "suspects", "label_error_scores", "splits", "norms", "noise_scale", "classes", "influence")
+    names = ("largest", "suspects", "label_error_scores", "splits", "norms", "noise_scale", "classes")
     assert written == {"scores.parquet", *(f"{name}.csv" for name in (*names, "float64_errors"))}
     largest = pd.read_csv(tmp_path / "out" / "largest.csv")
     assert largest["grad_norm"].tolist() == pytest.approx(sorted(table()["grad_norm"])[::-1][:4], rel=1e-5)
@@ -137,7 +126,7 @@ def test_detection_is_drawn_if_labels_are_wrong(wrong: int, monkeypatch: pytest.
     saved: list[str] = []
     monkeypatch.setattr(plotting, "save", lambda figure, path: saved.append(path.relative_to(tmp_path).stem))
     figures.draw(tmp_path, tables(wrong=wrong).with_class_names(CLASSES), ANALYSIS, splits(wrong=wrong), "a title", 128)
-    always = {"histograms", "relations", "largest", "course", "classes", "influence"}
+    always = {"histograms", "relations", "largest", "course", "classes"}
     assert set(saved) == {*always, "suspects_train", "suspects_test", *(["label_error_scores"] if wrong else [])}
 
 

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,9 +27,12 @@ from report_folder import (
 )
 from stage_results import a_guarantee
 
+from gradtrail.stages.artifacts.changes import write_changes
 from gradtrail.stages.artifacts.privacy import NOT_COVERED
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.stages.report.charts import BOTTOM, LEFT, RIGHT, TOP, Chart, Series, linear_ticks
+from gradtrail.stages.report.gallery import make_gallery
+from gradtrail.stages.report.numbers import read_sources
 from gradtrail.support.errors import UserError
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "col", "wbr"}
@@ -128,6 +132,23 @@ def test_numbers_equal_metrics_files(page: str) -> None:
         "From batch size 128 to 256, the FLOPs of a training step grow by a factor of 1.92",
     ):
         assert message in words, message
+
+
+def test_class_without_training_examples_has_no_share(folder: Path) -> None:
+    (folder / "results/gradients/classes.csv").write_text("class,share\n0,0.85\n1,\n2,-0.21\n")
+    assert "by a gradient step: class 0 has 85%, class 2 has -21%." in render_page(folder)
+
+
+def test_changes_of_the_training_split_are_told(folder: Path) -> None:
+    sources = read_sources(folder)
+    write_changes(folder / "results/train", sources.splits["train"], np.array([-1, 5], np.int32))
+    write_metrics(folder, "train", METRICS["train"] | {"removed_examples": 1, "relabeled_examples": 1})
+    changed = read_sources(folder)
+    assert (changed.splits["train"].example_id.tolist(), changed.splits["train"].labels.tolist()) == ([42566], [5])
+    (suspect,) = [row for row in make_gallery(changed).examples if row["split"] == "train"]
+    assert (suspect["label"], suspect["true_label"]) == (5, 5)
+    words = Reader(render_page(folder)).words
+    assert "By train.changes, 1 of the 55,000 training examples were removed, and 1 have another label." in words
 
 
 def test_corrections_and_label_noise_are_told_apart(folder: Path) -> None:
@@ -246,7 +267,7 @@ def test_ticks_are_few_even_round_and_inside(low: float, span: float, most: int,
             "data/processed/train/images.npy",
             "models/final.safetensors",
         ),
-        *("results/train/epochs.csv", "results/gradients/largest.csv", "results/gradients/influence.png"),
+        *("results/train/epochs.csv", "results/gradients/largest.csv", "results/gradients/classes.png"),
         *("results/metrics/train.json", "results/gradients/summary.md", "results/evaluate/predictions.parquet"),
     ],
 )

@@ -27,11 +27,13 @@ from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.stages.artifacts.changes import as_trained
 from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import load_section
+from gradtrail.stages.gradients.inputs import DYNAMICS, read_dynamics, read_trajectory
 from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train import training as training_module
 from gradtrail.stages.train.checkpoints import Checkpoints, state_on_host
@@ -137,13 +139,13 @@ def test_large_split_is_streamed_unless_the_training_is_private(
         Training.load(stage)
 
 
-def loaded(train: Split = SPLIT, **fields: Any) -> Training:
+def loaded(train: Split = SPLIT, batch_size: int = 4, **fields: Any) -> Training:
     """The training of the data that it writes to the working directory, with changes."""
     shutil.rmtree("data", ignore_errors=True)
     write_processed(
         Path("data/processed"), {**dict.fromkeys(SPLITS, SPLIT), "train": train}, dataset_info(), versions=1
     )
-    config = train_config(changes=dataclasses.replace(NO_CHANGES, **fields))
+    config = train_config(batch_size=batch_size, changes=dataclasses.replace(NO_CHANGES, **fields))
     runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
     inputs = SimpleNamespace(have_changed=lambda: False)
     stage: Any = SimpleNamespace(params=lambda *_: config, runtime=runtime, inputs=inputs)
@@ -195,6 +197,39 @@ def test_training_with_another_label_is_that_of_a_split_with_it(
         weights.append(np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(result.history.final.params)]))
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-4, atol=1e-5)
     assert np.abs(weights[0] - weights[2]).max() > 1e-2, "else there is nothing to compare"
+
+
+def test_training_without_examples_is_that_of_a_split_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of all examples, so that their order has no effect: outs are equal, and the split that others read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())
+    kept, label = np.array([1, 4, 6]), int(SPLIT.labels[4] + 1) % 3
+    labels = np.where(kept == 4, label, SPLIT.labels[kept]).astype(np.int32)
+    rest = split_of(SPLIT.images[kept], labels, SPLIT.example_id[kept])
+    omitted = tuple(np.setdiff1d(SPLIT.example_id, kept).tolist())
+    changed = loaded(batch_size=10, omit=omitted, relabel=((4, label),))
+    for name, training in {"changed": changed, "rest": loaded(rest, batch_size=3)}.items():
+        training.compile(new_compiler())
+        (tmp_path / name).mkdir()
+        outputs = Outputs(training, tmp_path / name)
+        outputs.add(0, training.train_network(training.config.seeds_of(0), Checkpoints(None, 1e9), Listener()))
+        outputs.write(tmp_path / name)
+    read = {name: pd.read_csv(tmp_path / name / "results/train/epochs.csv") for name in ("changed", "rest")}
+    pd.testing.assert_frame_equal(read["changed"], read["rest"], rtol=1e-4)
+    tables_of = (pd.read_parquet(tmp_path / name / "results/train/dynamics.parquet") for name in ("changed", "rest"))
+    pd.testing.assert_frame_equal(*tables_of, rtol=1e-4)
+    assert outputs.metrics.keys() & changed.num_changed.keys() == set()
+    assert changed.num_changed == {"removed_examples": 7, "relabeled_examples": 1}
+
+    seen = as_trained(SPLIT, tmp_path / "changed/results/train")
+    assert as_trained(rest, tmp_path / "rest/results/train") is rest
+    for column in ("images", "labels", "true_labels", "example_id"):
+        np.testing.assert_array_equal(getattr(seen, column), getattr(rest, column))
+    assert set(read_dynamics(tmp_path / "changed/results/train", seen)) == {*DYNAMICS} - {"example_id"}
+    trajectory = read_trajectory(tmp_path / "changed/results/train", {}, 1, None)
+    assert trajectory.batch_size == 3
 
 
 @pytest.mark.parametrize(("name", "steps"), [("much at once", 9), ("early stopping", 6)])

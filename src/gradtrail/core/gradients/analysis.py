@@ -1,32 +1,20 @@
 """The analysis of per-example gradients of a trained model, at all of its kept weights.
 
-The influence of a training example z on an example z' is that of TracIn: a step on z with learning rate η lowers the
-loss of z' by about η ⟨∇ℓ(z), ∇ℓ(z')⟩; summed over a training, with kept weights for those of every step (Pruthi et al.,
-arXiv 2002.08484, equation 1 and section 3.2). It is derived for plain gradient descent; other optimizers rescale steps.
+What a training example does to the answers of the network is out of scope: see `what_if`.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from gradtrail.core.config import (
-    MAX_GALLERY,
-    Bounds,
-    ConfigError,
-    CountOrZero,
-    GallerySize,
-    PositiveFraction,
-    config,
-)
+from gradtrail.core.config import Bounds, GallerySize, PositiveFraction, config
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.chunks import ChunkGradients, ClassStructure, chunk_gradients, class_structure
 from gradtrail.core.gradients.passes import GradientPasses
-from gradtrail.core.gradients.scores import largest
 from gradtrail.core.nn.models import HostParams, Params, WeightsKind
 from gradtrail.core.noise_scale import NoiseScale, from_chunks
 
@@ -41,8 +29,6 @@ _AFFORDABLE_FLOPS = 2e12
 _AFFORDABLE_EPOCHS = 4
 _SMALLEST_SAMPLE = 5_000
 
-_MAX_TEST_EXAMPLES = MAX_GALLERY // 10
-
 
 @config
 class GradientsConfig:
@@ -53,36 +39,17 @@ class GradientsConfig:
     top_fraction: PositiveFraction  # share of a split that counts as the largest gradients
     num_largest: GallerySize  # number of images in the gallery of the largest gradients
     num_suspects: GallerySize  # number of images in each gallery of suspected label errors
-    # number of test examples whose influences are computed if `test_examples` is empty
-    num_influenced: Annotated[int, Bounds(at_least=1, at_most=_MAX_TEST_EXAMPLES)]
     # number of bootstrap samples for the interval of the noise scale
     bootstrap_samples: Annotated[int, Bounds(at_least=100, at_most=100_000)]
-    # `example_id` of the test examples whose influences are computed; empty for those with the largest loss
-    test_examples: tuple[CountOrZero, ...]
-
-    def check(self) -> None:
-        """Raise ValueError if there are too many test examples for a figure."""
-        Bounds(at_most=_MAX_TEST_EXAMPLES).check("test_examples: number of them", len(self.test_examples))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """The kept weights of a training, and the learning rates between them."""
+    """The kept weights of a training."""
 
     params: Mapping[int, Params | HostParams]  # epoch → parameters; 0 is before training
     scored: int  # epoch whose scores are all reported, one of `params`
-    learning_rates: Float[np.ndarray, " steps"]  # learning rate of every step
-    steps_per_epoch: int  # number of steps in each epoch
     batch_size: int  # number of examples of each step but the last of an epoch
-
-    @functools.cached_property
-    def weights(self) -> dict[int, float]:
-        """Weight of each kept epoch in sums over the training: the sum of the learning rates of the nearest steps."""
-        epochs = sorted(self.params)
-        middle = (np.arange(len(self.learning_rates)) + 0.5) / self.steps_per_epoch  # middle of each step, in epochs
-        nearest = np.argmin(np.abs(middle[:, None] - np.asarray(epochs, float)), axis=1)
-        weights = np.bincount(nearest, weights=self.learning_rates.astype(np.float64), minlength=len(epochs))
-        return dict(zip(epochs, weights.tolist(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +59,6 @@ class GradientAnalysis:
     scores: dict[str, Scores]  # split with examples → score → a value for each example, float32
     noise_scales: dict[int, NoiseScale]  # epoch → gradient noise scale of the training split; empty without examples
     classes: ClassStructure  # similarity of the classes' gradients on the training split, at the scored epoch
-    # positions in the test split of the examples whose influences were computed
-    influenced: Int[np.ndarray, " influenced"]
-    # influence of each training example on each of those, float32; positive if it lowered the loss
-    influence: Float[np.ndarray, "examples influenced"]
 
 
 def epoch_column(name: str, epoch: int) -> str:
@@ -103,22 +66,17 @@ def epoch_column(name: str, epoch: int) -> str:
     return f"{name}_epoch_{epoch:03d}"
 
 
-def num_influenced(config: GradientsConfig, num_test_examples: int) -> int:
-    """Return the number of test examples whose influences are computed."""
-    return min(len(config.test_examples) or config.num_influenced, num_test_examples)
-
-
 def num_visits(trajectory: Trajectory, splits: Mapping[str, Split]) -> int:
     """Return the sum of the numbers that `analyze` reports to `advance`."""
     everywhere, in_training = sum(map(len, splits.values())), len(splits["train"])
     aligned = everywhere if in_training else 0
-    return len(trajectory.params) * (everywhere + 2 * in_training) + aligned
+    return len(trajectory.params) * (everywhere + in_training) + aligned
 
 
 def analysis_flops(passes: GradientPasses, num_epochs: int, num_train: int, num_others: int) -> float:
     """Return the static FLOPs of `analyze` for numbers of kept epochs, training and other examples; see `Pass.work`."""
     everywhere = num_train + num_others
-    each_epoch = everywhere * passes.score.work + num_train * (passes.sums.work + passes.products.work)
+    each_epoch = everywhere * passes.score.work + num_train * passes.sums.work
     return num_epochs * each_epoch + everywhere * passes.dots.work
 
 
@@ -146,39 +104,27 @@ def analyze(
 ) -> GradientAnalysis:
     """Run all passes over the splits at each kept epoch.
 
-    Without a training example there are no noise scales, influences, classes and cosines.
+    Without a training example there are no noise scales, classes and cosines.
 
     Args:
-        passes: passes compiled for the model and for `num_influenced` examples.
-        splits: splits by name, with `train` and `test`.
-        config: chosen test examples, number of bootstrap samples.
+        passes: passes compiled for the model.
+        splits: splits by name, with `train`.
+        config: number of bootstrap samples.
         advance: called with the number of examples that a pass has processed, `num_visits` in all, and with 0 and a
             `message` after each epoch.
-
-    Raises:
-        ConfigError: one line; an example of `config.test_examples` is not in the test split.
     """
-    train, test = splits["train"], splits["test"]
+    train = splits["train"]
     splits = {name: split for name, split in splits.items() if len(split)}
 
-    def score(epoch: int) -> dict[str, Scores]:
-        params = jax.device_put(trajectory.params[epoch])
-        return {
-            name: passes.score(params, split.images, split.labels, advance=advance) for name, split in splits.items()
-        }
-
-    # The scored epoch comes first: the test examples with its largest losses are the influenced ones
-    by_epoch = {trajectory.scored: score(trajectory.scored)}
-    influenced = _choose(config, test, by_epoch[trajectory.scored]["test"])
-
+    by_epoch: dict[int, dict[str, Scores]] = {}
     noise_scales: dict[int, NoiseScale] = {}
-    influence = np.zeros((len(train), len(influenced)))
     classes = ClassStructure.unknown(num_classes)
     cosines = {name: np.full((len(split), 2), np.nan, np.float32) for name, split in splits.items()}
     for epoch, on_host in sorted(trajectory.params.items()):
         params = jax.device_put(on_host)
-        if epoch not in by_epoch:
-            by_epoch[epoch] = score(epoch)
+        by_epoch[epoch] = {
+            name: passes.score(params, split.images, split.labels, advance=advance) for name, split in splits.items()
+        }
         if not len(train):
             continue
 
@@ -189,11 +135,6 @@ def analyze(
         noise_scales[epoch] = from_chunks(
             products, squares, chunks.sizes, chunks.classes, samples=config.bootstrap_samples, seed=_SEED
         )
-
-        # Influence of each training example on the chosen test examples
-        signals = passes.signals(params, test.images[influenced], test.labels[influenced])
-        rows = passes.products(params, train.images, train.labels, signals, advance=advance)
-        influence += trajectory.weights[epoch] * rows["products"].astype(np.float64)
 
         if epoch == trajectory.scored:
             classes = class_structure(products, squares, chunks, num_classes)
@@ -208,36 +149,11 @@ def analyze(
         },
         noise_scales=noise_scales,
         classes=classes,
-        influenced=influenced,
-        influence=influence.astype(np.float32),
     )
 
 
-def _choose(config: GradientsConfig, test: Split, scores: Scores) -> Int[np.ndarray, " influenced"]:
-    """Return the positions of the chosen test examples, or of those with the largest loss."""
-    if not config.test_examples:
-        return largest(scores["loss"], num_influenced(config, len(test)))
-    return positions_of(config.test_examples, test, "gradients.test_examples")
-
-
-def positions_of(names: Sequence[int], test: Split, key: str) -> Int[np.ndarray, " names"]:
-    """Return the positions of test examples from each `example_id`; `key` is that of params.yaml, for the error.
-
-    Raises:
-        ConfigError: the test split has no such example; one line.
-    """
-    positions = {int(name): position for position, name in enumerate(test.example_id)}
-    for name in names:
-        if name not in positions:
-            raise ConfigError(
-                f"{key}: no example {name} in the test split, which has {len(test)} "
-                f"of {test.example_id.min()} to {test.example_id.max()}"
-            )
-    return np.array([positions[name] for name in names], np.int64)
-
-
 def _split_scores(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Trajectory, split: str) -> Scores:
-    """Return all scores of the scored epoch, `EPOCH_SCORES` of every epoch with their means, and self-influence."""
+    """Return all scores of the scored epoch, and `EPOCH_SCORES` of every epoch with their means."""
     split_by_epoch = {epoch: scores[split] for epoch, scores in sorted(by_epoch.items())}
     trained = [epoch for epoch in split_by_epoch if epoch > 0] or list(split_by_epoch)
     columns = dict(split_by_epoch[trajectory.scored])
@@ -245,11 +161,6 @@ def _split_scores(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Traj
         columns |= {epoch_column(name, epoch): scores[name] for epoch, scores in split_by_epoch.items()}
         total = np.sum([split_by_epoch[epoch][name] for epoch in trained], axis=0, dtype=np.float64)
         columns[f"{name}{MEAN}"] = np.asarray(total / len(trained), np.float32)
-    squares = [
-        trajectory.weights[epoch] * scores["grad_norm"].astype(np.float64) ** 2
-        for epoch, scores in split_by_epoch.items()
-    ]
-    columns["self_influence"] = np.sum(squares, axis=0).astype(np.float32)
     return columns
 
 

@@ -152,7 +152,7 @@ def class_structure(
         pairs = np.where(pairs > 0, pairs, np.nan)  # 0 / 0 would be infinite after rounding of the sums
         root_mean_square = np.sqrt(squares / sizes)
         coherence = (between - np.diag(squares)) / pairs / np.outer(root_mean_square, root_mean_square)
-        share = np.sum(between, axis=1) / np.sum(between)
+        share = np.where(sizes > 0, np.sum(between, axis=1) / np.sum(between), np.nan)
     return ClassStructure(cosine=cosine, coherence=coherence, share=share)
 
 

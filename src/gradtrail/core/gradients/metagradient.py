@@ -190,7 +190,7 @@ def pull_back_part(
 ) -> tuple[list[Array], Float[Array, "outputs examples classes"]]:
     """Pull the derivatives of the outputs back through a part, and add those by the weights of its examples."""
     places = order.ravel()
-    rows = take(examples, places)
+    rows = jax.tree.map(lambda column: column[jnp.where(places != PADDING, places, 0)], examples)
     row_order = jnp.where(order == PADDING, PADDING, jnp.arange(order.size, dtype=jnp.int32).reshape(order.shape))
 
     def floats_after(floats: list[Array], changes: Array) -> list[Array]:

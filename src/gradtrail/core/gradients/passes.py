@@ -32,40 +32,28 @@ class GradientPasses:
 
     score: Pass  # rows: the scores of `score_batch`
     dots: Pass  # shared: two directions; row `dots`: inner products of the example's gradient with both
-    products: Pass  # shared: signals of other examples; row `products`: inner products with their gradients
-    signals: CompiledFunction  # params, images, labels → signals, of as many examples as `products` takes
     sums: Pass  # its function takes a mask after the labels and returns the summed gradient
 
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        passes = (self.score, self.dots, self.products, self.sums)
-        return [*(compiled.function for compiled in passes), self.signals]
+        return [compiled.function for compiled in (self.score, self.dots, self.sums)]
 
 
-def compile_passes(model: Model, label_smoothing: float, num_others: int, *, compiler: Compiler) -> GradientPasses:
+def compile_passes(model: Model, label_smoothing: float, *, compiler: Compiler) -> GradientPasses:
     """Compile all passes for microbatches of at most 512 examples whose temporary arrays take at most 24 MiB.
 
     A single example may take more, and so may the 8 examples of a sum.
-
-    Args:
-        num_others: number of examples whose gradients `products` compares with.
     """
     params = model.abstract_params()
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
-    compute_signals = functools.partial(per_example.signals, model, label_smoothing=label_smoothing)
-    signals = jax.eval_shape(compute_signals, params, *abstract_batch(model, num_others))
 
     def dots(params: Params, directions: Params, images: Array, labels: Array) -> dict[str, Array]:
         rows = per_example.grad_dots(model, params, images, labels, directions, label_smoothing=label_smoothing)
         return {"dots": rows}
 
-    def products(params: Params, signals: Any, images: Array, labels: Array) -> dict[str, Array]:
-        rows = per_example.grad_products(model, params, images, labels, signals, label_smoothing=label_smoothing)
-        return {"products": rows}
-
-    def compile_for(rows: int, name: str, function: Callable, *shared: Any) -> CompiledFunction:
-        return compiler.compile(name, function, params, *shared, *abstract_batch(model, rows))
+    def compile_dots(rows: int) -> CompiledFunction:
+        return compiler.compile("grad_dots", dots, params, two, *abstract_batch(model, rows))
 
     def compile_sums(rows: int) -> CompiledFunction:
         sums = functools.partial(per_example.summed_grad, model, label_smoothing=label_smoothing)
@@ -80,8 +68,6 @@ def compile_passes(model: Model, label_smoothing: float, num_others: int, *, com
 
     return GradientPasses(
         score=largest(lambda rows: compile_score(model, label_smoothing, rows, compiler=compiler)),
-        dots=largest(lambda rows: compile_for(rows, "grad_dots", dots, two)),
-        products=largest(lambda rows: compile_for(rows, "grad_products", products, signals)),
-        signals=compile_for(num_others, "signals", compute_signals),
+        dots=largest(compile_dots),
         sums=largest(compile_sums, at_least=_FEWEST_SUMMED),
     )

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from gradtrail.core import batching
-from gradtrail.core.config import MAX_GALLERY, Bounds, Count, CountOrZero, config
+from gradtrail.core.config import MAX_GALLERY, Bounds, ConfigError, Count, CountOrZero, config
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.metagradient import Outputs
 from gradtrail.core.gradients.scores import correlation
@@ -38,6 +38,22 @@ class WhatIfConfig:
         Bounds(at_most=_MAX_TEST_EXAMPLES).check("test_examples: number of them", len(self.test_examples))
         if len({*self.test_examples}) < len(self.test_examples):
             raise ValueError(f"test_examples must name each example once, got {[*self.test_examples]}")
+
+
+def positions_of(names: Sequence[int], test: Split, key: str) -> Int[np.ndarray, " names"]:
+    """Return the positions of test examples from each `example_id`; `key` is that of params.yaml, for the error.
+
+    Raises:
+        ConfigError: the test split has no such example; one line.
+    """
+    positions = {int(name): position for position, name in enumerate(test.example_id)}
+    for name in names:
+        if name not in positions:
+            raise ConfigError(
+                f"{key}: no example {name} in the test split, which has {len(test)} "
+                f"of {test.example_id.min()} to {test.example_id.max()}"
+            )
+    return np.array([positions[name] for name in names], np.int64)
 
 
 def log_odds(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:

@@ -26,6 +26,7 @@ from gradtrail.core.nn.layers import (
 from gradtrail.core.nn.mlp import MAX_LAYERS, DenseLayers, Width
 
 NormKind = Literal["none", "group", "layer"]
+_MONOTONE = {"relu", "tanh"}  # activations that increase, or stay
 _MAX_KERNEL = 31  # pixels; the program copies the image once per pixel of the kernel
 
 
@@ -81,7 +82,7 @@ class CNN:
 
 
 class Block(nnx.Module):
-    """A convolution, its normalization, and the activation; with max pooling at the end of a stack."""
+    """A convolution, its normalization, and the activation; at the end of a stack, max pooling after that."""
 
     def __init__(
         self, cnn: CNN, num_inputs: int, num_outputs: int, *, pools: bool, precision: Precision, rngs: nnx.Rngs
@@ -98,8 +99,11 @@ class Block(nnx.Module):
         outputs = tap(self.convolution, inputs)
         if self.norm is not None:
             outputs = tap(self.norm, outputs)
-        outputs = max_pool(outputs) if self.pools else outputs
-        return activate(outputs, self.activation)  # after pooling, which it commutes with, it has a quarter of the work
+        if not self.pools:
+            return activate(outputs, self.activation)
+        if self.activation in _MONOTONE:  # after pooling, which it commutes with, it has a quarter of the work
+            return activate(max_pool(outputs), self.activation)
+        return max_pool(activate(outputs, self.activation))
 
     def recomputed(self, inputs: Float[Array, "channels height width batch"]) -> Array:
         """Apply the block; the backward pass recomputes its activations."""

@@ -62,16 +62,6 @@ class Layer(nnx.Module):
         """Return the inner product of each example's gradient with each direction, which is like the parameters."""
         return self.grads(inputs, cotangent) @ jax.vmap(lambda direction: ravel_pytree(direction)[0])(directions).T
 
-    def grad_products(
-        self,
-        inputs: Float[Array, "..."],
-        cotangent: Float[Array, "..."],
-        other_inputs: Float[Array, "..."],
-        other_cotangent: Float[Array, "..."],
-    ) -> Float[Array, "batch others"]:
-        """Return the inner products of each example's gradient with those of other examples."""
-        return self.grads(inputs, cotangent) @ self.grads(other_inputs, other_cotangent).T
-
     def clip_terms(
         self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."], copies: int
     ) -> tuple[Float[Array, " examples"], PyTree[Float[Array, "..."]]]:
@@ -137,12 +127,6 @@ class Dense(Layer):
             return jnp.sum((low_inputs @ direction["kernel"]) * low, axis=1) + cotangent @ direction["bias"]
 
         return jax.vmap(dot, out_axes=1)(directions)
-
-    def grad_products(self, inputs: Array, cotangent: Array, other_inputs: Array, other_cotangent: Array) -> Array:
-        """Return (A A'ᵀ) ∘ (Δ Δ'ᵀ), and ΔΔ'ᵀ for the biases."""
-        low_inputs, low = self._rounded(inputs, cotangent)
-        other_low_inputs, other_low = self._rounded(other_inputs, other_cotangent)
-        return (low_inputs @ other_low_inputs.T) * (low @ other_low.T) + cotangent @ other_cotangent.T
 
     def clip_terms(self, inputs: Array, cotangent: Array, copies: int) -> tuple[Array, PyTree]:
         """Return inputs and cotangents as terms, and norms that are computed without forming gradients.

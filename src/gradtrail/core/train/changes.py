@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core.config import ConfigError, Seed, Share, config
+from gradtrail.core.data import OMITTED, REMOVED
 
 
 @config
@@ -27,21 +28,18 @@ class ChangesConfig:
 NO_CHANGES = ChangesConfig(omit=(), omit_fraction=0.0, omit_seed=0, relabel=())
 
 
-def weight_changes(
+def changed_labels(
     config: ChangesConfig,
     labels: Int[np.ndarray, " examples"],
     example_id: Int[np.ndarray, " examples"],
     num_classes: int,
-) -> Float[np.ndarray, "examples classes"] | None:
-    """Return the changes of the weights of a training split, float32, as in `gradient.Examples`; None without changes.
+) -> Int[np.ndarray, " examples"]:
+    """Return the label of each training example after the changes, int32; `REMOVED` for one that is removed.
 
     Raises:
-        ConfigError: an example is not in the split, or a label is not a class; one line.
+        ConfigError: an example is not in the split, a label is not a class, or no example is left; one line.
     """
-    if not config.enabled:
-        return None
-    changes = np.zeros((len(labels), num_classes), np.float32)
-    one_hot = np.eye(num_classes, dtype=np.float32)
+    changed = np.array(labels, np.int32)
     rows = {int(name): row for row, name in enumerate(example_id)}
 
     def row_of(key: str, name: int) -> int:
@@ -59,9 +57,21 @@ def weight_changes(
             raise ConfigError(
                 f"train.changes.relabel: label must be from 0 to {num_classes - 1}, got {label} for example {name}"
             )
-        changes[row] = one_hot[label] - one_hot[labels[row]]
-    listed = np.array([row_of("omit", name) for name in config.omit], np.int64)
-    order = np.random.default_rng(config.omit_seed).permutation(len(labels))
-    omitted = np.concatenate([listed, order[: round(config.omit_fraction * len(labels))]])
-    changes[omitted] = -one_hot[labels[omitted]]
-    return changes
+        changed[row] = label
+    changed[[row_of("omit", name) for name in config.omit]] = REMOVED
+    order = np.random.default_rng((config.omit_seed, OMITTED)).permutation(len(labels))
+    changed[order[: round(config.omit_fraction * len(labels))]] = REMOVED
+    if len(labels) and (changed == REMOVED).all():
+        raise ConfigError(f"train.changes must leave a training example, got all {len(labels):,} omitted")
+    return changed
+
+
+def weight_changes(
+    labels: Int[np.ndarray, " examples"], changed: Int[np.ndarray, " examples"], num_classes: int
+) -> Float[np.ndarray, "examples classes"]:
+    """Return the changes of the weights, float32, as in `gradient.Examples`, by which `labels` become `changed`."""
+    rows, stays = np.arange(len(labels)), changed != REMOVED
+    weights = np.zeros((len(labels), num_classes), np.float32)
+    weights[rows, labels] = -1
+    weights[rows[stays], changed[stays]] += 1
+    return weights

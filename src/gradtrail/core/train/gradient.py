@@ -35,7 +35,8 @@ class Batch:
     images: UInt8[Array, "..."]  # (*parts, batch, height, width[, channels])
     labels: Int[Array, "*parts batch"]
     indices: Int[Array, "*parts batch"]  # of the examples in the training split, int32, or `batching.PADDING`
-    weight_changes: Float[Array, "*parts batch classes"] | None = None  # as in `Examples`
+    # weights of the losses with each class as the label; None for 1 for the label and else 0
+    weights: Float[Array, "*parts batch classes"] | None = None
     augmentation: Key[Array, "*parts batch"] | None = None  # key of each row; None without augmentation
     dropout: Key[Array, "*parts batch"] | None = None  # key of each row; None without dropout
 
@@ -56,8 +57,7 @@ class Shared:
 
     params: Params  # parameters at which the gradient is taken
     scale: Float[Array, ""] | None  # factor of the loss; None for none
-    count: Float[Array, ""]  # number of rows of the whole batch that are not padding, float32
-    weight: Float[Array, ""]  # sum of the weights of the losses: `count` without changes
+    weight: Float[Array, ""]  # sum of the weights of the losses of the whole batch, float32; 1 if that is 0
 
 
 @jax.tree_util.register_dataclass
@@ -75,7 +75,7 @@ class RowRecord:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class BatchGradient:
-    """Sums over rows divided by the number of examples in the batch; `loss` and `grads` by the sum of their weights."""
+    """Sums over rows divided by `Shared.weight`."""
 
     loss: Float[Array, ""]  # training loss in nats, not scaled
     cross_entropy: Float[Array, ""]  # cross-entropy in nats, without label smoothing
@@ -99,9 +99,9 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
             images, key = network_inputs(config, part)
             logits = model.apply(params, images, key=key)
             loss = losses.cross_entropy(logits, part.labels, label_smoothing=config.label_smoothing)
-            if part.weight_changes is not None:
-                weights = jax.nn.one_hot(part.labels, logits.shape[1], dtype=logits.dtype) + part.weight_changes
-                loss = jnp.sum(weights * losses.cross_entropies(logits, label_smoothing=config.label_smoothing), axis=1)
+            if part.weights is not None:
+                by_class = losses.cross_entropies(logits, label_smoothing=config.label_smoothing)
+                loss = jnp.sum(part.weights * by_class, axis=1)
             metrics, record = batch_metrics(part, loss, logits, shared)
             return metrics["loss"] if shared.scale is None else metrics["loss"] * shared.scale, (metrics, record)
 
@@ -140,11 +140,11 @@ def batch_metrics(
     batch: Batch, loss: Float[Array, " batch"], logits: Float[Array, "batch classes"], shared: Shared
 ) -> tuple[dict[str, Float[Array, ""]], RowRecord]:
     """Return the metrics of `BatchGradient`, means over the rows of the whole batch, and the record of each row."""
-    labels, mask, count = batch.labels, batch.mask, shared.count
-    mean_loss = batching.masked_sum(loss, mask) / shared.weight
-    cross_entropy = batching.masked_sum(losses.cross_entropy(logits, labels), mask) / count
+    labels, mask, weight = batch.labels, batch.mask, shared.weight
+    mean_loss = batching.masked_sum(loss, mask) / weight
+    cross_entropy = batching.masked_sum(losses.cross_entropy(logits, labels), mask) / weight
     correct = losses.correct(logits, labels)
-    accuracy = batching.masked_sum(correct.astype(jnp.float32), mask) / count
+    accuracy = batching.masked_sum(correct.astype(jnp.float32), mask) / weight
     record = RowRecord(indices=batch.indices, probability=losses.label_probability(logits, labels), correct=correct)
     return {"loss": mean_loss, "cross_entropy": cross_entropy, "accuracy": accuracy}, record
 

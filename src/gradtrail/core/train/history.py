@@ -16,13 +16,16 @@ from gradtrail.core.train.gradient import RowRecord
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord
 
+_MEASURED = ("loss", "cross_entropy", "accuracy")  # columns of steps whose means an epoch has
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRecord:
     """Metrics of one epoch."""
 
     epoch: int  # number of the epoch, from 1
-    loss: float  # mean training loss over the steps that were not skipped, in nats, label smoothing included
+    # mean training loss over the steps that have examples and were not skipped, in nats, label smoothing included
+    loss: float
     cross_entropy: float  # the same loss without label smoothing
     accuracy: float  # mean training accuracy over the same steps, with dropout and augmentation
     validation_loss: float  # validation loss after the epoch, in nats, without label smoothing
@@ -80,11 +83,18 @@ class History:
                 f"training diverged: the weights after epoch {chunk.epoch} are not finite, at learning rate "
                 f"{records.learning_rate[-1]:.4g} in {self._precision}; try a lower learning rate, or train.clip_norm"
             )
+        # A batch without examples, all removed or none drawn, has no loss
+        has_examples = records.num_examples > 0
+        measured: dict[str, Any] = {
+            name: np.where(has_examples, getattr(records, name), np.float32(np.nan)) for name in _MEASURED
+        }
+        records = dataclasses.replace(records, **measured)
+        means = {
+            name: float(np.mean(values[done & has_examples], dtype=np.float64)) for name, values in measured.items()
+        }
         record = EpochRecord(
             epoch=chunk.epoch,
-            loss=float(np.mean(records.loss[done], dtype=np.float64)),
-            cross_entropy=float(np.mean(records.cross_entropy[done], dtype=np.float64)),
-            accuracy=float(np.mean(records.accuracy[done], dtype=np.float64)),
+            **means,
             validation_loss=validation["loss"],
             validation_accuracy=validation["accuracy"],
         )

@@ -1,10 +1,11 @@
 """Optimizers of Optax: from gradients to updates.
 
 An optimizer is a config with the peak of its learning rate and `make(schedule, num_steps)`. Weight decay is per step,
-times the learning rate; biases and norms are exempt.
+times the learning rate. It applies to weights, which are known by their names; see `_is_weight`.
 """
 
-from typing import ClassVar, TypeAlias
+import re
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,9 @@ from gradtrail.core.config import NotNegative, Positive, PositiveShare, Share, c
 from gradtrail.core.nn.models import Params
 from gradtrail.core.train.schedules import Constant, Schedule, learning_rate
 
+# Names of weights, by the last part of their path: Flax says kernel and embedding, Equinox weight, and Haiku w
+_WEIGHT = re.compile(r"(kernel|weight|embedding)s?(_\w+)?|[wW]\d*")
+_HEADS_LAST = {"query", "key", "value"}  # layers of Flax's attention whose kernels are inputs × heads × features
 _TINY = 1e-30  # added to a second moment, far too small to change it: the root of 0 has no derivative
 
 
@@ -87,7 +91,7 @@ class AdamW(Adam):
 
     def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
         rate = self.rate(schedule, num_steps)
-        return optax.adamw(rate, self.b1, self.b2, self.eps, _TINY, weight_decay=self.weight_decay, mask=_is_kernel)
+        return optax.adamw(rate, self.b1, self.b2, self.eps, _TINY, weight_decay=self.weight_decay, mask=_are_weights)
 
 
 @config
@@ -101,17 +105,17 @@ class Lion(_Optimizer):
 
     def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
         rate = self.rate(schedule, num_steps)
-        return optax.lion(rate, self.b1, self.b2, weight_decay=self.weight_decay, mask=_is_kernel)
+        return optax.lion(rate, self.b1, self.b2, weight_decay=self.weight_decay, mask=_are_weights)
 
 
 @config
 class Muon(_Optimizer):
-    """Muon (Jordan, kellerjordan.github.io/posts/muon): orthogonalized momentum for kernels, Adam for the rest."""
+    """Muon (Jordan, kellerjordan.github.io/posts/muon): orthogonalized momentum for matrices, Adam for the rest."""
 
     kind: ClassVar = "muon"
-    adam_learning_rate: Positive  # peak of the schedule for biases and norms
+    adam_learning_rate: Positive  # peak of the schedule for all parameters but the weights of products
     beta: Share  # decay of the momentum
-    weight_decay: NotNegative
+    weight_decay: NotNegative  # of the weights of products
 
     def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
         return contrib.muon(
@@ -119,7 +123,7 @@ class Muon(_Optimizer):
             beta=self.beta,
             weight_decay=self.weight_decay,
             adam_learning_rate=learning_rate(schedule, self.adam_learning_rate, num_steps),
-            muon_weight_dimension_numbers=_kernel_axes,
+            muon_weight_dimension_numbers=_matrix_axes,
         )
 
 
@@ -143,7 +147,7 @@ class ScheduleFree(_Optimizer):
 
     def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
         rate = self.rate(schedule, num_steps)
-        base = optax.adamw(rate, 0.0, self.b2, self.eps, weight_decay=self.weight_decay, mask=_is_kernel)
+        base = optax.adamw(rate, 0.0, self.b2, self.eps, weight_decay=self.weight_decay, mask=_are_weights)
         return contrib.schedule_free(base, rate, b1=self.b1)
 
     def evaluation_params(self, opt_state: PyTree, params: Params) -> Params:
@@ -190,16 +194,38 @@ def _clipping(limit: float) -> optax.GradientTransformation:
     return optax.stateless(clipped)
 
 
-def _is_kernel(params: Params) -> PyTree[bool]:
-    """Return the mask of weight decay, which exempts biases and norms."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+def _name_of(path: Any) -> list[str]:
+    """Return the parts of the name of a parameter: attributes, keys and places."""
+    return re.split(r"[/.]", jax.tree_util.keystr(path, simple=True, separator="/"))
 
 
-def _kernel_axes(params: Params) -> PyTree[contrib.MuonDimensionNumbers | None]:
-    """Return the axes by which Muon makes a kernel a matrix: all input axes by the output axis."""
+def _is_weight(path: Any, leaf: Array) -> bool:
+    """Whether weight decay applies to a parameter: a weight by its name, with several axes.
 
-    def axes(leaf: Array) -> contrib.MuonDimensionNumbers | None:
-        inputs, output = tuple(range(leaf.ndim - 1)), leaf.ndim - 1
-        return contrib.MuonDimensionNumbers(reduction_axis=inputs, output_axis=output) if inputs else None
+    The number of axes alone does not tell: a bias may have the shape of the heads of an attention, or (1, outputs), and
+    the weight of a norm in Equinox has one axis.
+    """
+    return leaf.ndim > 1 and _WEIGHT.fullmatch(_name_of(path)[-1]) is not None
 
-    return jax.tree.map(axes, params)
+
+def _are_weights(params: Params) -> PyTree[bool]:
+    return jax.tree.map_with_path(_is_weight, params)
+
+
+def _matrix_axes(params: Params) -> PyTree[contrib.MuonDimensionNumbers | None]:
+    """Return the axes by which Muon makes a weight a matrix of inputs by outputs; None for other parameters.
+
+    The last axis are the outputs. For query, key and value in Flax's attention these are all axes but the first, and
+    for a parameter that is named `weight`, as in Equinox, the first. An `embedding` is a table, not a matrix.
+    """
+
+    def axes(path: Any, leaf: Array) -> contrib.MuonDimensionNumbers | None:
+        *above, name = _name_of(path)
+        if not _is_weight(path, leaf) or name.startswith("embedding"):
+            return None
+        first = 1 if {*above[-1:]} & _HEADS_LAST else leaf.ndim - 1
+        outputs = (0,) if name.startswith("weight") else tuple(range(first, leaf.ndim))
+        inputs = tuple(axis for axis in range(leaf.ndim) if axis not in outputs)
+        return contrib.MuonDimensionNumbers(reduction_axis=inputs, output_axis=outputs)
+
+    return jax.tree.map_with_path(axes, params)

@@ -52,7 +52,7 @@ class TrainState:
 class StepRecord:
     """Metrics of a step, float32 unless stated otherwise; for several steps, with a leading axis."""
 
-    num_examples: Int[Array, "*steps"]  # number of examples in the batch, int32
+    num_examples: Int[Array, "*steps"]  # number of examples in the batch, without those that were removed, int32
     loss: Float[Array, "*steps"]  # mean over the batch, in nats, label smoothing included
     cross_entropy: Float[Array, "*steps"]  # mean over the batch, in nats, without label smoothing
     accuracy: Float[Array, "*steps"]  # share of correct predictions in the batch, before the update
@@ -101,10 +101,22 @@ def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Ar
 
 
 def take(examples: Examples, indices: Int[Array, " batch"]) -> Batch:
-    """Return the batch of the examples of a split at these indices; padding has the data of example 0."""
+    """Return the batch of the examples of a split at these indices; padding has the data of example 0.
+
+    With changes of the weights, the label of an example is the class of its largest weight, and an example without a
+    positive weight is padding: it was removed, and counts nowhere.
+    """
     rows = jnp.where(indices != batching.PADDING, indices, 0)
-    changes = None if examples.weight_changes is None else examples.weight_changes[rows]
-    return Batch(images=examples.images[rows], labels=examples.labels[rows], indices=indices, weight_changes=changes)
+    batch = Batch(images=examples.images[rows], labels=examples.labels[rows], indices=indices)
+    if examples.weight_changes is None:
+        return batch
+    weights = jax.nn.one_hot(batch.labels, examples.weight_changes.shape[1]) + examples.weight_changes[rows]
+    return dataclasses.replace(
+        batch,
+        labels=jnp.argmax(weights, axis=1).astype(jnp.int32),
+        indices=jnp.where(jnp.max(weights, axis=1) > 0, indices, batching.PADDING),
+        weights=weights,
+    )
 
 
 def make_step(
@@ -134,13 +146,11 @@ def make_step(
         # The gradient of the batch, each row with keys of its own
         scale = None if state.loss_scale is None else state.loss_scale.scale
         count = jnp.sum(batch.mask).astype(jnp.float32)
-        denominator = count if mechanism is None else jnp.maximum(count, 1.0)  # a Poisson-sampled batch may be empty
-        weight = denominator
-        if batch.weight_changes is not None:
-            changes = jnp.where(batch.mask[:, None], batch.weight_changes, 0.0)
-            total = count + jnp.sum(changes)
+        weight = count if mechanism is None else jnp.maximum(count, 1.0)  # a Poisson-sampled batch may be empty
+        if batch.weights is not None:
+            total = jnp.sum(jnp.where(batch.mask[:, None], batch.weights, 0.0))
             weight = jnp.where(total > 0, total, 1.0)  # all examples of a batch may be removed
-        shared = Shared(params=state.params, scale=scale, count=denominator, weight=weight)
+        shared = Shared(params=state.params, scale=scale, weight=weight)
         keys_of_rows = _row_keys if mechanism is None else _example_keys
         if config.augmentation.enabled:
             batch = dataclasses.replace(batch, augmentation=keys_of_rows(state.keys.augmentation, state.step, batch))

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from gradtrail.support.errors import UserError, one_line
 
-_OF_CLASSES = ("class", "label", "true_label", "predicted", "train_label")  # columns that have classes
+_OF_CLASSES = ("class", "label", "true_label", "predicted")  # columns that have classes
 
 
 def with_class_names(table: pd.DataFrame, classes: Sequence[str]) -> pd.DataFrame:

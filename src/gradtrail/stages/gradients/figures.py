@@ -1,4 +1,4 @@
-"""Figures of per-example gradients: distribution, largest ones, suspected label errors, classes and influences."""
+"""Figures of per-example gradients: distribution, largest ones, suspected label errors, and classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +37,6 @@ def draw(
     if tables.has_training_rows:
         plotting.save(draw_course(tables, analysis, title, batch_size), folder / "course.png")
         plotting.save(draw_classes(analysis, tables.classes["class"].tolist(), title), folder / "classes.png")
-        plotting.save(draw_influence(tables.influence, splits, title), folder / "influence.png")
     if len(tables.label_error_scores):
         plotting.save(draw_detection(tables.label_error_scores, title), folder / "label_error_scores.png")
 
@@ -148,21 +147,6 @@ def draw_suspects(suspects: pd.DataFrame, splits: Mapping[str, Split], title: st
     return _gallery(suspects, splits, heading, caption)
 
 
-def draw_influence(influence: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
-    """Draw each chosen test example in a row, with the training examples that helped and that hurt it most."""
-    images, captions = [], []
-    for name, rows in influence.groupby("test_example", sort=False):
-        images.append(_image(splits["test"], int(str(name))))
-        captions.append(f"test #{name}\n{plotting.arrow(rows['label'].iloc[0], rows['predicted'].iloc[0])}")
-        for row in _rows(rows):
-            images.append(_image(splits["train"], row.train_example))
-            label = plotting.short(row.train_label)
-            captions.append(f"{row.effect} #{row.train_example}\n{label}  {_signed(row.influence)}")
-    columns = 1 + int(influence.groupby("test_example").size().iloc[0])
-    heading = f"Training examples that lowered (helped) or raised (hurt) the loss of a test example, in nats · {title}"
-    return plotting.gallery(np.stack(images), captions, heading, columns=columns)
-
-
 def draw_detection(detection: pd.DataFrame, title: str) -> Figure:
     """Draw how well each score finds the labels that label noise changed."""
     figure, axes = plotting.new_figure(
@@ -189,10 +173,6 @@ def _gallery(table: pd.DataFrame, splits: Mapping[str, Split], title: str, capti
 
 def _rows(table: pd.DataFrame) -> list[Any]:
     return list(table.itertuples())
-
-
-def _signed(value: float) -> str:
-    return f"{value:+,.0f}" if abs(value) >= 10 else f"{value:+.2g}"
 
 
 def _image(split: Split, example_id: int) -> np.ndarray:

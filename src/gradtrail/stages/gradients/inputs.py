@@ -1,4 +1,4 @@
-"""The inputs of the gradient analysis: examples, kept weights, learning rates and learning dynamics."""
+"""The inputs of the gradient analysis: examples, kept weights and learning dynamics."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,13 +10,7 @@ import numpy as np
 import pandas as pd
 
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.analysis import (
-    GradientsConfig,
-    Trajectory,
-    affordable_examples,
-    analysis_flops,
-    num_influenced,
-)
+from gradtrail.core.gradients.analysis import GradientsConfig, Trajectory, affordable_examples, analysis_flops
 from gradtrail.core.gradients.chunks import chunk_bytes
 from gradtrail.core.gradients.exact import compile_exact, sample_size
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
@@ -85,15 +79,11 @@ def read_members(
 def read_trajectory(
     results: Path, params: Mapping[int, Params], scored: int, guarantee: PrivacyGuarantee | None
 ) -> Trajectory:
-    """Read the learning rate of every step of a training, and its batch size, the mean one of a private training."""
-    steps = read_parquet(results / "steps.parquet", ("num_examples", "learning_rate"))
-    return Trajectory(
-        params=params,
-        scored=scored,
-        learning_rates=steps["learning_rate"].to_numpy(),
-        steps_per_epoch=len(steps) // len(pd.read_csv(results / "epochs.csv")),
-        batch_size=guarantee.batch_size if guarantee else int(steps["num_examples"].max()),
-    )
+    """Read the batch size of a training: the mean one of a private training, or of one without some examples."""
+    sizes = read_parquet(results / "steps.parquet", ("num_examples",))["num_examples"].to_numpy()
+    by_epoch = sizes.reshape(len(pd.read_csv(results / "epochs.csv")), -1)
+    mean = round(np.mean(by_epoch[:, :-1] if by_epoch.shape[1] > 1 else by_epoch))  # the last one may be smaller
+    return Trajectory(params=params, scored=scored, batch_size=guarantee.batch_size if guarantee else mean)
 
 
 def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
@@ -112,14 +102,14 @@ def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
 
 
 def compile_all(
-    member: MemberInputs, splits: Mapping[str, Split], config: GradientsConfig, *, compiler: Compiler
+    member: MemberInputs, splits: Mapping[str, Split], *, compiler: Compiler
 ) -> tuple[GradientPasses, CompiledFunction]:
     """Compile the passes and the float64 scores, and require the memory that they need.
 
     Layers whose per-example gradients have no fast implementation cost a warning of one line.
     """
     model, label_smoothing = member.model, member.about.label_smoothing
-    passes = compile_passes(model, label_smoothing, num_influenced(config, len(splits["test"])), compiler=compiler)
+    passes = compile_passes(model, label_smoothing, compiler=compiler)
     if layers := unknown_layers(model):
         score, sums = (compiled.function.cost.flops / compiled.batch_size for compiled in (passes.score, passes.sums))
         print(

@@ -32,10 +32,9 @@ COMPARED = (  # metrics that people compare
 SCORES = "scores.parquet"
 SUSPICION = "suspicion"
 SUSPECT_SPLITS = ("train", "test")
-STRONGEST = 5  # training examples that are listed for each sign of the influence
 STANDARD_ERROR = "_se"  # suffix of a score: the standard error of its mean over several members
 WITH_ERROR = (
-    *("grad_norm", "el2n", "loss", "margin", "probability", "self_influence", "alignment", "class_alignment"),
+    *("grad_norm", "el2n", "loss", "margin", "probability", "alignment", "class_alignment"),
     *("mean_probability", SUSPICION),
 )
 _IDENTITY = ["split", "example_id", "label", "true_label"]
@@ -43,7 +42,7 @@ _SHOWN = ["split", "example_id", "label", "predicted", "grad_norm", "el2n", "los
 _SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probability", SUSPICION]
 _DETECTION = ["score", "epoch", "auroc", "average_precision", "precision", "false_negative_rate"]
 _LOW_IS_SUSPECT = ("probability", "margin", "mean_probability", "alignment", "class_alignment")
-_SINGLE = ("mean_probability", "forgetting_events", "self_influence", "alignment", "class_alignment")  # of no one epoch
+_SINGLE = ("mean_probability", "forgetting_events", "alignment", "class_alignment")  # of no one epoch
 _NORM_DECADES = (-6, 2)  # range of the histogram of norms, as powers of ten
 
 
@@ -59,7 +58,6 @@ class Tables:
     norms: pd.DataFrame  # histogram of the gradient norm
     noise_scale: pd.DataFrame  # gradient noise scale of each kept epoch
     classes: pd.DataFrame  # similarity of the classes' gradients
-    influence: pd.DataFrame  # training examples with the strongest influences on the chosen test examples
 
     @property
     def train(self) -> pd.DataFrame:
@@ -79,7 +77,7 @@ class Tables:
 class Analyses:
     """The analyses of a training's members, added one after the other; memory holds the tables of the first."""
 
-    first: GradientAnalysis  # analysis of the first member: classes, noise scales and influences are of this one alone
+    first: GradientAnalysis  # analysis of the first member: classes and noise scales are of this one alone
     _tables: Tables  # of the first member
 
     def __init__(self, scratch: Path, num_train: int, classes: Sequence[str]):
@@ -200,7 +198,6 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
         norms=norm_table(scores),
         noise_scale=pd.DataFrame(noise_rows, columns=["epoch", "noise_scale", "low", "high", "trace", "squared_norm"]),
         classes=class_table(analysis),
-        influence=influence_table(scores, analysis),
     )
 
 
@@ -272,27 +269,6 @@ def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
         **{f"coherence_{other}": classes.coherence[:, other] for other in numbers},
     }
     return pd.DataFrame(columns)[: None if analysis.noise_scales else 0]
-
-
-def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataFrame:
-    """Return, for each chosen test example, the training examples that helped or hurt it most, strongest first."""
-    train, test = _rows_of(table, "train"), _rows_of(table, "test")
-    rows: list[tuple] = []
-    for column, position in enumerate(analysis.influenced):
-        influence = analysis.influence[:, column]
-        test_row = test.iloc[position]
-        sides = {"helped": largest(influence, STRONGEST), "hurt": largest(-influence, STRONGEST)}
-        for effect, strongest in sides.items():
-            for rank, example in enumerate(strongest, start=1):
-                train_row = train.iloc[example]
-                rows.append(
-                    (
-                        *(test_row.example_id, test_row.label, test_row.predicted, effect, rank),
-                        *(train_row.example_id, train_row.label, float(influence[example])),
-                    )
-                )
-    columns = ["test_example", "label", "predicted", "effect", "rank", "train_example", "train_label", "influence"]
-    return pd.DataFrame(rows, columns=columns)
 
 
 def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:

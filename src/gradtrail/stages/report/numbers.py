@@ -16,7 +16,8 @@ import pandas as pd
 
 from gradtrail.core import names
 from gradtrail.core.data import Split
-from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info, read_samples
+from gradtrail.stages.artifacts.changes import read_trained
+from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info
 from gradtrail.stages.artifacts.parquet import read_parquet, with_class_names
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
 from gradtrail.stages.common.files import read_json
@@ -131,7 +132,7 @@ def read_sources(folder: Path) -> Sources:
         costs=read_all("costs"),
         predictions=read_parquet(folder / "results/evaluate/predictions.parquet", _PREDICTIONS),
         scores=read_parquet(folder / "results/gradients/scores.parquet", _SCORES),
-        splits=read_samples(folder / "data/processed"),
+        splits=read_trained(folder / "data/processed", folder / "results/train"),
         guarantee=read_guarantee(folder / "results/train"),
     )
 
@@ -142,12 +143,14 @@ def compute_numbers(sources: Sources) -> dict[str, Any]:
     members = evaluated.get("members", 1)
     prefix = "ensemble_" if members > 1 else ""
     bins = sources.table("evaluate/calibration")
+    classes = [row for row in sources.table("gradients/classes") if math.isfinite(row["share"])]
     num_predictions = max(1, sum(row["count"] for row in bins))
     return {
         "model": model_name(params),
         "members": members,
         "served": {key: evaluated[prefix + key] for key in _SERVED},  # metrics of the network or of the ensemble
         "mean_confidence": sum(row["count"] * row["confidence"] for row in bins) / num_predictions,
+        "class_shares": sorted(classes, key=lambda row: row["share"]),  # without classes that have no training example
         "confusions": confusions(sources.predictions, sources.info.classes),
         "matrix": confusion_matrix(sources.predictions, sources.info.num_classes),
         "changed_labels": round(params["preprocess"]["label_noise"] * sources.metrics["preprocess"]["train_examples"]),

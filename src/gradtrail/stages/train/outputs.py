@@ -10,6 +10,7 @@ import pandas as pd
 
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.stages.artifacts.accounting import guarantee_of
+from gradtrail.stages.artifacts.changes import write_changes
 from gradtrail.stages.artifacts.members import FOLDER, member_folder, over_members, spread, write_seeds
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, write_guarantee
 from gradtrail.stages.train import figures, tables
@@ -63,7 +64,9 @@ class Outputs:
         self._first = self._first or dataclasses.replace(trained, history=history)
         model = training.model.config
         tables.write_all_weights(folder / _MODELS, history, model, config.label_smoothing, training.info)
-        tables.write_tables(folder / _RESULTS, history, training.sampled_id, training.epsilons)
+        tables.write_tables(
+            folder / _RESULTS, history, training.sampled_id, training.epsilons, removed=training.removed_id
+        )
         self._written[seed] = _Written(
             folder=folder,
             epochs=tables.epoch_table(history.epochs, training.epsilons),
@@ -76,7 +79,7 @@ class Outputs:
         """The metrics of the stage: means over the networks, with their intervals."""
         measured = over_members([network.metrics for network in self._written.values()])
         spent = self._guarantee.metrics if self._guarantee else {}
-        return {**self._training.info.as_metrics(), **measured, **spent}
+        return {**self._training.info.as_metrics(), **measured, **spent, **self._training.num_changed}
 
     @property
     def seconds(self) -> float:
@@ -105,6 +108,8 @@ class Outputs:
 
         if self._guarantee:
             write_guarantee(new / _RESULTS, self._guarantee)
+        if training.changed_labels is not None:
+            write_changes(new / _RESULTS, training.train, training.changed_labels)
 
     @functools.cached_property
     def _guarantee(self) -> PrivacyGuarantee | None:

@@ -74,15 +74,24 @@ def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " exa
 
 
 def write_tables(
-    folder: Path, history: History, example_id: Int[np.ndarray, " examples"], epsilons: Sequence[float] = ()
+    folder: Path,
+    history: History,
+    example_id: Int[np.ndarray, " examples"],
+    epsilons: Sequence[float] = (),
+    *,
+    removed: Int[np.ndarray, " removed"] | Sequence[int] = (),
 ) -> None:
-    """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet` with this `example_id`."""
+    """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet` with this `example_id`.
+
+    The dynamics are without the examples with the ids `removed`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_epochs(folder, epoch_table(history.epochs, epsilons))
     parameter_table(history.final.params).to_csv(folder / "parameters.csv", index=False)
     step_table(history.steps).to_parquet(folder / "steps.parquet", index=False)
     sampled = example_id[: len(history.dynamics.forgetting_events)]  # none of a training to publish
-    dynamics_table(history.dynamics, sampled).to_parquet(folder / "dynamics.parquet", index=False)
+    dynamics = dynamics_table(history.dynamics, sampled)[~np.isin(sampled, removed)]
+    dynamics.to_parquet(folder / "dynamics.parquet", index=False)
 
 
 def write_epochs(folder: Path, epochs: pd.DataFrame) -> None:
@@ -125,12 +134,13 @@ def measure_noise_scale(history: History, batch_size: int, num_parts: int) -> di
     """Return the mean over the training of the gradient noise scale, in examples.
 
     From the norms of the gradients of whole batches and of their `num_parts` parts; nothing if batches have no
-    parts. Steps whose batch was not full, or that were skipped, are left out.
+    parts, or none is full. Steps whose batch was not full, or that were skipped, are left out.
     """
-    if history.steps[0].part_grad_norm is None:
-        return {}
     table = step_table(history.steps)
-    norms = table.loc[table["num_examples"] == batch_size, ["part_grad_norm", "grad_norm"]].to_numpy()
+    is_full = table["num_examples"] == batch_size
+    if "part_grad_norm" not in table or not is_full.any():
+        return {}
+    norms = table.loc[is_full, ["part_grad_norm", "grad_norm"]].to_numpy()
     part_norm, norm = norms[np.isfinite(norms).all(axis=1)].T
     sizes = {"small_size": batch_size / num_parts, "large_size": batch_size}
     scales = noise_scale.over_training(*noise_scale.from_two_batch_sizes(part_norm, norm, **sizes), windows=WINDOWS)

@@ -18,11 +18,11 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.data import Split
+from gradtrail.core.data import REMOVED, Split
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
-from gradtrail.core.train.changes import weight_changes
+from gradtrail.core.train.changes import changed_labels, weight_changes
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
@@ -98,7 +98,8 @@ class Training:
     # secret behind batches and noise of a private training; None for the seed. No checkpoint has it, nor its keys.
     secret: str | None = field(default=None, repr=False)
     inputs_changed: Callable[[], bool] = lambda: False  # True if the results will not be recorded
-    weight_changes: Float[np.ndarray, "examples classes"] | None = None  # of `train`, by `config.changes`
+    # label of each example of `train` after `config.changes`, or `data.REMOVED`; None without changes
+    changed_labels: Int[np.ndarray, " examples"] | None = None
     program: Program = field(init=False, repr=False)
     predict: Pass = field(init=False, repr=False)
 
@@ -146,7 +147,8 @@ class Training:
                 f"train.changes must be empty for a training split of more than {LARGEST_ON_DEVICE // 2**20} MiB, "
                 f"which is streamed; this one has {train.images.nbytes // 2**20:,} MiB"
             )
-        training.weight_changes = weight_changes(config.changes, train.labels, train.example_id, info.num_classes)
+        if config.changes.enabled:
+            training.changed_labels = changed_labels(config.changes, train.labels, train.example_id, info.num_classes)
         training.model.require_independent()
         return training
 
@@ -170,6 +172,26 @@ class Training:
     def sampled_id(self) -> Int[np.ndarray, " sampled"]:
         """The `example_id` of each of these."""
         return self.train.example_id[self.sampled]
+
+    @property
+    def removed_id(self) -> Int[np.ndarray, " removed"]:
+        """The `example_id` of each training example that `config.changes` removes."""
+        return self.train.example_id[slice(0) if self.changed_labels is None else self.changed_labels == REMOVED]
+
+    @property
+    def num_changed(self) -> dict[str, int]:
+        """Numbers of removed and of relabeled training examples, as metrics; nothing without changes."""
+        if self.changed_labels is None:
+            return {}
+        changed, removed = int(np.sum(self.changed_labels != self.train.labels)), len(self.removed_id)
+        return {"removed_examples": removed, "relabeled_examples": changed - removed}
+
+    @functools.cached_property
+    def weight_changes(self) -> Float[np.ndarray, "examples classes"] | None:
+        """The changes of the weights of the training examples; None without changes."""
+        if self.changed_labels is None:
+            return None
+        return weight_changes(self.train.labels, self.changed_labels, self.info.num_classes)
 
     @property
     def is_streamed(self) -> bool:
