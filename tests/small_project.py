@@ -12,15 +12,18 @@ from ruamel.yaml import YAML
 from warm_python import made_once
 
 _SMALL_STAGE = '''
-"""A stage that joins strings; it waits while `.git/hold` names it or is empty. OTHER_BYTES makes other outputs."""
+"""A stage that joins strings; it waits while `.git/hold` names it or is empty. OTHER_BYTES makes other outputs.
+
+It runs `.git/before_reading.sh` and `.git/after_reading.sh`, if they exist, before and after it reads its data.
+"""
 
 import functools
 import os
+import subprocess
 import time
 from pathlib import Path
 
 from gradtrail.core.{core} import WORD
-from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.tracking.journal import tracked
 
@@ -34,12 +37,20 @@ def is_held(stage: str) -> bool:
         return False
 
 
+def run_script(name: str) -> None:
+    if Path(".git", name).exists():
+        subprocess.run(["sh", f".git/{{name}}"], check=True)
+
+
 def main(stage: Stage) -> None:
-    value = functools.reduce(dict.__getitem__, PARAM.split("."), read_yaml(Path("params.yaml"))[stage.name])
-    words = [Path(name).read_text() for name in READS]
+    params = stage.inputs.entry.params["params.yaml"]
+    value = functools.reduce(dict.__getitem__, PARAM.split("."), params[stage.name])
     with tracked(stage) as run:
         while is_held(stage.name):
             time.sleep(0.01)
+        run_script("before_reading.sh")
+        words = [Path(name).read_text() for name in READS]
+        run_script("after_reading.sh")
         with stage.writing_outs() as new:
             for name in WRITES:
                 (new / name).parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ Orbax checkpoints and `git.diff`. The store is searched once, at the beginning; 
 """
 
 import dataclasses
+import json
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -16,20 +17,15 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.stages.common.dvc_cache import is_here, restore
-from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, output_digests, sha256_of
+from gradtrail.stages.common.params import active_params
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_code, is_source, sha256_of
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.journal import EXPORT, is_referenced
 from gradtrail.tracking.logger import log_journals
 from gradtrail.tracking.models import log_export, logged_exports
-from gradtrail.tracking.recorded import (
-    Section,
-    consistent_stages,
-    recorded_origin,
-    recorded_states,
-    run_cache_entries,
-    snapshot_of,
-)
+from gradtrail.tracking.recorded import consistent_stages, recorded_origin, recorded_states, snapshot_of
 from gradtrail.tracking.registry_history import keep_registry
 from gradtrail.tracking.runs import (
     PARENT,
@@ -39,13 +35,19 @@ from gradtrail.tracking.runs import (
     is_finished_or_live,
     training_of,
 )
-from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
+from gradtrail.tracking.state import Experiment, Identity, Snapshot
 from gradtrail.tracking.store import experiment_id, open_store
-from gradtrail.tracking.stored_run import REBUILT, REPLACED, close_dead_runs, find_own_run, open_run, remove_run
-from gradtrail.tracking.tags import is_of_this_host, outputs, process_tags
+from gradtrail.tracking.stored_run import (
+    LINEAGE,
+    REBUILT,
+    REPLACED,
+    close_dead_runs,
+    find_own_run,
+    open_run,
+    remove_run,
+)
+from gradtrail.tracking.tags import flat_params, is_of_this_host, outputs, param_text, process_tags, stage_params
 
-MISRECORDED = "misrecorded_as"  # tag of a run: states that DVC recorded for its outputs by mistake
-RECORDING_SECONDS = 60  # usual time from a run's end until DVC has recorded the state
 Result = tuple[str, str]  # state, digest of its outputs: other types of machine may have made others
 
 
@@ -62,7 +64,10 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
     states.remove_duplicates()
     recorded = recorded_states()
     trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
-    num_absent = states.counts["absent"]  # without those that only the run-cache has, which may be discarded
+    for line in states.misrecorded:
+        print(line, file=sys.stderr)
+    # Without those that only the run-cache has, which may be discarded
+    num_absent, num_misrecorded = states.counts["absent"], len(states.misrecorded)
     cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.known.__contains__)]
     states.link_children()
     states.copy_headlines([*cached, *trainings])  # those of recorded states last
@@ -70,6 +75,7 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
     elsewhere = [run.info.run_id for run in states.still_open if not is_of_this_host(run.data.tags)]
     present, num_unreadable = len(states.index.runs()) - states.rebuilt.total(), states.counts["unreadable"]
     report = {**states.counts, **states.rebuilt, "present": present, "absent": num_absent, "elsewhere": len(elsewhere)}
+    report["misrecorded"] = num_misrecorded
     report["unreadable"] = num_unreadable + recorded.num_unreadable
     return report, elsewhere if len(elsewhere) == len(states.still_open) else None
 
@@ -90,7 +96,10 @@ class States:
         self.index.refresh(run.info.run_id for run in dead)
         self.known = {run.data.tags.get("state", "") for run in self.index.runs() if is_finished_or_live(run)}
         self.rebuilt: Counter[str] = Counter()  # stage → number of rebuilt runs
-        self.counts = Counter(killed=len(dead))  # more of the report; see `sync.describe`
+        killed = [run for run in dead if not outputs(run.data.tags)]
+        self.counts = Counter(killed=len(killed))  # more of the report; see `sync.describe`
+        self.misrecorded: list[str] = []  # a warning for each state that is recorded for outputs of another
+        self._entries: dict[str, Entry] = {}  # run → what determined its outputs
         self._run_ids: dict[Result, str | None] = {}  # result → run that represents it, its own or an equivalent one
         self._client = client
 
@@ -142,65 +151,62 @@ class States:
             if copy_headlines(self._client, self.index[child], self.index[train]):
                 self.index.refresh([train])
 
-    def _is_misrecorded(self, stage: Identity) -> bool:
-        """Whether executions here show that a record is wrong; if so, warn once, and delete its entry and rebuilt run.
+    def _other_maker(self, stage: Identity) -> tuple[Run, str] | None:
+        """Return the execution that wrote a record's outputs for other inputs, and what differs; None if there is none.
 
-        A file that is edited after a stage's last check, and before DVC reads it, is recorded as if the stage had read
-        or written it. Such a record has the outputs of an execution of another state, or other outputs than the
-        execution of its own state; and both executions are known, or DVC wrote the record instead of the known one's.
+        `dvc freeze`, `dvc exp save` and `dvc commit --force` record outputs for params and deps that never made them,
+        and so does an edit after a stage's last check. Equal outputs of other code or packages are normal, such as in a
+        commit that was pulled; an execution of the state itself proves the record.
         """
-        outs = stage.out_digests()
-        executions = self._executed.get(stage.state, [])
-        makers = [run for run in self._executed.get(sha256_of(outs), []) if run not in executions]
-        if not (executions or makers) or any(outputs(run.data.tags) == outs for run in executions):
-            return False
-        entries = self._entries(stage.name, stage.state, outs)
-        late = [run for run in (*makers, *executions) if self._was_recorded_as(run, entries)]
-        run = self.index[(late or makers or executions)[0].info.run_id]
-        states = run.data.tags.get(MISRECORDED, "").split()
-        if not (late or (executions and makers) or stage.state in states):
-            return False
-        for entry in entries:  # else DVC would restore these outputs for the new inputs
-            entry.unlink()
-        for rebuilt in self.index({"state": stage.state}):
-            if REBUILT in rebuilt.data.tags and outputs(rebuilt.data.tags) == outs:
-                self._replace(rebuilt, run.info.run_id)
-        if stage.state not in states:
-            self._set_tag(run.info.run_id, MISRECORDED, " ".join([*states, stage.state]))
-            reason = "because files were edited as that ended; the run stays"
-            remedy = f"`dvc repro --force {stage.name}` corrects the record"
-            _warn(stage, f"the record contradicts run {run.info.run_name}, {reason}, and {remedy}")
-        return True
+        executions = self._executed.get(sha256_of(stage.out_digests()), [])
+        if any(run.data.tags["state"] == stage.state for run in executions):
+            return None
+        differences = [(run, self._difference(stage, run)) for run in executions]
+        return differences[0] if differences and all(words for _, words in differences) else None
 
-    def _was_recorded_as(self, run: Run, entries: Iterable[Path]) -> bool:
-        """Whether DVC wrote one of these entries right after the end of a run, and none for the run's own state."""
-        tags, ended = run.data.tags, run.info.end_time / 1000
-        own_entries = self._entries(tags["stage"], tags["state"], outputs(tags))
-        is_late = any(0 <= entry.stat().st_mtime - ended < RECORDING_SECONDS for entry in entries)
-        return is_late and not any(entry.stat().st_mtime >= ended for entry in own_entries)
+    def _difference(self, stage: Identity, run: Run) -> str:
+        """Return the first param or dep in which a state and an execution differ, code and packages aside; or empty.
 
-    def _entries(self, stage: str, state: str, outs: Mapping[str, str]) -> list[Path]:
-        """Return the files of the run-cache that record these outputs of a state."""
-        same_outs = [(path, one) for path, one in self._run_cache.items() if output_digests(one) == outs]
-        keys = {path: state_key(stage, locked_entry(one)) for path, one in same_outs if path.exists()}
-        return [path for path, key in keys.items() if key == state]
+        What only one of them has is no difference: it came or went with the code.
+        """
+        recorded, made = stage.entry(stage.name), self._entry_of(run)
+        new, old = (active_params(flat_params(entry)) for entry in (recorded, made))
+        for key, value in new.items():
+            if old.get(key, value) != value:
+                words = f"run {run.info.run_name} wrote these outputs with {param_text(old[key])}"
+                return f"{key} is {param_text(value)}, but {words}"
+        has_own_network = stage_params(stage).get("train.model") == "own"
+        for dep, md5 in recorded.deps.items():
+            if made.deps.get(dep, md5) != md5 and (has_own_network or not is_code(dep)) and not is_source(dep):
+                return f"run {run.info.run_name} wrote these outputs from another {dep}"
+        return ""
 
-    @cached_property
-    def _run_cache(self) -> dict[Path, Section]:
-        return run_cache_entries()
+    def _entry_of(self, run: Run) -> Entry:
+        """Return what determined the outputs of a run; an empty entry if its artifact is missing."""
+        if run.info.run_id not in self._entries:
+            lineage = json.loads(read_artifact(self._client, run.info.run_id, LINEAGE) or "{}")
+            entry = lineage.get(run.data.tags["stage"], {"params": {}, "deps": {}})
+            self._entries[run.info.run_id] = Entry(cmd="", params=entry["params"], deps=entry["deps"])
+        return self._entries[run.info.run_id]
 
     @cached_property
     def _executed(self) -> dict[str, list[Run]]:
-        """The finished executions on this type of machine, by state and by the digest of their outputs."""
+        """The finished executions by the digest of their outputs."""
         executed = defaultdict(list)
-        for run in self.index({"machine": machine_key()}, finished=True):
-            if REBUILT not in run.data.tags and (outs := outputs(run.data.tags)):
-                executed[run.data.tags["state"]].append(run)
+        for run in self.index.runs():
+            if run.info.status == "FINISHED" and REBUILT not in run.data.tags and (outs := outputs(run.data.tags)):
                 executed[sha256_of(outs)].append(run)
         return executed
 
     def _run_id(self, stage: Identity) -> str | None:
-        if self._is_misrecorded(stage):
+        if maker := self._other_maker(stage):
+            run, difference = maker
+            for rebuilt in self.index({"state": stage.state}):
+                if REBUILT in rebuilt.data.tags and outputs(rebuilt.data.tags) == stage.out_digests():
+                    self._replace(rebuilt, run.info.run_id)
+            command = f"dvc repro --force --single-item {dvc_target(stage.name)}"
+            remedy = f"it has no run; `{command}` executes it, after `dvc unfreeze` if it is frozen"
+            self.misrecorded.append(_line(stage, f"{difference}; {remedy}"))
             return None
         run = find_equivalent_run(self.index, stage)
         return run.info.run_id if run else self._rebuild(stage)
@@ -238,7 +244,8 @@ class States:
         self._client.set_terminated(stored.run_id, "FINISHED")
         self.index.refresh([stored.run_id])
         self.rebuilt[stage.name] += 1
-        if stage.state in self._executed:
+        executions = self.index({"state": stage.state, "machine": machine_key()}, finished=True)
+        if any(REBUILT not in run.data.tags for run in executions):
             _warn(stage, "records other outputs than its execution here wrote; both have a run")
         return stored.run_id
 
@@ -271,5 +278,11 @@ class States:
 
 
 def _warn(stage: Identity, message: str) -> None:
+    print(_line(stage, message), file=sys.stderr)
+
+
+def _line(stage: Identity, message: str) -> str:
+    experiment = stage.snapshot.experiment if stage.snapshot else None
     record = f"commit {stage.commit[:7]}" if stage.commit else "dvc.lock or the run-cache"
-    print(f"warning: {stage.name}, state {stage.state[:12]} of {record}: {message}", file=sys.stderr)
+    record = f"experiment {experiment.name}" if experiment else record
+    return f"warning: {stage.name}, state {stage.state[:12]} of {record}: {message}"

@@ -26,8 +26,10 @@ from gradtrail.tracking.models import models_of, registered_models
 from gradtrail.tracking.recorded import RecordedStates, consistent_stages, last_stage, recorded_states
 from gradtrail.tracking.relocate import local_path, own_database
 from gradtrail.tracking.runs import PARENT, RunIndex, find_equivalent_run, search
+from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import open_store, store_lock
 from gradtrail.tracking.sync import sync
+from gradtrail.tracking.tags import outputs
 from gradtrail.tracking.unused import KEPT_SECONDS, size_of, unused_folders
 
 _LAST_LINE = "DVC's cache is unchanged; after `dvc gc`, `gradtrail gc` removes the runs of what was deleted from it."
@@ -95,10 +97,17 @@ def _recorded_runs(index: RunIndex, recorded: RecordedStates) -> set[str]:
     stages = [stage for snapshot in recorded.snapshots for stage in consistent_stages(snapshot)]
     states = {stage.state for stage in stages}
     run_ids = {run.info.run_id for run in index.runs() if run.data.tags.get("state") in states}
-    run_ids |= {run.info.run_id for stage in stages if (run := find_equivalent_run(index, stage))}
+    run_ids |= {run.info.run_id for stage in stages if (run := _needed_run(index, stage))}
     states |= {index[run_id].data.tags["state"] for run_id in run_ids}
     cached = map(last_stage, recorded.only_in_run_cache(states.__contains__))
-    return run_ids | {run.info.run_id for stage in cached if (run := find_equivalent_run(index, stage))}
+    return run_ids | {run.info.run_id for stage in cached if (run := _needed_run(index, stage))}
+
+
+def _needed_run(index: RunIndex, stage: Identity) -> Run | None:
+    """Return the run that represents a recorded state, or else one that shows that other inputs made its outputs."""
+    outs = stage.out_digests()
+    writers = (run for run in index.runs() if outputs(run.data.tags) == outs)
+    return find_equivalent_run(index, stage) or next(writers, None)
 
 
 def purge(client: MlflowClient, runs: list[Run]) -> None:

@@ -315,6 +315,7 @@ def tracked(stage: Stage) -> Iterator[Journal]:
         status = "FAILED"
         try:
             yield journal
+            stage.inputs.require_unchanged()
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"

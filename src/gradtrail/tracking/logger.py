@@ -14,7 +14,6 @@ if __name__ == "__main__":
 
 import contextlib
 import importlib
-import itertools
 import json
 import os
 import queue
@@ -106,6 +105,7 @@ class RunLog:
         self._journal = journal
         self._is_live = is_live
         self._is_finished = False
+        self._has_outs = False
         self._points: list[tuple[Points, float]] = []
         self._alerts: list[str] = []
         self._stage: Identity
@@ -148,8 +148,10 @@ class RunLog:
             case {"event": "files", "path": path, "under": under}:
                 self._stored.log_files(self._journal / path, under)
             case {"event": "outs"}:
-                self._log_outs()
+                self._has_outs = True
             case {"event": "end", "status": status, "timings": timings}:
+                if status == "FINISHED" and self._has_outs:  # those of a refused result are not logged
+                    self._log_outs()
                 if self._is_live:
                     timings["seconds"]["tracking"] = time.time() - event["time"]
                 file = attempt_file("timings", self._stored.attempt)
@@ -186,9 +188,9 @@ class RunLog:
             stored.log_files(diff)
 
     def _close(self, status: str, ended: float) -> None:
-        """Close the run; that of a state which another attempt finished stays as it is."""
+        """Close the run; one that any attempt finished stays finished."""
         client, run_id = self._stored.client, self._stored.run_id
-        if not self._is_live and outputs(client.get_run(run_id).data.tags):
+        if status != "FINISHED" and outputs(client.get_run(run_id).data.tags):
             status = "FINISHED"
         client.set_terminated(run_id, status, int(ended * 1000))
         self._is_finished = True
@@ -210,6 +212,7 @@ class RunLog:
         if self._stored.outs not in ({}, outs):
             self._replace_run()
         self._stored.log_outs(self._stage, outs)
+        self._stored.mark_as_executed()
         self._stored.link_runs()
 
     def _replace_run(self) -> None:
@@ -217,9 +220,8 @@ class RunLog:
         print(f"{self._stage.name}: an earlier attempt wrote other bytes; a new run replaces its run", file=sys.stderr)
         client, replaced = self._stored.client, self._stored.run_id
         self._use(self._open_run(client, is_new=True))
-        before = itertools.takewhile(lambda event: event["event"] != "outs", Events(self._journal / EVENTS).new())
-        for event in (*Events(self._journal / SYSTEM).new(), *before):
-            if event["event"] != "begin":
+        for event in (*Events(self._journal / SYSTEM).new(), *Events(self._journal / EVENTS).new()):
+            if event["event"] not in ("begin", "outs", "end"):
                 self._handle(event)
         self._log_curves()
         client.set_terminated(replaced)

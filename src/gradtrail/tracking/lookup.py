@@ -98,7 +98,9 @@ def _run_of_commit(name: str, runs: list[Run], stage: str) -> Run:
     state = _states(snapshot_of(commit) if commit else working_snapshot()).get(stage)
     matches = [run for run in runs if state and run.data.tags.get("state") == state]
     if not matches:
-        raise UserError(f"{name}: stage {stage} has no run there; `dvc repro` or `gradtrail sync` makes it")
+        raise UserError(
+            f"{name}: stage {stage} has no run there; `dvc repro` or `gradtrail sync` makes it, or says why not"
+        )
     return matches[0]
 
 

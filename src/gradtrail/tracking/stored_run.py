@@ -33,7 +33,7 @@ from gradtrail.tracking.tags import (
 
 REBUILT, REPLACED = "rebuilt", "replaced_by"
 _WEIGHTS = "models/"
-_LINEAGE = "lineage.json"
+LINEAGE = "lineage.json"
 _PAGE = ".html"  # suffix of an output that is a single page
 Environment = Mapping[str, Any]  # as `environment` returns it
 Points = Mapping[str, Mapping[int, float]]  # name → step → value
@@ -47,12 +47,13 @@ class StoredRun:
         self.run_id = run.info.run_id
         self.attempt = attempt  # number of executions of the state, this one included
         self.outs = outputs(run.data.tags)  # digests of the outputs of earlier attempts
+        self._is_rebuilt = REBUILT in run.data.tags
         self._has_points = has_points
         self._logged: dict[str, set[int]] = {}
 
     def describe(self, stage: Identity, environment: Environment | None = None) -> None:
         """Log what made the run: its params and states as files, and the environment."""
-        self.client.log_dict(self.run_id, stage.describe_lineage(), _LINEAGE)
+        self.client.log_dict(self.run_id, stage.describe_lineage(), LINEAGE)
         sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
         self.client.log_dict(self.run_id, {key: value for one in sections for key, value in one.items()}, str(PARAMS))
         if environment:
@@ -98,10 +99,15 @@ class StoredRun:
                 log_export(self.client, train, stage.folder / EXPORT)
         lineage = stage.describe_lineage()
         lineage[stage.name]["outs"] = outs
-        self.client.log_dict(self.run_id, lineage, _LINEAGE)
+        self.client.log_dict(self.run_id, lineage, LINEAGE)
         if stage.name in FIGURES and (figure := folder / FIGURES[stage.name][0]).is_file():
             log_small_figure(self.client, self.run_id, figure)
         self._write_note(folder / "summary.md")
+
+    def mark_as_executed(self) -> None:
+        """Remove the mark of a run that was rebuilt: an execution wrote its outputs."""
+        if self._is_rebuilt:
+            self.client.delete_tag(self.run_id, REBUILT)
 
     def link_runs(self) -> None:
         """Link the run to its parent and children, and close the runs of processes that no longer exist."""
@@ -181,8 +187,6 @@ def open_run(
         client.log_batch(run.info.run_id, params=params, tags=[RunTag(*pair) for pair in tags.items()])
         if existing:
             client.update_run(run.info.run_id, status="RUNNING")
-    if existing and REBUILT in existing.data.tags:
-        client.delete_tag(run.info.run_id, REBUILT)
     return StoredRun(client, run, attempt, has_points=existing is not None)
 
 
@@ -231,15 +235,15 @@ def find_own_run(client: MlflowClient, stage: Identity, machine: str | None) -> 
 
 
 def close_dead_runs(client: MlflowClient, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
-    """Mark runs as KILLED whose process was on this host and no longer exists.
+    """Close runs whose process was on this host and no longer exists: as KILLED, unless an earlier attempt finished.
 
     Returns:
-        The runs that were marked, and the open ones whose process may still exist, here or on another host.
+        The runs that were closed, and the open ones whose process may still exist, here or on another host.
     """
     runs = [run for run in runs if run.info.status == "RUNNING"]
     dead = [run for run in runs if is_of_this_host(run.data.tags) and not is_alive(run.data.tags)]
     for run in dead:
-        client.set_terminated(run.info.run_id, "KILLED")
+        client.set_terminated(run.info.run_id, "FINISHED" if outputs(run.data.tags) else "KILLED")
     return dead, [run for run in runs if run not in dead]
 
 

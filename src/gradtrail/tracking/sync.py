@@ -28,6 +28,7 @@ _PARTS = {  # texts of a report, by its keys; all other keys are stages, with th
     "completed": "completed from their journals: {}",
     "absent": "states whose files are not here: {}; "
     "`dvc checkout dvc.yaml`, or `dvc fetch --all-commits` with a remote, then sync again",
+    "misrecorded": "recorded for other params or data than made them, so without a run: {}",
     "unreadable": "skipped, not readable: {}",
     "killed": "interrupted, marked as KILLED: {}",
     "replaced": "replaced by other runs: {}",
@@ -51,7 +52,9 @@ def sync() -> dict[str, int]:
         report, open_runs = backfill()
         if is_local and open_runs is not None:
             present = report["present"] + sum(count for key, count in report.items() if key not in _PARTS)
-            lasting = {key: report[key] for key in ("absent", "unreadable", "elsewhere")} | {"present": present}
+            lasting = {key: report[key] for key in ("absent", "misrecorded", "unreadable", "elsewhere")} | {
+                "present": present
+            }
             with atomic_file(place) as temporary:
                 temporary.write_text(json.dumps({"key": _key(sources, open_runs), "report": lasting}))
         else:

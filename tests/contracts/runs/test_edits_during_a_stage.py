@@ -1,5 +1,7 @@
 """Inputs that change while a stage runs: its results are recorded for the inputs that made them, or not at all."""
 
+import functools
+import operator
 import shutil
 import subprocess
 import time
@@ -32,7 +34,7 @@ def edit_upstream_out(project: Project) -> str:
     path = project.folder / WORDS
     path.unlink()  # it may be a link into the cache
     path.write_text("other words")
-    return f"{WORDS} changed while train ran"
+    return f"{WORDS} was written while train ran"
 
 
 def edit_pipeline(project: Project) -> str:
@@ -62,6 +64,13 @@ def project(project: Project) -> Project:
     project.commit("other params")
     project.git("checkout", "-q", "-")
     return project
+
+
+@pytest.fixture
+def here(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sync in this process."""
+    monkeypatch.chdir(project.folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
 def start_repro(project: Project, *arguments: str) -> subprocess.Popen[str]:
@@ -110,7 +119,39 @@ def test_results_of_other_inputs_are_not_recorded(project: Project, edit: Callab
     changed = {WORDS} if edit is edit_upstream_out else set()
     assert {path for path, actual in contents(project).items() if actual != expected[path]} == changed
     (after,) = project.runs_of("train")
-    assert (after["id"], after["status"], after["outs"]) == (before["id"], "FAILED", before["outs"])
+    assert (after["id"], after["status"], after["outs"]) == (before["id"], "FINISHED", before["outs"])
+
+
+# What is said, and commands before the stage reads its data, which have other content then, and after it
+PUT_BACK = [
+    (f"{WORDS} was written", "mv data/words.txt .git/a; echo other > data/words.txt", "mv .git/a data/words.txt"),
+    # Into the same file, with its time
+    (f"{WORDS} was written", "cp -p data/words.txt .git/a; echo other > data/words.txt", "cp -p .git/a data/words.txt"),
+    ("data was moved", "mv data .git/a; mkdir data; echo other > data/words.txt", "rm -r data; mv .git/a data"),
+]
+
+
+@pytest.mark.parametrize(("change", "before", "after"), PUT_BACK, ids=["replaced", "rewritten", "folder"])
+def test_data_that_changed_and_were_put_back_are_not_recorded(
+    project: Project, change: str, before: str, after: str
+) -> None:
+    expected, (run,) = contents(project), project.runs_of("train")
+    (project.folder / ".git/before_reading.sh").write_text(before)
+    (project.folder / ".git/after_reading.sh").write_text(after)
+    output = project.dvc("repro", "--force", "--single-item", "train", status=255)
+    assert f"train: {change} while train ran; its results are not recorded" in output
+    assert contents(project) == expected
+    (same,) = project.runs_of("train")
+    assert (same["id"], same["status"], same["outs"]) == (run["id"], "FINISHED", run["outs"])
+
+
+def test_an_edit_of_code_that_was_undone_costs_nothing(project: Project) -> None:
+    code = "src/gradtrail/core/second.py"
+    (project.folder / ".git/before_reading.sh").write_text(f"mv {code} .git/right; echo 'WORD = 1' > {code}")
+    (project.folder / ".git/after_reading.sh").write_text(f"mv .git/right {code}")
+    expected = contents(project)
+    project.dvc("repro", "--force", "--single-item", "train")
+    assert contents(project) == expected
 
 
 def test_an_edit_of_another_stages_params_costs_nothing(project: Project) -> None:
@@ -133,9 +174,8 @@ def test_code_that_changes_while_a_stage_starts_is_refused(project: Project) -> 
     assert "train: src/gradtrail/core/second.py changed while train was starting; run it again" in output
 
 
-@pytest.fixture
-def edited_too_late(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """A project whose learning rate was edited after a training at 0.5 had ended, before DVC read its params."""
+def edit_too_late(project: Project) -> None:
+    """Train at 0.5, and edit the rate after the training has ended, before DVC reads its params."""
     script = project.folder / "pipeline/train.py"
     edit = "    if Path('.git/late').exists():\n        Path('.git/late').replace('params.yaml')\n"
     script.write_text(script.read_text().replace("\n\nif __name__", f"{edit}\n\nif __name__", 1))
@@ -146,9 +186,22 @@ def edited_too_late(project: Project, monkeypatch: pytest.MonkeyPatch) -> Projec
     project.dvc("repro", "--single-item", "train")
     assert project.get(LR) == 0.7
     assert b"learning_rate: 0.7" in project.lock()
-    monkeypatch.chdir(project.folder)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return project
+
+
+def freeze(project: Project) -> None:
+    project.dvc("freeze", "train")
+    project.set(LR, 0.7)
+    project.dvc("repro", "--force", "--single-item", "train")
+
+
+def save_as_experiment(project: Project) -> None:
+    project.set(LR, 0.7)
+    project.dvc("exp", "save", "--name", "saved")
+
+
+def commit_by_force(project: Project) -> None:
+    project.set(LR, 0.7)
+    project.dvc("commit", "--force")
 
 
 def weights(project: Project) -> dict[str, str]:
@@ -159,31 +212,78 @@ def weights(project: Project) -> dict[str, str]:
     return dict(pairs)
 
 
-def test_sync_does_not_believe_a_record_that_was_edited_too_late(
-    edited_too_late: Project, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("record", [edit_too_late, freeze, save_as_experiment, commit_by_force])
+def test_outs_that_other_params_made_have_no_run(
+    project: Project, record: Callable[[Project], None], here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    project, entries = edited_too_late, run_cache(edited_too_late)
+    record(project)
     before = weights(project)
-    sync()
-    assert "contradicts run" in capsys.readouterr().err
+    assert "0.7" not in before
+    capsys.readouterr()
+    report = describe(sync())
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    made_with = "0.5" if record is edit_too_late else "0.005"
+    assert f"{LR} is 0.7, but run mlp adamw digits" in line
+    assert f"wrote these outputs with {made_with}; it has no run; `dvc repro --force --single-item train`" in line
+    assert report.endswith("recorded for other params or data than made them, so without a run: 1")
     assert weights(project) == before
-    assert before.keys() == {"0.005", "0.5"}
-    assert len(run_cache(project)) == len(entries) - 1
+    assert describe(sync()) == report, "a sync with nothing to do says it too"
+
+    project.dvc("unfreeze", "train")
     project.dvc("repro", "--force", "--single-item", "train")
-    sync()
-    assert len({*weights(project).values()}) == 3
+    assert "without a run" not in describe(sync())
+    after = weights(project)
+    assert before.items() < after.items()
+    assert after["0.7"] not in before.values()
 
 
-def test_sync_keeps_the_run_of_an_execution_and_removes_that_of_a_wrong_record(edited_too_late: Project) -> None:
-    project = edited_too_late
-    project.commit("a lock that names the wrong learning rate")
-    shutil.rmtree(project.folder / ".dvc/cache/runs")  # nothing tells when DVC recorded it
-    sync()
-    assert weights(project)["0.7"] == weights(project)["0.5"]
+def test_a_rebuilt_run_is_replaced_once_an_execution_contradicts_it(project: Project, here: None) -> None:
+    commit_by_force(project)
+    project.commit("a lock that names another learning rate")
+    project.empty_store()
+    sync()  # nothing tells which of two commits is right
+    assert weights(project)["0.7"] == weights(project)["0.005"]
+    project.set(LR, 0.005)
     project.dvc("repro", "--force", "--single-item", "train")
-    assert "replaced by other runs: 1" in describe(sync())
-    assert weights(project)["0.7"] == project.digests("models/final.safetensors")["models/final.safetensors"]
-    assert len({*weights(project).values()}) == 3
+    assert "replaced by other runs: 2" in describe(sync())
+    assert weights(project).keys() == {"0.005"}
+
+
+@pytest.mark.parametrize("model", ["mlp", "own"])
+def test_only_other_inputs_contradict_a_record(project: Project, here: None, model: str) -> None:
+    """Not other code, packages, or params that have no effect; networks of one's own do if the model is one."""
+    (project.folder / "pipeline/networks").mkdir()
+    for name in ("pipeline/networks/mine.py", "notes.txt"):
+        (project.folder / name).touch()
+    yaml = YAML()
+    pipeline = yaml.load(project.folder / "dvc.yaml")
+    pipeline["stages"]["train"]["deps"] += ["notes.txt", "pipeline/networks"]
+    yaml.dump(pipeline, project.folder / "dvc.yaml")
+    project.set("train.model", model)
+    project.set("train.seed", 7)  # else the finished run, which lacks these deps, made it too
+    project.dvc("repro", "train")
+    changes = {
+        ("deps", "notes.txt"): True,
+        ("deps", "pipeline/networks"): model == "own",
+        ("deps", "pipeline/train.py"): False,
+        ("deps", "src/gradtrail/core/second.py"): False,
+        ("pipeline/versions.yaml", "numpy"): False,
+        ("params.yaml", "train", "epochs"): True,
+        ("params.yaml", "train", "cnn", "kernel_size"): False,
+        ("params.yaml", "train", "of_other_code"): False,
+    }
+    path = project.folder / "dvc.lock"
+    for (first, *keys, last), contradicts in changes.items():
+        lock = yaml.load(path)
+        train = lock["stages"]["train"]
+        if first == "deps":
+            next(dep for dep in train["deps"] if dep["path"] == last)["md5"] = 32 * "0"
+        else:
+            functools.reduce(operator.getitem, keys, train["params"][first])[last] = 9
+        right = path.read_bytes()
+        yaml.dump(lock, path)
+        assert ("without a run: 1" in describe(sync())) == contradicts, (keys, last)
+        path.write_bytes(right)
 
 
 def test_refused_stage_restores_its_outputs(project: Project) -> None:

@@ -147,7 +147,7 @@ def loaded(train: Split = SPLIT, batch_size: int = 4, **fields: Any) -> Training
     )
     config = train_config(batch_size=batch_size, changes=dataclasses.replace(NO_CHANGES, **fields))
     runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
-    inputs = SimpleNamespace(have_changed=lambda: False)
+    inputs = SimpleNamespace(have_changed=lambda: False, require_data=lambda: None)
     stage: Any = SimpleNamespace(params=lambda *_: config, runtime=runtime, inputs=inputs)
     return Training.load(stage)
 

@@ -22,7 +22,7 @@ from gradtrail.support.errors import UserError, one_line
 _FOLDERS = ("", "pipeline/audit/", "pipeline/privacy_audit/", "pipeline/what_if/")
 FILES = tuple(f"{folder}{name}" for folder in _FOLDERS for name in ("dvc.yaml", "dvc.lock"))
 TRAIN = "train"  # the stage whose run is the parent of the runs below it
-_CODE_FOLDERS, _CODE_FILES = ("src/", "pipeline/networks"), (".py", ".j2")  # all other deps are data
+_SOURCE_FOLDER, _SOURCE_FILES, _NETWORKS = "src/", (".py", ".j2"), "pipeline/networks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,13 @@ def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
 
 
 def is_code(dep: str) -> bool:
-    return dep.startswith(_CODE_FOLDERS) or dep.endswith(_CODE_FILES)
+    """Whether a dep is code, that of networks of one's own included; all others are data."""
+    return is_source(dep) or dep.startswith(_NETWORKS)
+
+
+def is_source(dep: str) -> bool:
+    """Whether a dep is code of the project, which a stage imports once."""
+    return dep.startswith(_SOURCE_FOLDER) or dep.endswith(_SOURCE_FILES)
 
 
 def contains_path(out: str, dep: str) -> bool:

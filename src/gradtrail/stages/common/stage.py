@@ -22,7 +22,16 @@ from gradtrail.stages.common.environment import (
     refuse_variables,
     set_up_jax,
 )
-from gradtrail.stages.common.files import Stamps, changed_files, read_json, stamps_of, write_json, writing_outs
+from gradtrail.stages.common.files import (
+    Stamps,
+    changed_files,
+    folder_stamps,
+    moved_folders,
+    read_json,
+    stamps_of,
+    write_json,
+    writing_outs,
+)
 from gradtrail.stages.common.params import (
     PARAMS,
     VERSIONS,
@@ -31,7 +40,16 @@ from gradtrail.stages.common.params import (
     require_recorded_versions,
     validate_section,
 )
-from gradtrail.stages.common.pipeline_file import Entry, StageSpec, is_code, live_entry, read_pipelines
+from gradtrail.stages.common.pipeline_file import (
+    FILES,
+    Entry,
+    StageSpec,
+    dvc_file,
+    is_code,
+    is_source,
+    live_entry,
+    read_pipelines,
+)
 from gradtrail.stages.common.processes import describe_fault, exit_with, is_connected, join, write_log
 from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.git import require_full_clone
@@ -53,39 +71,59 @@ class Inputs:
 
     DVC hashes params and deps after the command has ended. Without this check, the results of a stage whose params,
     code or data were edited meanwhile would be recorded, and later served from the run-cache, under inputs that never
-    made them.
+    made them. Code and params are read once, at the start, so that an edit which was undone is none. Data are read at
+    any time: they may not have been touched, even if their content is the same again.
     """
 
     name: str
     spec: StageSpec
     entry: Entry
-    stamps: Stamps  # of all files that the stage reads
+    sources: Stamps  # of code and params
+    data: Stamps  # of all other files that the stage reads
+    folders: Stamps  # of the folders with data, up to the working folder
 
     def have_changed(self) -> bool:
-        return self._describe_change() != ""
+        return (self._touched_data() or self._changed_source()) != ""
 
     def require_unchanged(self) -> None:
         """Raise UserError, one line that names what changed, unless the inputs are those of the start."""
-        if change := self._describe_change():
+        self.require_data()
+        if change := self._changed_source():
             raise UserError(
                 f"{change} while {self.name} ran; its results are not recorded, as DVC would take them for those of "
                 "the new inputs; `dvc repro` runs it again, and resumes a training once the change is undone"
             )
 
-    def _describe_change(self) -> str:
-        """Return the first change since the start; empty if there is none."""
+    def require_data(self) -> None:
+        """Raise UserError, one line, if data may have had another content since the start."""
+        if touched := self._touched_data():
+            raise UserError(
+                f"{touched} while {self.name} ran; its results are not recorded, as it may have read other content; "
+                "`dvc repro` runs it again"
+            )
+
+    def _touched_data(self) -> str:
+        stamps, folders = _read_data_stamps(self.spec)
+        for path in changed_files(self.data, stamps):
+            return f"{path} was {'written' if Path(path).exists() else 'removed'}"
+        for path in moved_folders(self.folders, folders):
+            return f"{path} was moved"
+        return ""
+
+    def _changed_source(self) -> str:
+        """Return the first change of code, params or versions since the start; empty if there is none."""
         try:
             require_recorded_versions(self.spec.params.get(str(VERSIONS), ()))
-            if (stamps := _read_stamps(self.spec)) == self.stamps:
+            if (stamps := _read_source_stamps(self.spec)) == self.sources:
                 return ""
             if read_pipelines(Path()).get(self.name) != self.spec:
-                return f"dvc.yaml: stage {self.name} changed"
+                return f"{dvc_file(self.name)}: stage {self.name} changed"
             now = live_entry(self.spec, Path())
         except FileNotFoundError as error:
             return f"{error.filename} was removed"
         except UserError as error:
             return f"a file that it reads changed ({error})"
-        return _first_change(self.entry, now, changed_files(self.stamps, stamps))
+        return _first_change(self.entry, now, changed_files(self.sources, stamps))
 
 
 def read_inputs(name: str, spec: StageSpec) -> Inputs:
@@ -95,17 +133,25 @@ def read_inputs(name: str, spec: StageSpec) -> Inputs:
         UserError: a dep or a param is missing; or code changed after this process started, which may have imported
             either version.
     """
-    stamps, began = _read_stamps(spec), time.time() - seconds_running() + _CLOCK_SECONDS
-    for path, (changed, *_) in stamps.items():
+    sources, (data, folders) = _read_source_stamps(spec), _read_data_stamps(spec)
+    began = time.time() - seconds_running() + _CLOCK_SECONDS
+    for path, (changed, *_) in (sources | data).items():
         if changed / 1e9 > began and is_code(path.as_posix()):
             raise UserError(f"{path} changed while {name} was starting; run it again")
     if missing := [dep for dep in spec.deps if not Path(dep).exists()]:
         raise UserError(f"{missing[0]}: no such file or folder, which {name} reads; `dvc repro {name}` makes it")
-    return Inputs(name=name, spec=spec, entry=live_entry(spec, Path()), stamps=stamps)
+    entry = live_entry(spec, Path())
+    return Inputs(name=name, spec=spec, entry=entry, sources=sources, data=data, folders=folders)
 
 
-def _read_stamps(spec: StageSpec) -> Stamps:
-    return stamps_of(map(Path, ("dvc.yaml", *spec.params, *spec.deps)))
+def _read_source_stamps(spec: StageSpec) -> Stamps:
+    return stamps_of(map(Path, (*FILES[::2], *spec.params, *filter(is_source, spec.deps))))
+
+
+def _read_data_stamps(spec: StageSpec) -> tuple[Stamps, Stamps]:
+    """Return the stamps of the files and of the folders of all deps but code that is read once, at the start."""
+    deps = [Path(dep) for dep in spec.deps if not is_source(dep)]
+    return stamps_of(deps), folder_stamps(deps)
 
 
 def _first_change(before: Entry, after: Entry, files: list[str]) -> str:
@@ -243,7 +289,8 @@ def run_stage(
                 write_log()
             if stage.folder != root():  # DVC runs it in a copy
                 require_full_clone(root())
-            require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
+            inputs = stage.inputs  # read here, before the script reads any of them
+            require_recorded_versions(inputs.spec.params.get(str(VERSIONS), ()))
             stage.set_up()
             if follow is None:
                 refuse_followers(name)

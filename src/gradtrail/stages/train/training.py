@@ -98,6 +98,7 @@ class Training:
     # secret behind batches and noise of a private training; None for the seed. No checkpoint has it, nor its keys.
     secret: str | None = field(default=None, repr=False)
     inputs_changed: Callable[[], bool] = lambda: False  # True if the results will not be recorded
+    require_data: Callable[[], None] = lambda: None  # raises UserError once data were touched
     # label of each example of `train` after `config.changes`, or `data.REMOVED`; None without changes
     changed_labels: Int[np.ndarray, " examples"] | None = None
     program: Program = field(init=False, repr=False)
@@ -141,6 +142,7 @@ class Training:
             spending=accounting.account(config, len(train)) if is_private else None,
             secret=training_secret(config, train),
             inputs_changed=stage.inputs.have_changed,
+            require_data=stage.inputs.require_data,
         )
         if config.changes.enabled and training.is_streamed:
             raise UserError(
@@ -239,6 +241,7 @@ class Training:
 
         Raises:
             FloatingPointError: a training diverged; one line.
+            UserError: data were touched meanwhile.
             Stopped: the process was asked to stop; a checkpoint was written.
         """
         wait_for_all()
@@ -247,6 +250,8 @@ class Training:
             with listener.member(self, seeds) as checkpoints:
                 name = f"train seed {seed}" if self.config.members > 1 else "train"
                 add(seed, self.train_network(seeds, checkpoints, listener, name))
+        self.require_data()  # each process has read its own files, and process 0 waits for all
+        wait_for_all()
         leave()
 
     def train_network(
@@ -292,7 +297,7 @@ class Training:
                     listener.after_epoch(history, seconds)
 
                 # Stop, end, or go on; all processes alike
-                parts = functools.partial(_parts, _with_keys(state, public_keys), chunk, history, seconds)
+                parts = functools.partial(self._parts, _with_keys(state, public_keys), chunk, history, seconds)
                 if (stop := agreed(lambda: request.number)) is not None:
                     checkpoints.save(chunk.step, parts)
                     agreed(lambda: None)  # the other processes end when it is written
@@ -333,6 +338,16 @@ class Training:
         elif self.inputs_changed():
             checkpoints.save(step, parts)
 
+    def _parts(self, state: TrainState, chunk: Chunk, history: History, seconds: float) -> dict[str, Any]:
+        """Return the parts of a checkpoint; the records are those of an unfinished epoch.
+
+        Raises:
+            UserError: data were touched, so that a resumed training could go on from other data than it records.
+        """
+        self.require_data()
+        records = {} if chunk.ends_epoch else {"records": chunk.records}
+        return {"state": state, "history": history.as_arrays() | {"seconds": np.array(seconds)}} | records
+
     def _describe(self, history: History) -> str:
         """Return the line of progress: the last epoch, and what a private training has spent until its end."""
         spent = self.epsilons[: len(history.epochs)]
@@ -354,9 +369,3 @@ def _with_keys(state: TrainState, keys: RunKeys | None) -> TrainState:
     No step changes the keys of a state. With the keys of a secret one could remove the noise.
     """
     return state if keys is None else dataclasses.replace(state, keys=keys)
-
-
-def _parts(state: TrainState, chunk: Chunk, history: History, seconds: float) -> dict[str, Any]:
-    """Return the parts of a checkpoint; the records are those of an unfinished epoch."""
-    records = {} if chunk.ends_epoch else {"records": chunk.records}
-    return {"state": state, "history": history.as_arrays() | {"seconds": np.array(seconds)}} | records
