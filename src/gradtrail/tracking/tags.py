@@ -30,6 +30,7 @@ WEIGHTS = "weights"  # tag: digest of a training's final weights
 ALERT = "alert"  # tag: lines about a training that diverged, stalled or became slow
 OUTS = "mlflow.gradtrail.outs"  # tag: digests of all outputs, as JSON
 PROCESS = "mlflow.gradtrail.process"  # tag: host, number and start of the process that worked on the run last
+BEGAN = "mlflow.gradtrail.began"  # tag: start of the last attempt, in milliseconds
 _FINAL = "models/final.safetensors"
 _MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
 _CHANGED_BY_STAGES = (  # and by benchmarks
