@@ -82,6 +82,10 @@ class RuntimeConfig:
     disable_jit: bool  # True to run every operation by itself; no outputs are written, since their bits would differ
     gpu_preallocate: bool  # True if JAX allocates most of a GPU's memory at start
 
+    def check(self) -> None:
+        if "${" in self.alert:
+            raise ValueError("alert must name a variable as $NAME: `dvc exp run -S` takes ${NAME} for a param")
+
 
 def remove_variables() -> None:
     """Remove the variables that libraries read and that are not in `KEPT`; before JAX and NumPy are imported."""

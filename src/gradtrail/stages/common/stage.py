@@ -36,7 +36,7 @@ from gradtrail.stages.common.processes import describe_fault, exit_with, is_conn
 from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.git import require_full_clone
 from gradtrail.support.live_arrays import warn_of_live_arrays
-from gradtrail.support.paths import require_own_code, root, working_folder
+from gradtrail.support.paths import require_own_code, root, same_command, working_folder
 from gradtrail.support.ranks import is_follower, refuse_followers
 from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import Stopped, stopping_on_signals
@@ -249,7 +249,7 @@ def run_stage(
                 refuse_followers(name)
             else:
                 join(stage.runtime.join_seconds)
-            with stopping_on_signals(f"stopped; `dvc repro` restarts {name}"):
+            with stopping_on_signals(f"stopped; {same_command()} restarts {name}"):
                 (follow if follow and is_follower() else main)(stage)
         if not is_follower():
             print(_summary(stage, shows), flush=True)
@@ -263,7 +263,7 @@ def run_stage(
     except Stopped as stop:
         _end(stage, str(stop), 128 + stop.number)
     except KeyboardInterrupt:
-        _end(stage, f"stopped; `dvc repro` restarts {name}", 130)
+        _end(stage, f"stopped; {same_command()} restarts {name}", 130)
     finally:
         gc.freeze()  # a last collection at exit would take half a second
 
