@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradtrail
 from gradtrail.stages.common.dvc_cache import restoring_outs
-from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, remove_variables, require_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, adapt_variables, require_jax
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry, StageSpec
@@ -69,7 +69,7 @@ def start_logger(module: str) -> None:
     """
     if module != "__main__":
         return
-    remove_variables()
+    adapt_variables()
     if is_follower():
         return
     gc.disable()

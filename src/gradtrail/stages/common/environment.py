@@ -87,8 +87,14 @@ class RuntimeConfig:
             raise ValueError("alert must name a variable as $NAME: `dvc exp run -S` takes ${NAME} for a param")
 
 
-def remove_variables() -> None:
-    """Remove the variables that libraries read and that are not in `KEPT`; before JAX and NumPy are imported."""
+def adapt_variables() -> None:
+    """Remove the variables that libraries read and that are not in `KEPT`; before JAX and NumPy are imported.
+
+    Requests to this machine bypass a proxy of the environment, which would not find what listens on its loopback.
+    """
+    hosts = [*filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")).split(","))]
+    direct = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
+    os.environ |= {"no_proxy": direct, "NO_PROXY": direct} if hosts != ["*"] else {}
     for name in [name for name in os.environ if _READ_BY_LIBRARIES.fullmatch(name)]:
         if name not in KEPT:
             del os.environ[name]

@@ -227,7 +227,7 @@ def run_stage(
     """Run a stage script, print one line with these metrics and the time it took, and exit with its status.
 
     0: success. 1: a bug, with a traceback. 2: an error that the user can fix, as one line on stderr. 130: stopped by
-    Ctrl-C. 143: stopped by SIGTERM.
+    Ctrl-C. 129 and 143: stopped by a closed terminal, and by SIGTERM.
 
     Args:
         main: function with the stage's work; of several processes, process 0 calls it.
