@@ -15,7 +15,7 @@ import click
 
 from gradtrail.core.config import ConfigError
 from gradtrail.serving import commands as serving
-from gradtrail.stages.common.environment import remove_variables, require_jax
+from gradtrail.stages.common.environment import adapt_variables, require_jax
 from gradtrail.support.errors import UserError, one_line, printable, with_store
 from gradtrail.support.verb import Verb
 
@@ -27,7 +27,7 @@ _AMOUNT = click.FloatRange(min=0)
 
 def main() -> None:
     """Run a verb. An error that the user can correct is printed as one line on stderr, with exit status 2."""
-    remove_variables()
+    adapt_variables()
     try:
         status = with_store(lambda: gradtrail(prog_name="gradtrail", standalone_mode=False))
         sys.stdout.flush()
@@ -156,7 +156,7 @@ def show(folder: Path, run: str | None) -> int:
 def ui(port: int) -> None:
     """Add missing runs, then serve the MLflow UI.
 
-    Prints a link to a comparison of all training runs. Ctrl-C or SIGTERM stops the server.
+    Prints a link to a comparison of all training runs. Ctrl-C, SIGTERM or a closed terminal stops the server.
     """
     from gradtrail.experiments.ui import serve
 

@@ -96,7 +96,8 @@ def seconds_of(epochs: int, members: int) -> float:
         ("train.epochs", "must be KEY=VALUE"),
         ("train.epochs=ten", "train.epochs: Input should be a valid integer"),
         ("train.model=ccn", "train.model"),
-        ("train.mlp.hidden=[512", "not readable as YAML"),
+        ("train.mlp.hidden=[512", "no viable alternative at input '[512'; a text with special characters needs quotes"),
+        ("train.epochs=1,2", "must be one value"),
     ],
 )
 def test_errors_are_one_line(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +106,20 @@ def test_errors_are_one_line(text: str, words: str, monkeypatch: pytest.MonkeyPa
         override(read_yaml(PARAMS), [text])
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_option_is_read_as_dvc_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    params = override(read_yaml(PARAMS), ["report.title='a, b'", "train.clip_norm=1e1", "train.average_decay=NULL"])
+    assert params["report"]["title"] == "a, b"
+    assert (params["train"]["clip_norm"], params["train"]["average_decay"]) == (10.0, None)
+
+
+def test_error_in_a_block_of_the_file_is_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    params = read_yaml(PARAMS)
+    params["train"]["own"] |= {"patchh": params["train"]["own"].pop("patch")}
+    with pytest.raises(UserError) as error:
+        override(params, ["train.model=own"])
+    line = "params.yaml: train.own.patchh is not a known key; did you mean 'patch'?; -S set train.model=own"
+    assert str(error.value) == line

@@ -4,16 +4,24 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import requests
+import uvicorn
+from browser import browser, needs_chromium
 from projects import ROOT, Project
 from servers import free_port
 from small_project import finished_small_project
+from starlette.responses import HTMLResponse
+from starlette.types import Receive, Scope, Send
 
 from gradtrail import cli
+from gradtrail.experiments.ui import create_app
 
 _LONGEST = 120  # seconds
 
@@ -25,7 +33,7 @@ _LONGEST = 120  # seconds
         ("make", True, signal.SIGINT),  # Ctrl-C
         # gradtrail gets it twice, as make passes it on
         pytest.param("make", True, signal.SIGTERM, marks=pytest.mark.nightly),
-        ("gradtrail", False, signal.SIGTERM),
+        ("nohup", False, signal.SIGTERM),
         pytest.param("gradtrail", False, signal.SIGINT, marks=pytest.mark.nightly),
     ],
 )
@@ -40,23 +48,56 @@ def test_signal_ends_the_server_and_all_its_processes(
         "make": ("make", "ui", f"PYTHON={sys.executable}", f"PORT={port}"),
         "gradtrail": (sys.executable, "-m", "gradtrail", "ui", "--port", port),
     }
-    process = project.start(*ways[command], env={"PYTHONPATH": str(project.folder / "src")})
+    ways["nohup"] = ("nohup", *ways["gradtrail"])
+    dead_proxy = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}
+    process = project.start(*ways[command], env={"PYTHONPATH": str(project.folder / "src")} | dead_proxy)
     assert process.stdout
     link = next(line for line in process.stdout if "http" in line).split()[-1]
     page = requests.get(link, timeout=_LONGEST)
     assert page.ok, "it is printed once the server answers"
-    assert "/runs?viewStateShareKey=" in page.url
-    assert "/runs?" not in requests.get(f"{link}/?runs", timeout=_LONGEST).url, "MLflow's page is still served"
+    assert "/runs?viewStateShareKey=" in page.text
+    assert "/runs?" not in requests.get(f"{link}/?runs", timeout=_LONGEST).text, "MLflow's page is still served"
     started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 1 + (command == "make")
+    if command == "nohup":
+        os.kill(process.pid, signal.SIGHUP)
+        time.sleep(0.5)
+        assert requests.get(link, timeout=_LONGEST).ok, "a closed terminal does not end it"
     (os.killpg if to_all else os.kill)(process.pid, number)
     rest, _ = process.communicate(timeout=_LONGEST)
     assert "http" not in rest
     _, alive = psutil.wait_procs(started, timeout=_LONGEST)
     assert not alive
-    if command == "gradtrail":
+    if command != "make":
         assert process.returncode == 0
     assert "Uvicorn running" in (project.folder / ".gradtrail" / "ui.log").read_text()
+
+
+@needs_chromium
+def test_bare_address_leads_to_the_runs_and_keeps_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def mlflow_page(scope: Scope, receive: Receive, send: Send) -> None:
+        await HTMLResponse("<p id=mlflow>MLflow</p>")(scope, receive, send)
+
+    monkeypatch.setitem(sys.modules, "mlflow.server.fastapi_app", SimpleNamespace(app=mlflow_page))
+    monkeypatch.setenv("GRADTRAIL_UI_START", "#/experiments/2/runs?viewStateShareKey=x")
+    config = uvicorn.Config(create_app(), port=free_port(), log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    address = f"http://127.0.0.1:{config.port}/"
+    try:
+        with browser(tmp_path) as page:
+            for fragment, path in (
+                ("", "?runs#/experiments/2/runs?viewStateShareKey=x"),
+                ("#/compare-runs?runs=[%22a%22]", "?runs#/compare-runs?runs=[%22a%22]"),
+            ):
+                page.open("about:blank")
+                page.open(address + fragment)
+                page.wait("document.getElementById('mlflow') !== null")
+                assert page.run("location.href") == address + path
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def test_used_port_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gradtrail.support.errors import UserError
-from gradtrail.support.paths import find_project, store_uri
+from gradtrail.support.paths import find_project, same_command, store_uri
 
 
 @pytest.fixture
@@ -32,6 +32,15 @@ def test_project_is_the_nearest_folder_at_or_above_and_nowhere_else(project: Pat
     for folder in (project.parent, other):
         with pytest.raises(UserError, match=rf"^{folder}: not inside a gradtrail repository"):
             find_project(folder)
+
+
+def test_stage_in_a_copy_is_repeated_as_an_experiment(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    assert same_command() == "`dvc repro`"
+    monkeypatch.setenv("DVC_ROOT", str(project))
+    assert same_command() == "`dvc repro`"
+    monkeypatch.chdir(project / "docs")
+    assert same_command() == "`dvc exp run` with the same options"
 
 
 @pytest.mark.parametrize(

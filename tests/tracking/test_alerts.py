@@ -22,12 +22,11 @@ losses_of = st.lists(st.floats(0.001, 50), min_size=1, max_size=15)
 
 
 def raised(
-    losses: list[float], accuracies: list[float] | None = None, seconds: list[float] | None = None, epochs: int = 0
+    losses: list[float], accuracies: list[float] | None = None, rates: list[float] | None = None, epochs: int = 0
 ) -> list[tuple[int, str]]:
     """Return the epochs and kinds of the alerts of a training."""
-    watch, elapsed, found = Watch(epochs or len(losses), CLASSES), 0.0, []
+    watch, found = Watch(epochs or len(losses), CLASSES), []
     for index, loss in enumerate(losses):
-        elapsed += seconds[index] if seconds else 1.0
         record = EpochRecord(
             epoch=index + 1,
             loss=loss,
@@ -36,7 +35,8 @@ def raised(
             validation_loss=loss,
             validation_accuracy=accuracies[index] if accuracies else 0.5,
         )
-        found += [(index + 1, alert.kind) for alert in watch.after_epoch(record, elapsed)]
+        alerts = watch.after_epoch(record, index + 1.0, rates[index] if rates else 1.0)
+        found += [(index + 1, alert.kind) for alert in alerts]
     return found
 
 
@@ -63,13 +63,14 @@ def test_stalled_is_three_epochs_without_progress_if_as_many_are_left() -> None:
     assert raised([math.nan] * 9, [0.9] * 9, epochs=20) == [(4, "stalled")], "a loss that is not published"
 
 
-def test_slow_is_a_minute_at_the_end_because_of_slower_epochs() -> None:
-    falling = [2 * 0.9**index for index in range(10)]
-    assert raised(falling, seconds=[10.0] * 10) == []
-    assert raised(falling, seconds=[10.0, 31.0] + [10.0] * 8) == [(2, "slow")]
-    assert raised(falling, seconds=[10.0, *[25.0] * 9]) == [(2, "slow")]
-    assert raised(falling, seconds=[1.0, *[5.0] * 9]) == [], "less than a minute"
-    assert raised(falling, seconds=[10.0, 15.0, 10.0, 12.0] + [10.0] * 6) == []
+def test_network_that_converges_at_the_end_of_a_schedule_did_not_stall() -> None:
+    epochs = 60
+    rates = [(1 + math.cos(math.pi * epoch / epochs)) / 2 for epoch in range(1, epochs + 1)]
+    losses = [max(0.04, 2.3 * 0.9**epoch) for epoch in range(epochs)]
+    converged = [min(0.985, 0.9 + 0.085 * epoch / 51) for epoch in range(1, epochs + 1)]
+    assert raised(losses, converged, rates) == []
+    stuck = [min(0.4, 0.1 * epoch) for epoch in range(1, epochs + 1)]
+    assert raised([max(1.6, loss) for loss in losses], stuck, rates) == [(8, "stalled")]
 
 
 def test_silence_is_long_by_the_longest_epoch() -> None:
@@ -77,7 +78,7 @@ def test_silence_is_long_by_the_longest_epoch() -> None:
     assert watch.longest_silence == math.inf
     values = {"loss": 1.0, "cross_entropy": 1.0, "accuracy": 0.5, "validation_loss": 1.0, "validation_accuracy": 0.5}
     for epoch, elapsed, longest in ((1, 2.0, 60.0), (2, 102.0, 500.0), (3, 104.0, 500.0)):
-        watch.after_epoch(EpochRecord(epoch=epoch, **values), elapsed)
+        watch.after_epoch(EpochRecord(epoch=epoch, **values), elapsed, 1.0)
         assert watch.longest_silence == longest
 
 
@@ -111,6 +112,20 @@ def test_webhook_gets_json_and_its_address_may_be_a_variable(
     for target in (server[0], "$ALERT_URL"):
         Sender(target).send(PAYLOAD).join()
     assert server[1] == [PAYLOAD, PAYLOAD]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("target", "value"), [("$ALERT_URL", None), ("$ALERT_URL", ""), (" ", None)])
+def test_target_that_is_empty_or_not_set_is_a_warning_at_the_start(
+    target: str, value: str | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ALERT_URL", raising=False)
+    if value is not None:
+        monkeypatch.setenv("ALERT_URL", value)
+    sender = Sender(target)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == f"warning: runtime.alert: {target.strip()!r} is empty or not set; no alert will be sent"
+    sender.send(PAYLOAD).join()
     assert capfd.readouterr() == ("", "")
 
 

@@ -29,8 +29,9 @@ from gradtrail.tracking import journal, logger, state
 from gradtrail.tracking import store as client_module
 from gradtrail.tracking.journal import READY, REPORTED, Journal, LoggerProcess, report_fault, tracked
 from gradtrail.tracking.logger import RunLog, log_journals, sample_system
-from gradtrail.tracking.names import metric_name
+from gradtrail.tracking.names import NOTE, metric_name
 from gradtrail.tracking.store import StoreClient
+from gradtrail.tracking.tags import BEGAN
 from gradtrail.tracking.tags import OUTS as OUTS_TAG
 
 DEAD_SERVER = "http://127.0.0.1:9"
@@ -87,12 +88,12 @@ def use_new_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
 
 
-def write_all(run: Journal, weights: str = "weights") -> None:
+def write_all(run: Journal, weights: str = "weights", seconds: float = 2.0) -> None:
     """Do what a stage does, with every kind of event."""
     for epoch in range(3):
         run.curves({"train/loss": {epoch: 1.0 / (1 + epoch)}, "train/elapsed_seconds": {epoch: epoch}})
         run.alert(f"stalled: {epoch}")
-    run.metrics({"seconds": 2.0, "compile/total_seconds": 1.0})
+    run.metrics({"seconds": seconds, "compile/total_seconds": 1.0})
     Path("profile").mkdir(exist_ok=True)
     Path("profile/process.csv").write_text("quantity,value\n")
     run.files(Path("profile"), "compile")
@@ -120,7 +121,8 @@ def contents() -> dict[str, Any]:
     return {
         "status": run.info.status,
         "params": run.data.params,
-        "tags": {key: value for key, value in run.data.tags.items() if not key.startswith(("process", "mlflow.note"))},
+        "tags": {key: value for key, value in run.data.tags.items() if key not in (BEGAN, NOTE)},
+        "metrics": run.data.metrics,
         "points": points,
         "files": sorted(files),
         "profile": files["compile/process.csv"].read_text() if "compile/process.csv" in files else "",
@@ -259,6 +261,17 @@ def test_journal_of_a_killed_stage_is_logged_as_killed(stage: Stage) -> None:
     assert contents()["points"][metric_name("train", "compile/total_seconds")] == [(1, 1.0)], (
         "a point for each attempt that compiles"
     )
+
+
+def test_measured_metrics_and_the_start_are_those_of_the_last_attempt(stage: Stage) -> None:
+    for seconds in (2.0, 3.0):
+        began = time.time()
+        with tracked(Stage("train")) as run:
+            write_all(run, seconds=seconds)
+    (stored,) = MlflowClient(client_module.store_uri()).search_runs(["1", "2"])
+    assert contents()["metrics"]["train/seconds"] == 3.0
+    assert sorted(contents()["points"]["train/seconds"]) == [(0, 2.0), (1, 3.0)]
+    assert stored.info.start_time / 1000 < began - 0.001 <= int(stored.data.tags[BEGAN]) / 1000
 
 
 def test_journal_of_a_running_stage_is_left_alone(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from gradtrail.support.errors import UserError
+from gradtrail.support.paths import same_command
 from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, log_path, process_index
 from gradtrail.support.signals import handling
 
@@ -32,7 +33,6 @@ _PR_SET_PDEATHSIG = 1
 _JAX_ABORTED = "JAX distributed service detected fatal errors"
 _NOT_JOINED = "CoordinationService/RegisterTask"
 _UNRESPONSIVE = re.compile(r"stopped sending heartbeats\):\s*((?:\d+\s+)+)")
-_RESTART_HINT = "`dvc repro` resumes from the last checkpoint, if there is one"
 
 
 def launch(count: int | None, command: Sequence[str]) -> int:
@@ -121,15 +121,16 @@ def _first_failed(processes: Mapping[str, subprocess.Popen[bytes]]) -> str | Non
 def _describe(failed: str, processes: Mapping[str, subprocess.Popen[bytes]], prefix: str) -> str:
     """Return the reason why a process failed, or why the one failed for which JAX aborted it."""
     status, log = processes[failed].returncode, _log(failed).strip()
+    restart = f"{same_command()} resumes from the last checkpoint, if there is one"
     if status == -signal.SIGABRT and _JAX_ABORTED in log:
         if _NOT_JOINED in log:
             missing = ", ".join(index for index, process in processes.items() if process.returncode is None)
             names = f"process {missing}" if missing else "another process"
             return f"{names} did not connect within `runtime.join_seconds`"
         match = _UNRESPONSIVE.search(log)
-        return f"process {', '.join(match[1].split()) if match else '0'} stopped responding; {_RESTART_HINT}"
+        return f"process {', '.join(match[1].split()) if match else '0'} stopped responding; {restart}"
     if status < 0:
-        return f"process {failed} was killed by {signal.Signals(-status).name}; {_RESTART_HINT}"
+        return f"process {failed} was killed by {signal.Signals(-status).name}; {restart}"
     if not log:
         return f"process {failed} ended with status {status}"
     return f"process {failed}: {log.splitlines()[-1].removeprefix(prefix)}"

@@ -62,10 +62,6 @@ class RunDetails:
         return str(self.run.data.tags["stage"])
 
     @property
-    def is_last(self) -> bool:
-        return self.attempt == int(self.run.data.tags.get("attempts", 1))
-
-    @property
     def name(self) -> str:
         attempt = f", attempt {self.attempt}" if int(self.run.data.tags.get("attempts", 1)) > 1 else ""
         return f"{self.run.info.run_name} {self.run.info.run_id[:8]}{attempt}"
@@ -104,9 +100,9 @@ class RunDetails:
         parts = {"imports": seconds["imports"], "data": seconds["data"], _COMPILING: compiling}
         work = {_WORK: seconds["work"] - compiling}
         if self.stage == TRAIN:
-            # The metric is of the last attempt; the loop of an earlier one includes writing the outputs
-            loop = self.run.data.metrics.get("train/seconds", math.inf) if self.is_last else math.inf
-            loop = min(loop, work[_WORK])
+            points = self.client.get_metric_history(self.run.info.run_id, "train/seconds")
+            loops = [point.value for point in points if point.step == self.attempt - 1]
+            loop = min([*loops, work[_WORK]])
             work = {_LOOP: loop, "outputs": work[_WORK] - loop}
         # A run that was logged after its stage has no seconds of tracking: the stage did not wait
         return parts | work | {"tracking": seconds.get("tracking", 0.0)}

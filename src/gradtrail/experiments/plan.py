@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from gradtrail.stages.common.dvc_cache import is_here
-from gradtrail.stages.common.params import PARAMS, changed, flatten, parse_yaml, validate
+from gradtrail.stages.common.params import PARAMS, changed, flatten, set_by_option, validate
 from gradtrail.stages.common.pipeline_file import (
     Entry,
     is_code,
@@ -18,7 +18,7 @@ from gradtrail.stages.common.pipeline_file import (
     stages_before,
     upstream_stages,
 )
-from gradtrail.support.errors import UserError, suggestion
+from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.recorded import run_cache_entries
@@ -85,20 +85,38 @@ def override(params: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
 
     flat, changes = flatten(params), dict[str, Any]()
     for text in texts:
-        key, sign, value = text.partition("=")
+        key, sign, _ = text.partition("=")
         if not (key and sign):
             raise UserError(f"-S: must be KEY=VALUE, such as train.epochs=3; got {text!r}")
         if key not in flat:
             raise UserError(f"-S {text}: {PARAMS} has no key {key!r}{suggestion(key, flat)}")
-        changes[key] = parse_yaml(f"value: {value}".encode(), f"-S {key}")["value"]
+        changes[key] = _value_of(text)
     validate_params()
     result = changed(params, changes)
     if changes:
         from gradtrail.experiments.sections import SECTIONS  # late: the config classes take a second to import
 
         for section in {key.partition(".")[0] for key in changes} & SECTIONS.keys():
-            validate(result[section], SECTIONS[section], f"-S {section}")
+            try:
+                validate(result[section], SECTIONS[section], f"{PARAMS}: {section}")
+            except UserError as error:  # of the option, or of a block in the file that it chose
+                raise UserError(f"{error}{set_by_option(texts)}") from None
     return result
+
+
+def _value_of(text: str) -> Any:
+    """Return the value of an option `-S`, as DVC reads it."""
+    from dvc.utils.hydra import to_hydra_overrides  # late: both import DVC and Hydra, which takes a second
+    from hydra.errors import OverrideParseException
+
+    quotes = "a text with special characters needs quotes: -S \"KEY='TEXT'\""
+    try:
+        (option,) = to_hydra_overrides([text])
+    except OverrideParseException as error:
+        raise UserError(f"-S {text}: {one_line(error).partition(' See ')[0]}; {quotes}") from None
+    if option.is_sweep_override():
+        raise UserError(f"-S {text}: must be one value; {quotes}")
+    return option.value()
 
 
 def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[PlannedStage]:

@@ -9,7 +9,7 @@ import getpass
 import io
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from gradtrail.stages.preprocess.corrections import (
 )
 from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.git import git
-from gradtrail.support.signals import stopping_on_signals
+from gradtrail.support.signals import stop_request
 
 SUSPECTS, _DATA = Path("results/audit/suspects.parquet"), Path("data/processed")
 _COLUMNS = ["split", "example_id", "label", "score", "proposed_label", "proposed_probability", "probability_wrong"]
@@ -49,6 +49,15 @@ class Decision(BaseModel):
     index: int  # position among the suspects
     new: int | None  # the correct class; None if it cannot be told
     reason: str
+
+
+class _Server(uvicorn.Server):
+    """Ends at a request to stop; uvicorn's own handlers would take a signal that was ignored at the start."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with stop_request(when_asked=lambda: setattr(self, "should_exit", True)):
+            yield
 
 
 def review(path: Path, *, reviewer: str | None, split: str | None, limit: int, port: int) -> None:
@@ -68,10 +77,10 @@ def review(path: Path, *, reviewer: str | None, split: str | None, limit: int, p
         listener = socket.create_server((_HOST, port))
     except OSError as error:
         raise UserError(f"--port {port}: {error.strerror}; choose another one") from None
-    with listener, contextlib.suppress(KeyboardInterrupt), stopping_on_signals("stopped"):
+    with listener:
         link = f"http://{_HOST}:{listener.getsockname()[1]}/{token}/"
         print(f"reviewing {len(suspects)} labels as {reviewer}: {link} (Ctrl-C stops)", flush=True)
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off")).run(sockets=[listener])
+        _Server(uvicorn.Config(app, log_level="warning", lifespan="off")).run(sockets=[listener])
     rows = _read(path)
     decided = [rows[key] for suspect in suspects if (key := _key(suspect)) in rows]
     corrected, unclear = sum(row.changes for row in decided), sum(row.new is None for row in decided)

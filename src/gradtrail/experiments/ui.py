@@ -4,6 +4,7 @@ MLflow's own start page is one for GenAI, so the UI runs with an app (entry poin
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,26 +13,31 @@ import time
 
 import psutil
 import requests
-from starlette.responses import RedirectResponse
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, private_folder, store_uri
+from gradtrail.support.signals import handling
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import describe, sync
 from gradtrail.tracking.ui_view import share_view
 
 _GRACE_SECONDS = 5.0
-_START = "GRADTRAIL_UI_START"  # variable: the address of the runs, relative to that of the UI
+_START = "GRADTRAIL_UI_START"  # variable: the page of the runs, which begins with `#`
 
 
 def create_app() -> ASGIApp:
-    """Return MLflow's server, with a redirect from its bare address to the training runs."""
+    """Return MLflow's server, whose bare address leads to the training runs; a page after `#` stays that page."""
     from mlflow.server.fastapi_app import app  # late: it reads the settings that `mlflow ui` makes
+
+    # A redirect would replace what follows `#`, which the browser alone knows
+    script = f"location.replace('/?runs' + (location.hash || {json.dumps(os.environ[_START])}))"
+    start = HTMLResponse(f"<!doctype html><title>MLflow</title><script>{script}</script>")
 
     async def redirected(scope: Scope, receive: Receive, send: Send) -> None:
         is_bare = scope["type"] == "http" and scope["path"] == "/" and not scope["query_string"]
-        answer: ASGIApp = RedirectResponse(os.environ[_START]) if is_bare else app
+        answer: ASGIApp = start if is_bare else app
         await answer(scope, receive, send)
 
     return redirected
@@ -56,33 +62,32 @@ def serve(port: int) -> None:
     if is_server:
         print(f"training runs: {store_uri()}/{runs}")
     else:
-        _run_until_stopped(port, start=f"/?runs{runs}")
+        _run_until_stopped(port, start=runs)
 
 
 def _run_until_stopped(port: int, start: str) -> None:
     """Run the UI in a session of its own, which a terminal does not signal, and end it with all its processes."""
     address = f"http://127.0.0.1:{port}"
     stopped: list[int] = []  # a signal may arrive twice: from a terminal and from make
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: stopped.append(number))
     path = private_folder() / "ui.log"
     command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--port", str(port)]
     command += ["--backend-store-uri", store_uri(), "--app-name", "gradtrail"]
     env = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     env[_START] = start
-    with path.open("wb") as log:
-        server = psutil.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
-    is_ready = False
-    while not stopped and server.poll() is None:
-        with contextlib.suppress(requests.RequestException):
-            if not is_ready and requests.get(f"{address}/health", timeout=1).ok:
-                is_ready = True
-                print(f"training runs: {address}", flush=True)
-        time.sleep(0.2)
-    if not stopped:
-        raise UserError(f"MLflow's UI ended with exit status {server.returncode}; {path} says why")
-    processes = [*server.children(recursive=True), server]
-    for process in processes:
-        process.terminate()
-    for process in psutil.wait_procs(processes, _GRACE_SECONDS)[1]:
-        process.kill()
+    with handling(lambda number, _: stopped.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with path.open("wb") as log:
+            server = psutil.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+        is_ready = False
+        while not stopped and server.poll() is None:
+            with contextlib.suppress(requests.RequestException):
+                if not is_ready and requests.get(f"{address}/health", timeout=1).ok:
+                    is_ready = True
+                    print(f"training runs: {address}", flush=True)
+            time.sleep(0.2)
+        if not stopped:
+            raise UserError(f"MLflow's UI ended with exit status {server.returncode}; {path} says why")
+        processes = [*server.children(recursive=True), server]
+        for process in processes:
+            process.terminate()
+        for process in psutil.wait_procs(processes, _GRACE_SECONDS)[1]:
+            process.kill()

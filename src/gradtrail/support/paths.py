@@ -26,6 +26,16 @@ def root() -> Path:
     return Path(os.environ.get("DVC_ROOT") or working_folder()).resolve()
 
 
+def is_copy() -> bool:
+    """Whether the working folder is a copy, in which DVC runs an experiment with `--temp` or from its queue."""
+    return working_folder().resolve() != root()
+
+
+def same_command() -> str:
+    """What a person runs to repeat a stage that stopped; in a copy, which is gone then, the experiment."""
+    return "`dvc exp run` with the same options" if is_copy() else "`dvc repro`"
+
+
 def private_folder() -> Path:
     """`.gradtrail/` in the root, created if needed: locks and caches. Git-ignored; may be deleted at any time."""
     folder = root() / ".gradtrail"

@@ -1,8 +1,13 @@
-"""Handles requests to stop, by Ctrl-C or SIGTERM: the first one at a safe place, the second one at once."""
+"""Handles requests to stop, by Ctrl-C, SIGTERM or a closed terminal: the first at a safe place, the second at once.
+
+A signal that was ignored when the process started stays ignored: `nohup` asks for that, and so does a shell without job
+control for what it starts in the background.
+"""
 
 import contextlib
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -32,7 +37,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[StopRequest]:
-    """Record the first Ctrl-C or SIGTERM while the block runs, for the block to obey; the second one ends the process.
+    """Record the first request to stop while the block runs, for the block to obey; the second one ends the process.
 
     The handler of the first one calls `when_asked`.
     """
@@ -44,13 +49,13 @@ def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[St
         request.number = number
         when_asked()
 
-    with handling(note, signal.SIGINT, signal.SIGTERM):
+    with handling(note, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield request
 
 
 @contextlib.contextmanager
 def stopping_on_signals(message: str) -> Iterator[None]:
-    """Raise `Stopped` on SIGTERM while the block runs, so that its `with` statements close what they opened."""
+    """Raise `Stopped` on SIGTERM and SIGHUP in the block, so that its `with` statements close what they opened."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise Stopped(message, number)
@@ -67,18 +72,37 @@ def stopping_on_signals(message: str) -> Iterator[None]:
 
     previous_hook, sys.unraisablehook = sys.unraisablehook, send_again
     try:
-        with handling(stop, signal.SIGTERM):
+        with handling(stop, signal.SIGTERM, signal.SIGHUP):
             yield
     finally:
         sys.unraisablehook = previous_hook
 
 
+def _leave_closed_terminal() -> None:
+    """Write to nowhere if the terminal is gone, as any output would be a fault before the work is saved."""
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):  # it was closed at the start
+            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+
 @contextlib.contextmanager
 def handling(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Handle these signals by a function while the block runs."""
-    previous = {number: signal.signal(number, handler) for number in numbers}
+    """Handle these signals by a function while the block runs, SIGHUP once; those that are ignored stay so."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)  # a shell whose terminal closed repeats it
+            _leave_closed_terminal()
+        handler(number, frame)
+
+    previous = {number: signal.getsignal(number) for number in numbers}
+    handled = [number for number in numbers if previous[number] != signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handle)
     try:
         yield
     finally:
-        for number, previous_handler in previous.items():
-            signal.signal(number, previous_handler)
+        for number in handled:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, previous[number])

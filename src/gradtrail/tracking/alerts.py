@@ -1,4 +1,4 @@
-"""Alerts of a training that diverged, stalled or became slow: when to raise one, and how it is sent.
+"""Alerts of a training that diverged or stalled: when to raise one, and how it is sent.
 
 An alert stops nothing and changes no result; `train.patience` stops a training. Out of scope: the tag of the run.
 """
@@ -6,6 +6,7 @@ An alert stops nothing and changes no result; `train.patience` stops a training.
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,14 +20,15 @@ _SEND_SECONDS = 10.0  # longest time of a request or a command
 _DIVERGED_FACTOR = 4.0  # fastai's LRFinder stops at this multiple of the best loss
 _STALLED_EPOCHS = 3  # the patience of Lightning's EarlyStopping
 _LEAST_DECREASE = 0.001  # share of the loss that Amazon SageMaker's LossNotDecreasing requires
-_SLOW_FACTOR, _SLOW_SECONDS = 1.5, 60.0  # multiple of the planned time, and the shortest delay until the end
+_HIGH_RATE = 0.5  # share of the peak learning rate below which no progress is usual: the schedule is near its end
 _SILENT_FACTOR, _SILENT_SECONDS = 5.0, 60.0  # multiple of the longest epoch, and the shortest silence
+_NO_TARGET = re.compile(r"\s*(\$\w+)?\s*")  # what is left of a target whose variable is empty or not set
 
 
 class Alert(NamedTuple):
     """What a person should know about a training."""
 
-    kind: str  # diverged | stalled | slow
+    kind: str  # diverged | stalled
     message: str  # observation and advice, in one line
 
 
@@ -39,8 +41,8 @@ class Watch:
 
     A training diverged if the loss of an epoch exceeds four times the best one before it, that of guessing included,
     and half the loss of guessing, so that a spike of a nearly perfect network is none. It stalled if for three epochs
-    neither the loss decreased by 0.1 % nor the validation accuracy increased, and at least as many epochs are left.
-    It is slow if its epochs took 1.5 times as long as the first one, and it will end a minute later because of that.
+    neither the loss decreased by 0.1 % nor the validation accuracy increased, at least as many epochs are left, and
+    the learning rate is at least half of its peak: a network that converges at the end of a schedule did not stall.
 
     Args:
         epochs: Planned number of epochs.
@@ -51,20 +53,21 @@ class Watch:
         self._epochs, self._loss_of_guessing = epochs, math.log(num_classes)
         self._best_loss, self._best_accuracy = math.inf, -math.inf
         self._last_improved = 0
-        self._ends: list[tuple[int, float]] = []  # epochs and the time at which they ended
+        self._last_end, self._longest_epoch = 0.0, 0.0  # seconds
         self._raised = set[str]()
 
-    def after_epoch(self, record: EpochRecord, elapsed: float) -> list[Alert]:
+    def after_epoch(self, record: EpochRecord, elapsed: float, rate: float) -> list[Alert]:
         """Return the new alerts.
 
         Args:
             record: Metrics of the epoch; the loss is NaN if it must not be published, and does not count then.
             elapsed: Seconds since the training began.
+            rate: Learning rate at the end of the epoch, as a share of its peak.
         """
-        if record.epoch == 1:
-            self._ends.append((0, 0.0))
-        self._ends.append((record.epoch, elapsed))
-        alerts = [*self._diverged(record), *self._stalled(record), *self._slow()]
+        if record.epoch == 1 or self._last_end:  # of the first epoch after a resumption only a part may be new
+            self._longest_epoch = max(self._longest_epoch, elapsed - self._last_end)
+        self._last_end = elapsed
+        alerts = [*self._diverged(record), *self._stalled(record, rate)]
         new = [alert for alert in alerts if alert.kind not in self._raised]
         self._raised |= {alert.kind for alert in new}
         return new
@@ -72,8 +75,7 @@ class Watch:
     @property
     def longest_silence(self) -> float:
         """Seconds without the end of an epoch after which the training is reported; infinite before the first one."""
-        seconds = [end - begin for (_, begin), (_, end) in zip(self._ends, self._ends[1:], strict=False)]
-        return max(_SILENT_SECONDS, _SILENT_FACTOR * max(seconds)) if seconds else math.inf
+        return max(_SILENT_SECONDS, _SILENT_FACTOR * self._longest_epoch) if self._longest_epoch else math.inf
 
     def _diverged(self, record: EpochRecord) -> list[Alert]:
         best = min(self._best_loss, self._loss_of_guessing)
@@ -82,29 +84,19 @@ class Watch:
         observed = f"the loss of epoch {record.epoch} exceeds {_DIVERGED_FACTOR:g} times the best loss before it"
         return [Alert("diverged", f"{observed}; {_ADVICE}")]
 
-    def _stalled(self, record: EpochRecord) -> list[Alert]:
+    def _stalled(self, record: EpochRecord, rate: float) -> list[Alert]:
         has_lower_loss = record.cross_entropy < (1 - _LEAST_DECREASE) * self._best_loss
         if has_lower_loss or record.validation_accuracy > self._best_accuracy:
             self._last_improved = record.epoch
         self._best_loss = min(self._best_loss, record.cross_entropy)
         self._best_accuracy = max(self._best_accuracy, record.validation_accuracy)
         left = self._epochs - record.epoch
-        if min(record.epoch - self._last_improved, left) < _STALLED_EPOCHS:
+        if min(record.epoch - self._last_improved, left) < _STALLED_EPOCHS or rate < _HIGH_RATE:
             return []
         observed = f"neither loss nor validation accuracy has improved since epoch {self._last_improved}"
         return [
             Alert("stalled", f"{observed}, and {left} epochs are left; try another learning rate, or train.patience")
         ]
-
-    def _slow(self) -> list[Alert]:
-        if len(self._ends) < 3:
-            return []
-        (first, begin), (second, end), (last, now) = self._ends[0], self._ends[1], self._ends[-1]
-        planned, actual = (end - begin) / (second - first), (now - begin) / (last - first)
-        if actual <= _SLOW_FACTOR * planned or (actual - planned) * (self._epochs - first) < _SLOW_SECONDS:
-            return []
-        observed = f"an epoch takes {actual:.3g} s on average, the first one took {planned:.3g} s"
-        return [Alert("slow", f"{observed}; look for other programs on this machine")]
 
 
 def silent(seconds: float) -> Alert:
@@ -123,6 +115,12 @@ class Sender:
     def __init__(self, target: str):
         self._target = target
         self._has_warned = False
+        if target and _NO_TARGET.fullmatch(os.path.expandvars(target)):
+            print(
+                f"warning: runtime.alert: {target.strip()!r} is empty or not set; no alert will be sent",
+                file=sys.stderr,
+            )
+            self._target = ""
 
     def send(self, payload: Mapping[str, Any]) -> threading.Thread:
         """Send an alert; the process ends after the thread, which takes ten seconds at most."""

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 import gradtrail
 from gradtrail.stages.common.dvc_cache import restoring_outs
-from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, remove_variables, require_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, adapt_variables, require_jax
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry, StageSpec
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError, is_store_fault, one_line, redacted
-from gradtrail.support.paths import SQLITE, private_folder, store_uri
+from gradtrail.support.paths import SQLITE, private_folder, same_command, store_uri
 from gradtrail.support.ranks import is_follower
 from gradtrail.support.running_time import peak_memory_bytes, seconds_running
 from gradtrail.support.signals import stop_request
@@ -69,7 +69,7 @@ def start_logger(module: str) -> None:
     """
     if module != "__main__":
         return
-    remove_variables()
+    adapt_variables()
     if is_follower():
         return
     gc.disable()
@@ -325,7 +325,7 @@ def tracked(stage: Stage) -> Iterator[Journal]:
             journal.timings(seconds=seconds | {"work": time.time() - work_began}, peak_memory_bytes=peak_memory_bytes())
             with stop_request(journal.hurry) as request:
                 journal.end(status)
-        request.obey(f"stopped; `dvc repro` restarts {stage.name}")
+        request.obey(f"stopped; {same_command()} restarts {stage.name}")
         stage.inputs.require_unchanged()  # once more, as late as possible: DVC reads them after the command has ended
         journal.complete()
 

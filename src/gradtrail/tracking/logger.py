@@ -196,10 +196,9 @@ class RunLog:
         self._is_finished = True
 
     def _as_points(self, values: dict[str, float]) -> Points:
-        """Return metrics as points; each attempt adds a point to the metrics of compiling."""
-        last = self._stored.attempt - 1
-        steps = {key: last if key.startswith("compile/") else 0 for key in values}
-        return {metric_name(self._stage.name, key): {steps[key]: value} for key, value in values.items()}
+        """Return metrics as points. They were measured, so each attempt adds a point, and the last one counts."""
+        step = self._stored.attempt - 1
+        return {metric_name(self._stage.name, key): {step: value} for key, value in values.items()}
 
     def _log_outs(self) -> None:
         """Log the outputs; of a stage that was killed before it ended, they may be those of another state by now."""

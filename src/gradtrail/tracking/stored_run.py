@@ -22,6 +22,7 @@ from gradtrail.tracking.runs import PARENT, StoredRuns, link_runs, training_of, 
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import (
+    BEGAN,
     is_alive,
     is_of_this_host,
     output_tags,
@@ -172,16 +173,17 @@ def open_run(
     tags = dict(tags)
     if environment:
         tags |= {"machine": environment["machine"], "jax": environment["packages"].get("jax", "")}
+    began_ms = int((began or time.time()) * 1000)
     with store_lock(client.tracking_uri):  # until the run names its process: no other process closes or removes it
         existing = None if is_new else find_own_run(client, stage, tags.get("machine"))
         run = existing or client.create_run(
             experiment,
-            start_time=int((began or time.time()) * 1000),
+            start_time=began_ms,
             tags=_first_tags(client, stage) | tags,
             run_name=run_name(stage),
         )
         attempt = int(run.data.tags.get("attempts", 0)) + 1
-        tags |= {"attempts": str(attempt)}
+        tags |= {"attempts": str(attempt), BEGAN: str(began_ms)}
         read = active_params(stage_params(stage)).items()
         params = [Param(key, param_text(value)) for key, value in read if key not in run.data.params]
         client.log_batch(run.info.run_id, params=params, tags=[RunTag(*pair) for pair in tags.items()])

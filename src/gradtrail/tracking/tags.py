@@ -27,9 +27,10 @@ from gradtrail.tracking.state import Identity
 # Beginnings of lines in `git.diff` that are not part of the diff
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"
 WEIGHTS = "weights"  # tag: digest of a training's final weights
-ALERT = "alert"  # tag: lines about a training that diverged, stalled or became slow
+ALERT = "alert"  # tag: lines about a training that diverged or stalled
 OUTS = "mlflow.gradtrail.outs"  # tag: digests of all outputs, as JSON
 PROCESS = "mlflow.gradtrail.process"  # tag: host, number and start of the process that worked on the run last
+BEGAN = "mlflow.gradtrail.began"  # tag: start of the last attempt, in milliseconds
 _FINAL = "models/final.safetensors"
 _MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
 _CHANGED_BY_STAGES = (  # and by benchmarks

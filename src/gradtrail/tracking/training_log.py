@@ -54,7 +54,8 @@ class TrainingLog:
         """Log the points that the last epoch adds to the curves; those of means over members are known at the end."""
         public = redacted_history(history, self._training.config.privacy)
         last = public.epochs[-1]
-        for alert in self._watch.after_epoch(last, seconds):
+        rate = float(history.steps[-1].learning_rate[-1]) / self._training.config.optimizer.learning_rate
+        for alert in self._watch.after_epoch(last, seconds, rate):
             self._report(alert, last.epoch, last)
         self._wait_for_epoch(last)
         if self._training.config.members > 1:

@@ -5,20 +5,22 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from factories import ROOT
+from requests.utils import get_environ_proxies
 
 from gradtrail.stages.common import environment
 from gradtrail.stages.common.environment import (
     KEPT,
     EnvironmentConfig,
+    adapt_variables,
     cpuinfo,
     processor_digest,
     refuse_variables,
-    remove_variables,
     require_jax,
 )
 from gradtrail.stages.common.params import read_yaml, require_recorded_versions, write_installed_versions
@@ -27,10 +29,10 @@ from gradtrail.support.errors import UserError
 CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
 SCRIPT = """
 import json, os, sys
-from gradtrail.stages.common.environment import EnvironmentConfig, remove_variables, set_cpu_devices, set_up_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, adapt_variables, set_cpu_devices, set_up_jax
 assert not {"jax", "numpy"} & sys.modules.keys()
 if "KEEP_ALL" not in os.environ:
-    remove_variables()
+    adapt_variables()
 import jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.environment import RuntimeConfig
@@ -122,10 +124,25 @@ def test_other_variables_are_removed_or_harmless(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_enable_fast_math=true")
-    remove_variables()
+    adapt_variables()
     refuse_variables(CONFIG)
     assert not removed & os.environ.keys()
     assert {*KEPT, "JAXTYPING_DISABLE"} <= os.environ.keys()
+
+
+@pytest.mark.parametrize("hosts", ["", "example.com", "localhost,.example.com", "*"])
+def test_no_request_to_this_machine_goes_to_a_proxy(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = "http://proxy.example.com:3128"
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, hosts)
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, proxy)
+    adapt_variables()
+    for address in ("http://127.0.0.1:5000", "http://localhost:8265/api"):
+        assert get_environ_proxies(address) == {}, "as the clients of MLflow and Ray ask"
+        assert urllib.request.proxy_bypass(address.split("/")[2])
+    assert (get_environ_proxies("http://mirror.org") == {}) == (hosts == "*")
+    assert (get_environ_proxies("http://www.example.com") == {}) == (hosts != "")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A mistake in `params.yaml` is one line with key, value and allowed values; blocks not chosen are inactive."""
 
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,11 @@ from typing import Any, get_args
 import jax
 import pytest
 import untrusted
+from dvc.utils.hydra import apply_overrides
 from factories import NETWORKS, OPTIMIZERS, ROOT, SCHEDULES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from gradtrail.core.data import PreprocessConfig
 from gradtrail.core.nn.arithmetic import Precision
@@ -19,12 +25,14 @@ from gradtrail.experiments.sections import SECTIONS
 from gradtrail.stages.common.params import (
     SHARED_BLOCKS,
     active_params,
+    as_overrides,
     as_written,
     flatten,
     load_section,
     read_yaml,
     validate,
 )
+from gradtrail.stages.common.params import changed as changed_params
 from gradtrail.support.errors import UserError
 
 PARAMS = read_yaml(ROOT / "params.yaml")
@@ -100,6 +108,11 @@ def test_one_override_of_the_repositorys_params_switches_each_kind(key: str, kin
     assert program.abstract_state.params
 
 
+def test_alert_has_no_variable_that_dvc_would_replace() -> None:
+    with pytest.raises(UserError, match=r"^runtime\.alert must name a variable as \$NAME"):
+        validate(PARAMS["runtime"] | {"alert": "curl ${ALERT_URL}"}, SECTIONS["runtime"], "runtime")
+
+
 def test_corrections_are_on_off_or_of_the_test_split() -> None:
     section = read_yaml(ROOT / "params.yaml")["preprocess"]
     for value in (False, True, "test"):
@@ -172,6 +185,68 @@ def test_wrong_value_of_any_key_is_refused_under_its_section(section: str) -> No
             content = replaced(PARAMS[section], keys, value)
             line = untrusted.refusal(lambda: validate(content, SECTIONS[section], f"params.yaml: {section}"))  # noqa: B023
             assert (line or "").startswith(f"params.yaml: {section}.{keys[0]}")
+
+
+SPECIAL = "'\"\\${}[](),:=#&*!|>%@` \t\n1e3."
+WORDS = [
+    "",
+    "null",
+    "True",
+    "nan",
+    "1e3",
+    "0x10",
+    "1_000",
+    "-5",
+    "/data/a, b",
+    "choice(1,2)",
+    "a${b}c",
+    "\\${x}",
+    "x\\",
+    "2001-01-01",
+]
+texts = st.text(st.characters(exclude_categories=["C"]) | st.sampled_from(SPECIAL), max_size=10) | st.sampled_from(
+    WORDS
+)
+numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+values = st.none() | st.booleans() | numbers | texts.filter(lambda text: text != "???")  # OmegaConf's word for no value
+
+
+@settings(max_examples=100)
+@given(value=values | st.lists(values | st.lists(values, max_size=2), max_size=2))
+def test_option_for_dvc_sets_the_value(value: Any) -> None:
+    params = {"train": {"first": 1, "block": {"second": [2]}}}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "params.yaml"
+        YAML().dump(params, path)
+        changes = {"train.block.second": value, "train.first": value}
+        apply_overrides(path, as_overrides(changes))
+        assert repr(read_yaml(path)) == repr(changed_params(params, changes))
+
+
+def committed(folder: Path, text: str) -> None:
+    (folder / "params.yaml").write_text(text)
+    for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+
+
+def test_origin_of_a_wrong_value_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error advises what would lose an edit, such as `git checkout`."""
+    committed(tmp_path, "section: {whole: 10, real: 1.0, flag: true, maybe: null}\n")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for folder in (tmp_path, copy):
+        (folder / "params.yaml").write_text("section: {whole: ten, real: 1.0, flag: true, maybe: 2.0}\n")
+    found = "params.yaml: section.whole: Input should be a valid integer, got 'ten'"
+    monkeypatch.chdir(tmp_path)
+    assert line_of_section() == f"{found}; the last commit has section.whole=10, section.maybe=null"
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    (tmp_path / "params.yaml").write_text("section: {whole: 10, real: 1.0, flag: true, maybe: 2.0}\n")
+    monkeypatch.chdir(copy)
+    assert line_of_section() == f"{found}; -S set section.whole=ten"
+
+
+def line_of_section() -> str:
+    return untrusted.refusal(lambda: load_section("section", Numbers)) or ""
 
 
 def test_missing_file_or_section_is_named(tmp_path: Path) -> None:

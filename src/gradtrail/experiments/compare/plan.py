@@ -28,7 +28,7 @@ from gradtrail.tracking.state import PlannedStages, state_key
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.stored_run import REBUILT
 from gradtrail.tracking.sync import sync
-from gradtrail.tracking.tags import outputs, param_text
+from gradtrail.tracking.tags import BEGAN, outputs, param_text
 
 _MEMBERS_TABLE = "results/members.csv"  # artifact of an evaluation: a row per member
 _EPOCHS = "train.epochs"
@@ -48,7 +48,7 @@ class CompletedRun:
     test_loss: float
     train_seconds: float | None  # time of the training loop, per member; None for a rebuilt run
     compile_seconds: float | None  # None for a rebuilt run
-    began: float  # start of the training's run, in seconds since 1970
+    began: float  # start of the attempt whose seconds these are, in seconds since 1970
     ended: float
     machine: str | None  # kind of machine that trained; None if unknown
     num_parameters: float | None
@@ -134,7 +134,7 @@ class Planner:
                 test_loss=metrics["loss"],
                 train_seconds=timings[_SECONDS] / len(seeds) if _SECONDS in timings else None,
                 compile_seconds=timings.get(_COMPILE_SECONDS),
-                began=train.info.start_time / 1000,
+                began=int(tags.get(BEGAN, train.info.start_time)) / 1000,
                 ended=train.info.end_time / 1000,
                 machine=tags.get("machine"),
                 num_parameters=timings.get("train/num_parameters"),

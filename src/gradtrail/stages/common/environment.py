@@ -82,9 +82,19 @@ class RuntimeConfig:
     disable_jit: bool  # True to run every operation by itself; no outputs are written, since their bits would differ
     gpu_preallocate: bool  # True if JAX allocates most of a GPU's memory at start
 
+    def check(self) -> None:
+        if "${" in self.alert:
+            raise ValueError("alert must name a variable as $NAME: `dvc exp run -S` takes ${NAME} for a param")
 
-def remove_variables() -> None:
-    """Remove the variables that libraries read and that are not in `KEPT`; before JAX and NumPy are imported."""
+
+def adapt_variables() -> None:
+    """Remove the variables that libraries read and that are not in `KEPT`; before JAX and NumPy are imported.
+
+    Requests to this machine bypass a proxy of the environment, which would not find what listens on its loopback.
+    """
+    hosts = [*filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")).split(","))]
+    direct = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
+    os.environ |= {"no_proxy": direct, "NO_PROXY": direct} if hosts != ["*"] else {}
     for name in [name for name in os.environ if _READ_BY_LIBRARIES.fullmatch(name)]:
         if name not in KEPT:
             del os.environ[name]

@@ -8,9 +8,10 @@ import copy
 import dataclasses
 import functools
 import json
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -25,6 +26,7 @@ from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import blobs
+from gradtrail.support.paths import is_copy, root
 
 Section = TypeVar("Section")
 Value = TypeVar("Value")
@@ -39,6 +41,10 @@ _VERSIONS_HEADER = (
     "# so that an upgrade re-runs the stage. `gradtrail versions` writes what is installed.\n"
 )
 _MAX_LINE = 500  # characters of an error
+_PLAIN = re.compile(
+    r"[A-Za-z_][\w-]*", re.ASCII
+)  # a string that Hydra's grammar takes as it is, unless it is one of these
+_HYDRA_WORDS = {"true", "false", "null", "inf", "nan"}
 _UNKNOWN = "unexpected_keyword_argument"  # type of pydantic's error
 
 
@@ -75,22 +81,29 @@ def load_section(section: str, into: type[Section], path: Path = PARAMS) -> Sect
 
 
 def validate_section(value: Any, into: type[Section], section: str, path: Path = PARAMS) -> Section:
-    """Validate a section; an error also names the last commit's values, as `dvc exp run -S` keeps a wrong one."""
+    """Validate a section; an error also says what `-S` set, or what the last commit has instead."""
     try:
         return validate(value, into, f"{path}: {section}")
     except UserError as error:
-        raise UserError(f"{error}{_how_to_undo(value, section, path)}") from None
+        raise UserError(f"{error}{_origin(value, section, path)}") from None
 
 
-def _how_to_undo(value: Any, section: str, path: Path) -> str:
-    """Return the values of the last commit that differ, and the command that restores them; empty if none differ."""
-    committed: dict[str, Any] = {}
-    with contextlib.suppress(UserError):
-        for content in blobs("HEAD", [str(path)]).values():
-            committed = flatten({section: parse_yaml(content, str(path)).get(section)})
-    now = flatten({section: value})
-    changes = [f"{key}={_as_override(old)}" for key, old in committed.items() if key not in now or now[key] != old]
-    return f"; `git checkout {path}` restores {', '.join(changes)}" if changes else ""
+def _origin(value: Any, section: str, path: Path) -> str:
+    """Return what an experiment in a copy has from `-S`, or else the values of the last commit that differ."""
+    before: dict[str, Any] = {}
+    with contextlib.suppress(UserError, KeyError):
+        # In the working folder, `dvc exp run -S` writes into the person's file, and leaves a wrong value there
+        before = read_yaml(root() / path) if is_copy() else parse_yaml(blobs("HEAD", [str(path)])[str(path)], str(path))
+    old, new = flatten({section: before.get(section, {})}), flatten({section: value})
+    if is_copy():
+        return set_by_option(as_overrides({key: new[key] for key in new if key not in old or new[key] != old[key]}))
+    changes = as_overrides({key: old[key] for key in old if key not in new or new[key] != old[key]})
+    return f"; the last commit has {', '.join(changes)}" if changes else ""
+
+
+def set_by_option(texts: Sequence[str]) -> str:
+    """Return the end of an error about params that `-S` may have set, such as `; -S set train.epochs=ten`."""
+    return f"; -S set {', '.join(texts)}" if texts else ""
 
 
 def validate(value: Any, into: type[Section], name: str) -> Section:
@@ -283,12 +296,24 @@ def changed(params: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 def as_options(changes: Mapping[str, Any]) -> list[str]:
     """Return changes as options of `dvc exp run`."""
-    return [part for key, value in changes.items() for part in ("-S", f"{key}={_as_override(value)}")]
+    return [part for text in as_overrides(changes) for part in ("-S", text)]
+
+
+def as_overrides(changes: Mapping[str, Any]) -> list[str]:
+    """Return changes as DVC's `-S` takes them, in Hydra's grammar: `key=value`."""
+    return [f"{key}={_as_override(value)}" for key, value in changes.items()]
 
 
 def _as_override(value: Any) -> str:
-    """Format a value for DVC's `-S`: strings as they are, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    """Format a value in Hydra's grammar; a string that it could take for something else is quoted."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_as_override, value))}]"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.fullmatch(value) and value.lower() not in _HYDRA_WORDS:
+        return value
+    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # else OmegaConf would look for a variable
+    return "'" + re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + end[2].replace("'", r"\'"), value) + "'"
 
 
 def active_params(params: Mapping[str, Value]) -> dict[str, Value]:

@@ -54,7 +54,7 @@ from gradtrail.stages.common.processes import describe_fault, exit_with, is_conn
 from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.git import require_full_clone
 from gradtrail.support.live_arrays import warn_of_live_arrays
-from gradtrail.support.paths import require_own_code, root, working_folder
+from gradtrail.support.paths import require_own_code, root, same_command, working_folder
 from gradtrail.support.ranks import is_follower, refuse_followers
 from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import Stopped, stopping_on_signals
@@ -273,7 +273,7 @@ def run_stage(
     """Run a stage script, print one line with these metrics and the time it took, and exit with its status.
 
     0: success. 1: a bug, with a traceback. 2: an error that the user can fix, as one line on stderr. 130: stopped by
-    Ctrl-C. 143: stopped by SIGTERM.
+    Ctrl-C. 129 and 143: stopped by a closed terminal, and by SIGTERM.
 
     Args:
         main: function with the stage's work; of several processes, process 0 calls it.
@@ -296,7 +296,7 @@ def run_stage(
                 refuse_followers(name)
             else:
                 join(stage.runtime.join_seconds)
-            with stopping_on_signals(f"stopped; `dvc repro` restarts {name}"):
+            with stopping_on_signals(f"stopped; {same_command()} restarts {name}"):
                 (follow if follow and is_follower() else main)(stage)
         if not is_follower():
             print(_summary(stage, shows), flush=True)
@@ -310,7 +310,7 @@ def run_stage(
     except Stopped as stop:
         _end(stage, str(stop), 128 + stop.number)
     except KeyboardInterrupt:
-        _end(stage, f"stopped; `dvc repro` restarts {name}", 130)
+        _end(stage, f"stopped; {same_command()} restarts {name}", 130)
     finally:
         gc.freeze()  # a last collection at exit would take half a second
 

@@ -1,5 +1,7 @@
 """A sensible start for a data set other than MNIST, for which the defaults of `params.yaml` were chosen."""
 
+import shlex
+
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.params import as_options
@@ -29,5 +31,5 @@ def sensible_start(config: TrainConfig, info: DatasetInfo) -> str:
     epochs = _STEPS * config.batch_size / info.examples["train"]
     changes["train.epochs"] = min(max(5 * round(epochs / 5), _EPOCHS[0]), _EPOCHS[1])
     kind = "color" if channels else "grayscale"
-    options = " ".join(f"'{part}'" if "[" in part else part for part in as_options(changes))
+    options = shlex.join(as_options(changes))
     return f"train: {info.name} has {kind} images of {height} × {width}; a sensible start is {options}"

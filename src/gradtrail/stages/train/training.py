@@ -40,6 +40,7 @@ from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder, o
 from gradtrail.stages.train.privacy import training_secret
 from gradtrail.support.errors import UserError
 from gradtrail.support.memory import require_memory, require_memory_for_model
+from gradtrail.support.paths import same_command
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import Stopped, stop_request
 
@@ -301,8 +302,8 @@ class Training:
                 if (stop := agreed(lambda: request.number)) is not None:
                     checkpoints.save(chunk.step, parts)
                     agreed(lambda: None)  # the other processes end when it is written
-                    how = f"stopped after step {chunk.step:,} of {program.num_steps:,}; `dvc repro` resumes from there"
-                    raise Stopped(how, stop)
+                    how = f"stopped after step {chunk.step:,} of {program.num_steps:,}"
+                    raise Stopped(f"{how}; {same_command()} resumes from there", stop)
                 if self._is_over(chunk.step, history):
                     self._save_last(checkpoints, chunk.step, parts)
                     break
