@@ -72,7 +72,7 @@ gate: env ## compare costs of compiled functions with the accepted ones; TIMED=1
 	@$(BIN)/gradtrail gate $(if $(TIMED),--timed)
 
 docs: env ## the site of the docs, with search, in .gradtrail/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file deploy/mkdocs.yml
+	@log=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file deploy/mkdocs.yml 2>&1) || { echo "$$log"; exit 1; }
 	@echo "docs: .gradtrail/site; 'python3 -m http.server -d .gradtrail/site' serves it, with search"
 
 format: env ## format the code with ruff
