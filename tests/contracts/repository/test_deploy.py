@@ -73,13 +73,16 @@ def test_files_of_compose_and_github_are_valid_by_their_schemas(schema: str, pat
     assert done.returncode == 0, done.stdout
 
 
-def test_selectors_ports_volumes_and_references_meet() -> None:
-    leading = [document["spec"]["selector"] for document in documents() if document["kind"] == "Service"]
-    for document in documents():
-        if document["kind"] in ("Deployment", "StatefulSet"):
-            labels = document["spec"]["template"]["metadata"]["labels"]
-            assert document["spec"]["selector"]["matchLabels"] == labels
-            assert labels in leading, "no service leads there"
+def test_selectors_ports_and_volumes_meet() -> None:
+    sets = [document["spec"] for document in documents() if document["kind"] in ("Deployment", "StatefulSet")]
+    services = [document["spec"] for document in documents() if document["kind"] == "Service"]
+    assert len(services) == len(sets)
+    for spec in sets:
+        labels, (container,) = spec["template"]["metadata"]["labels"], spec["template"]["spec"]["containers"]
+        assert spec["selector"]["matchLabels"] == labels
+        (service,) = (service for service in services if service["selector"] == labels)
+        ports = {port[key] for port in container["ports"] for key in ("name", "containerPort")}
+        assert {port.get("targetPort", port["port"]) for port in service["ports"]} <= ports
     for pod in pods():
         volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])} | {*pod["claims"]}
         for container in pod["spec"]["containers"]:
