@@ -42,7 +42,7 @@ PHASES = {  # parts of a code's path → its phase; the innermost call with one 
     "imports": ("<frozen importlib",),
     "data": ("stages/artifacts/data_files",),
     "compiling": ("core/xla/compiler",),
-    "figures": ("/figures.py", "/time_figures.py", "/matplotlib/"),
+    "figures": ("/figures.py", "/matplotlib/"),
     "writing": ("stages/common/files", "stages/artifacts/weights", "/pyarrow/"),
     "tracking": ("gradtrail/tracking/",),
 }

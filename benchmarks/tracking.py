@@ -142,7 +142,7 @@ def measure_sync(clone: Clone, num_states: int) -> dict[str, float]:
     def commit(seed: int) -> None:
         lock["stages"]["train"]["params"]["params.yaml"]["train"]["seed"] = seed
         yaml.dump(lock, path)
-        clone.run("git", "add", "-f", "dvc.lock", "metrics")
+        clone.run("git", "add", "-f", "dvc.lock", "results/metrics")
         clone.run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", f"seed {seed}")
 
     for seed in range(1000, 1000 + num_states):

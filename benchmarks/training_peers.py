@@ -24,6 +24,7 @@ from benchmarks.training_tasks import (
     KERNEL_SIZE,
     LEARNING_RATE,
     NUM_CLASSES,
+    WEIGHT_DECAY,
     ModelName,
     Peer,
     Task,
@@ -36,7 +37,7 @@ from benchmarks.turns import answer
 if TYPE_CHECKING:
     from gradtrail.core.train.config import TrainConfig
 
-Round = Callable[[], object]
+Round = Callable[[], object]  # of a training in JAX it returns the weights
 
 
 def lesson(task: Task) -> Round:
@@ -65,11 +66,11 @@ def lesson(task: Task) -> Round:
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    def epoch() -> None:
+    def epoch() -> Any:
         nonlocal params, opt_state
         for indices in rng.permutation(task.examples).reshape(-1, peer.batch_size):
             params, opt_state, loss = step(params, opt_state, images[indices], labels[indices])
-        jax.block_until_ready((params, loss))
+        return jax.block_until_ready((params, loss))[0]
 
     return epoch
 
@@ -120,7 +121,7 @@ def ours(task: Task) -> Round:
     state = engine.init(keys_of(config.seeds_of(config.seed)))
     examples = loop.on_device(images, labels, program.mesh)
     chunks = loop.train(engine, state, examples, steps_per_call=engine.steps_per_epoch)
-    return lambda: jax.block_until_ready(next(chunks).state)
+    return lambda: jax.block_until_ready(next(chunks).state.params)
 
 
 def bare(task: Task) -> Round:
@@ -152,9 +153,10 @@ def bare(task: Task) -> Round:
 
         return jax.lax.fori_loop(0, task.steps, body, state)
 
-    def epoch() -> None:
+    def epoch() -> Any:
         nonlocal state
         state = jax.block_until_ready(run_steps(state, jax.random.key(0)))
+        return state[0]
 
     return epoch
 
@@ -274,7 +276,7 @@ def project_train_config(task: Task) -> "TrainConfig":
     from gradtrail.core.nn.cnn import CNN
     from gradtrail.core.nn.mlp import MLP
     from gradtrail.core.train.config import TrainConfig
-    from gradtrail.core.train.optimizers import Adam
+    from gradtrail.core.train.optimizers import Adam, AdamW, Muon
     from gradtrail.core.train.privacy import NOT_PRIVATE
     from gradtrail.core.train.schedules import Constant
     from gradtrail.stages.common.params import load_section
@@ -292,17 +294,25 @@ def project_train_config(task: Task) -> "TrainConfig":
             dropout=0.0,
         ),
     }
+    adam = {"learning_rate": LEARNING_RATE, "b1": 0.9, "b2": 0.999, "eps": 1e-8}
+    muon = {"learning_rate": LEARNING_RATE, "adam_learning_rate": LEARNING_RATE, "beta": 0.95}
+    optimizers = {
+        "adam": Adam(**adam),
+        "adamw": AdamW(**adam, weight_decay=WEIGHT_DECAY),
+        "muon": Muon(**muon, weight_decay=WEIGHT_DECAY),
+    }
     return replace(
         load_section("train", TrainConfig),
         seed=0,
         epochs=task.rounds + 1,
         batch_size=task.peer.batch_size,
         accumulation_steps=1,
+        shards=1,
         model=networks[task.peer.model],
         features="none",
         precision=task.peer.precision,
         remat=False,
-        optimizer=Adam(learning_rate=LEARNING_RATE, b1=0.9, b2=0.999, eps=1e-8),
+        optimizer=optimizers[task.peer.optimizer],
         schedule=Constant(warmup_fraction=0.0),
         clip_norm=None,
         average_decay=None,

@@ -20,7 +20,7 @@ Optimizer = Literal["adam", "adamw", "muon"]
 IMAGE_SHAPE, NUM_CLASSES = (28, 28), 10  # height and width in pixels, of color images also the number of channels
 HIDDEN = {"mlp": (256, 128), "cnn": (128,)}  # the networks are written out once more for each library
 CHANNELS, KERNEL_SIZE = (32, 64), 3
-LEARNING_RATE = 1e-3
+LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.1  # weight decay is of AdamW and Muon
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,6 @@ from warm_python import made_once, warm_python
 
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.tracking.tags import outputs
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
@@ -208,7 +207,7 @@ class Project:
             runs = store.execute(kept).fetchall()
             return [
                 {"id": run, "name": name, "status": status, "artifacts": Path(place.removeprefix("file://"))}
-                | {"outs": outputs(found["tags"]), **found}
+                | {"outs": json.loads(found["tags"].get("mlflow.gradtrail.outs", "{}")), **found}
                 for run, name, status, place in runs
                 for found in [{kind: dict(store.execute(query, (run,))) for kind, query in queries.items()}]
             ]

@@ -1,16 +1,24 @@
 """The networks and their work, which the benchmarks write out for each library, are the same for any image size."""
 
 import argparse
+import dataclasses
 import math
+import re
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
 from flax import nnx
 
-from benchmarks import per_example_gradients, training
-from benchmarks.training_peers import flax_network, project_train_config
+from benchmarks import per_example_gradients, privacy_audit, private_peers, training
+from benchmarks.serving import servers
+from benchmarks.training_peers import bare, flax_network, lesson, ours, project_train_config
 from benchmarks.training_tasks import (
+    LEARNING_RATE,
     NUM_CLASSES,
+    WEIGHT_DECAY,
     ModelName,
     Peer,
     Task,
@@ -20,6 +28,86 @@ from benchmarks.training_tasks import (
     suffix_of,
 )
 from gradtrail.core.nn.models import Model
+from gradtrail.core.train.keys import keys_of
+from gradtrail.core.train.loop import make_program
+
+BATCH, SHAPE = 32, (4, 4)
+ROWS = {
+    name: dataclasses.replace(peer, batch_size=BATCH)
+    for name, (peer, *_) in training.peers_by_row(*training.SETTINGS[0]).items()
+}
+OPTIMIZERS = {
+    "adam": optax.adam(LEARNING_RATE),
+    "adamw": optax.adamw(
+        LEARNING_RATE,
+        weight_decay=WEIGHT_DECAY,
+        mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
+    ),
+    "muon": optax.contrib.muon(LEARNING_RATE, weight_decay=WEIGHT_DECAY),
+}
+
+
+SIXTEEN_BITS = {"bfloat16": "bf16", "float16": "f16"}
+
+
+@pytest.mark.parametrize("row", [name for name, peer in ROWS.items() if peer.loop != "pytorch"])
+def test_row_trains_as_its_name_says(row: str) -> None:
+    """One step of the whole batch changes the weights as Optax does, with matrix products of the precision."""
+    task = Task(peer=ROWS[row], examples=BATCH, rounds=1, image_shape=SHAPE)
+    images, labels = map(jnp.asarray, make_data(BATCH, SHAPE))
+    config = project_train_config(task)
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        match task.peer.loop:
+            case "lesson":
+                graphdef, params = nnx.split(flax_network("mlp", SHAPE), nnx.Param)
+                apply, train = lambda params: nnx.merge(graphdef, params)(images.reshape(BATCH, -1) / 255), lesson
+            case "bare":
+                params = model.init(key=jax.random.key(0))
+                apply, train = lambda params: model.apply(params, images), bare
+            case _:
+                program = make_program(config, model, BATCH, jax.local_devices())
+                params = program.init(keys_of(config.seeds_of(config.seed))).params
+                apply, train = lambda params: model.apply(params, images), ours
+
+        def loss_fn(params: Any) -> jax.Array:
+            return optax.softmax_cross_entropy_with_integer_labels(apply(params), labels).mean()
+
+        words = row.split(", ")
+        optimizer = OPTIMIZERS[words[-1] if words[-1] in OPTIMIZERS else "adam"]
+        updates, _ = optimizer.update(jax.grad(loss_fn)(params), optimizer.init(params), params)
+        found = jax.tree.map(jnp.subtract, train(task)(), params)
+        used = {*re.findall(r"\b(b?f16)\[", str(jax.make_jaxpr(apply)(params)))}
+    assert used == {SIXTEEN_BITS[word] for word in words if word in SIXTEEN_BITS}
+    for change, update in zip(jax.tree.leaves(found), jax.tree.leaves(updates), strict=True):
+        assert jnp.linalg.norm(change - update) < (0.2 if used else 1e-3) * jnp.linalg.norm(update)
+
+
+@pytest.mark.parametrize("row", [name for name, peer in ROWS.items() if peer.loop == "pytorch"])
+def test_row_of_pytorch_is_made_as_its_name_says(row: str) -> None:
+    precision = "bfloat16" if "bfloat16" in row else "float32"
+    expected = Peer(loop="pytorch", model="mlp", batch_size=BATCH, precision=precision, compiles="compile" in row)
+    assert ROWS[row] == expected
+
+
+@pytest.mark.parametrize("network", ["mlp", "cnn", "strided"])
+@pytest.mark.parametrize("method", ["ordinary", "noiseless", "private"])
+def test_private_row_is_configured_as_its_name_says(method: Any, network: Any) -> None:
+    task = private_peers.PrivateTask(method=method, network=network, batch_size=16, seconds=1.0)
+    config = private_peers._config(task)
+    assert (config.model.kind, config.optimizer.kind) == ("mlp" if network == "mlp" else "cnn", "adam")
+    assert (config.privacy.enabled, config.privacy.example_clip_norm) == (method != "ordinary", 1.0)
+    assert (config.batch_size, config.clip_norm, config.precision) == (16, None, "float32")
+    assert network != "strided" or config.model.channels == private_peers.SMALL_CHANNELS
+
+
+def test_other_benchmarks_run_the_networks_that_they_name() -> None:
+    config = privacy_audit.private_config(3.0)
+    assert (config.model.kind, config.optimizer.kind, config.optimizer.momentum) == ("linear", "sgd", 0.0)
+    assert (config.schedule.kind, config.privacy.enabled, config.privacy.epsilon) == ("constant", True, 3.0)
+    served = {kind: servers.random_network(kind).model.config for kind in ("mlp", "cnn")}
+    assert {kind: model.network.kind for kind, model in served.items()} == {"mlp": "mlp", "cnn": "cnn"}
+    assert {model.precision for model in served.values()} == {"float32"}
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (32, 32, 3), (13, 20), (12, 17, 4)])

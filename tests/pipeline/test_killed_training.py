@@ -1,7 +1,7 @@
 """A training that is killed resumes at the next call, and ends with the bytes of one that was not.
 
 Most kills are at set places of the code: a process that runs the stage with SIGKILL put there. At night there are kills
-at random moments too; `tests/stages/train/test_loop.py` stops after every step, within one process.
+at random moments too; `tests/stages/train/test_training.py` stops after every step, within one process.
 """
 
 import contextlib
@@ -18,11 +18,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from projects import Project, copy_project, stop
+from projects import ROOT, Project, copy_project, stop
 from untrusted import status_bytes
 
+from gradtrail.stages.common.pipeline_file import read_pipeline
+
 pytestmark = pytest.mark.slow
-OUTS = ("models", "results/train", "results/metrics/train.json")
+OUTS = read_pipeline(ROOT / "dvc.yaml")["train"].outs
 QUICK = {
     "fetch.dataset": "digits",
     "train.epochs": 3,
@@ -144,8 +146,7 @@ def test_after_a_kill_the_bytes_are_the_same(place: str, training: Training) -> 
 def committed(training: Training, tmp_path: Path) -> Project:
     """A copy whose data are prepared, for experiments."""
     project = Project(shutil.copytree(training.project.folder, tmp_path / "project", symlinks=True))
-    for path in (project.folder / "models", project.folder / "results" / "train", project.folder / "costs"):
-        shutil.rmtree(path, ignore_errors=True)  # made by hand, and so unknown to DVC
+    subprocess.run(("rm", "-rf", *OUTS), cwd=project.folder, check=True)  # made by hand, and so unknown to DVC
     project.set("train.epochs", 60)
     project.dvc("repro", "preprocess")
     project.commit("prepared")

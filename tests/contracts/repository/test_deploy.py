@@ -22,6 +22,7 @@ from gradtrail.serving.server.router import Router
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 COMPOSE = sorted(DEPLOY.glob("*compose.yaml"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 # Of modules, and in functions, that the server's own modules import, but that a server does not: networks, data sets.
 NEVER_IMPORTED = {"flax", "sklearn"}
 CREDENTIAL = re.compile(r"(PASSWORD|SECRET|TOKEN|ACCESS_KEY)")
@@ -64,19 +65,24 @@ def test_manifests_are_valid_by_the_schemas_of_kubernetes() -> None:
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_compose_files_are_valid_by_its_schema() -> None:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *map(str, COMPOSE)]
+@pytest.mark.parametrize(("schema", "paths"), [("compose-spec", COMPOSE), ("github-workflows", WORKFLOWS)])
+def test_files_of_compose_and_github_are_valid_by_their_schemas(schema: str, paths: list[Path]) -> None:
+    assert paths
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_selectors_ports_volumes_and_references_meet() -> None:
-    leading = [document["spec"]["selector"] for document in documents() if document["kind"] == "Service"]
-    for document in documents():
-        if document["kind"] in ("Deployment", "StatefulSet"):
-            labels = document["spec"]["template"]["metadata"]["labels"]
-            assert document["spec"]["selector"]["matchLabels"] == labels
-            assert labels in leading, "no service leads there"
+def test_selectors_ports_and_volumes_meet() -> None:
+    sets = [document["spec"] for document in documents() if document["kind"] in ("Deployment", "StatefulSet")]
+    services = [document["spec"] for document in documents() if document["kind"] == "Service"]
+    assert len(services) == len(sets)
+    for spec in sets:
+        labels, (container,) = spec["template"]["metadata"]["labels"], spec["template"]["spec"]["containers"]
+        assert spec["selector"]["matchLabels"] == labels
+        (service,) = (service for service in services if service["selector"] == labels)
+        ports = {port[key] for port in container["ports"] for key in ("name", "containerPort")}
+        assert {port.get("targetPort", port["port"]) for port in service["ports"]} <= ports
     for pod in pods():
         volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])} | {*pod["claims"]}
         for container in pod["spec"]["containers"]:

@@ -133,7 +133,7 @@ def test_impossible_budget_is_refused_in_one_line(config: TrainConfig, message: 
 
 
 # mean batch size, examples, noise multiplier, steps, delta: epsilon by PRV, by RDP
-# By Opacus 1.6.0 (`PRVAccountant` with eps_error=0.001, `RDPAccountant`): `python -m benchmarks.opacus_accountant`.
+# By Opacus 1.6.0 (`PRVAccountant` with eps_error=0.001, `RDPAccountant`).
 OPACUS = {
     (512, 55_000, 2.3, 1_080, 1e-5): (0.5040075587818773, 0.5549804060347688),
     (2_048, 55_000, 2.0, 405, 1e-5): (1.6327940236170742, 1.7920228858556813),

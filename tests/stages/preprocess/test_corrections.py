@@ -63,8 +63,10 @@ def test_corrections_round_trip_with_equal_bytes(tmp_path: Path, rows: list[Corr
     assert (tmp_path / "c.csv").read_bytes() == (tmp_path / "a.csv").read_bytes()
 
 
-def test_committed_file_is_readable() -> None:
-    read_corrections(Path(__file__).parents[3] / PATH)
+def test_review_leaves_the_committed_file_as_it_is(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[3] / PATH
+    write_corrections(tmp_path / "a.csv", read_corrections(committed))
+    assert (tmp_path / "a.csv").read_bytes() == committed.read_bytes()
 
 
 ROW = "train,7,1,2,Ann,2026-01-02,"

@@ -19,7 +19,6 @@ from gradtrail.core.train.optimizers import Optimizer
 from gradtrail.core.train.privacy import PrivacyConfig
 from gradtrail.core.train.schedules import Schedule
 
-ReductionKind = Literal["ordered", "fastest"]
 Varied = Literal["initialization", "order", "augmentation", "dropout"]  # purposes, as in `MemberSeeds`
 VARIED: tuple[Varied, ...] = get_args(Varied)
 
