@@ -1,7 +1,7 @@
 """The evaluation of the members of a training and of their ensemble, which is served: metrics, tables and figures."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from gradtrail.core.evaluate import (
     share_metrics,
 )
 from gradtrail.core.nn.inference import predict_logits
+from gradtrail.core.nn.models import Model, Params
 from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.artifacts.parquet import with_class_names
-from gradtrail.stages.artifacts.weights import read_members
+from gradtrail.stages.artifacts.weights import WeightsInfo
 
 COMPARED = (  # metrics that people compare
     *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "members"),
@@ -91,8 +91,8 @@ class MembersEvaluation:
 
 def predict(
     function: Callable[..., dict[str, Array]],
+    members: Iterable[tuple[int, Model, Params, WeightsInfo]],
     paths: Mapping[int, Path],
-    dataset: DatasetInfo,
     splits: tuple[Split, Split],
     batch_size: int,
 ) -> list[Predictions]:
@@ -100,11 +100,11 @@ def predict(
 
     Args:
         function: params, images and labels of `batch_size` examples → rows; compiled for the model of the members.
+        members: Seed, model, parameters and metadata of each member, as `read_members` yields them.
         paths: seed → weights file.
-        dataset: data set that the members must have been trained on.
     """
     predictions = []
-    for seed, _, params, info in read_members(paths, dataset):
+    for seed, _, params, info in members:
         call = functools.partial(function, params)
         validation, test = (predict_logits(call, batch_size, split) for split in splits)
         predictions.append(

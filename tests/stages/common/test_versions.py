@@ -34,7 +34,7 @@ REFUSED = {
     LATE.format("optax.losses"): f"pipeline/networks/mine.py imports optax: {RECORD.format('optax')}",
     LATE.format("no_such_package"): "pipeline/networks/mine.py imports no_such_package, which is no installed package",
     LATE.format("blocks"): "pipeline/networks/mine.py imports blocks, which is no installed package; "
-    "import the file beside it by `from .blocks import ...`",
+    "import blocks.py by `from .blocks import ...`",
     f"from .blocks import WORD\n{NETWORK}": f"pipeline/networks/mine.py imports pandas: {RECORD.format('pandas')}",
     f"import equinox\n{NETWORK}": f"{NETWORK_VERSIONS}: it has equinox 0.1, but {version('equinox')} is installed: "
     "install locks/base.lock, or record the installed versions with `gradtrail versions`",
@@ -77,7 +77,7 @@ def test_file_of_a_network_is_refused_in_one_line(check: Callable[[str], None], 
 
 
 def test_recorded_packages_may_be_imported(check: Callable[[str], None]) -> None:
-    """Those of every network are recorded in `pipeline/versions.yaml`; a file beside it may be imported."""
+    """Those of every network are recorded in `pipeline/versions.yaml`; another file of the folder may be imported."""
     (NETWORK_VERSIONS.parent / "broken.py").unlink()
     text = f"import jax, flax.nnx, numpy, math\nimport equinox\nfrom . import other\nfrom .other import WORD\n{NETWORK}"
     (NETWORK_VERSIONS.parent / "other.py").write_text("import optax\nWORD = 'other'\n")

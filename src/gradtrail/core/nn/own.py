@@ -183,7 +183,7 @@ def faults(path: str, action: str) -> Iterator[None]:
 @functools.lru_cache(maxsize=8)  # the same text is the same class
 def _load(path: Path, text: str, name: str) -> types.ModuleType:  # path: files of one text in two folders
     package = sys.modules.setdefault(_PACKAGE, types.ModuleType(_PACKAGE))
-    if package.__dict__.get("__path__") != [str(path.parent)]:  # where Python looks for the files beside it
+    if package.__dict__.get("__path__") != [str(path.parent)]:  # where Python looks for other files
         package.__path__ = [str(path.parent)]
         for other in [other for other in sys.modules if other.startswith(f"{_PACKAGE}.")]:
             del sys.modules[other]

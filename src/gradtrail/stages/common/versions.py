@@ -1,7 +1,7 @@
 """The versions of the packages that can change an output, so that an upgrade re-runs the stages that use them.
 
 `pipeline/versions.yaml` has those that the project imports, as DVC params. `pipeline/networks/versions.yaml` has those
-that networks of one's own import, in a folder that is a dep of each stage which builds networks. Out of scope: what
+that networks of one's own import, in the folder that is a dep of each stage which builds networks. Out of scope: what
 these packages themselves import.
 """
 
@@ -41,12 +41,12 @@ def require_recorded_versions(packages: Sequence[str], file: Path = VERSIONS) ->
 
 def require_recorded_imports(network: Path) -> None:
     """Raise UserError if a network of one's own imports a package whose installed version is not recorded."""
-    recorded = _recorded_for_networks()
+    recorded = network_versions()
     for module in sorted(imported_modules(network)):
         packages = [module] if module in recorded else _packages_of(module)
         if not packages:
-            is_beside = network.with_name(f"{module}.py").exists()
-            advice = f"; import the file beside it by `from .{module} import ...`" if is_beside else ""
+            has_file = network.with_name(f"{module}.py").exists()
+            advice = f"; import {module}.py by `from .{module} import ...`" if has_file else ""
             raise UserError(f"{network} imports {module}, which is no installed package{advice}")
         for package in packages:
             if package not in recorded:
@@ -56,7 +56,7 @@ def require_recorded_imports(network: Path) -> None:
 
 
 def imported_modules(network: Path) -> set[str]:
-    """Return the top-level modules that a network, and files beside it that it imports, import, also in functions.
+    """Return the top-level modules that a network and the files of its folder that it imports need, in functions too.
 
     Without the standard library, this project, and the packages that are recorded for every network.
 
@@ -64,7 +64,7 @@ def imported_modules(network: Path) -> set[str]:
         UserError: a file is not valid Python.
     """
     modules, files = set[str](), [network]
-    for file in files:  # to which files beside it are added
+    for file in files:  # which grow
         try:
             nodes = [*ast.walk(ast.parse(file.read_bytes()))]
         except SyntaxError as error:
@@ -78,8 +78,8 @@ def imported_modules(network: Path) -> set[str]:
                 folder = file.parents[node.level - 1]
                 for name in [node.module] if node.module else [alias.name for alias in node.names]:
                     first = name.partition(".")[0]
-                    beside = [*folder.glob(f"{first}.py"), *folder.glob(f"{first}/**/*.py")]
-                    files += [path for path in beside if path not in files]
+                    paths = [*folder.glob(f"{first}.py"), *folder.glob(f"{first}/**/*.py")]
+                    files += [path for path in paths if path not in files]
     return modules - sys.stdlib_module_names - OF_EVERY_NETWORK - {"gradtrail"}
 
 
@@ -91,7 +91,7 @@ def write_installed_versions() -> dict[str, str]:
     installed = {package: version(package) for package in read_yaml(VERSIONS)}
     _write(VERSIONS, _HEADER, installed)
     modules = set[str]().union(*map(imported_modules, NETWORK_VERSIONS.parent.glob("*.py")))
-    elsewhere = {package: text for package, text in _recorded_for_networks().items() if not _installed(package)}
+    elsewhere = {package: text for package, text in network_versions().items() if not _installed(package)}
     imported = {package: version(package) for module in modules for package in _packages_of(module)}
     if of_networks := dict(sorted((elsewhere | imported).items())):
         _write(NETWORK_VERSIONS, _NETWORKS_HEADER, of_networks)
@@ -105,7 +105,8 @@ def _write(file: Path, header: str, versions: Mapping[str, str]) -> None:
         temporary.write_text(header + "".join(f'{package}: "{text}"\n' for package, text in versions.items()))
 
 
-def _recorded_for_networks() -> dict[str, str]:
+def network_versions() -> dict[str, str]:
+    """Return the recorded versions of the packages that networks of one's own import."""
     return read_yaml(NETWORK_VERSIONS) if NETWORK_VERSIONS.exists() else {}
 
 
