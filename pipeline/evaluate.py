@@ -4,6 +4,7 @@ from gradtrail.tracking.journal import start_logger
 
 start_logger(__name__)
 
+import itertools
 from pathlib import Path
 
 from gradtrail.core.evaluate import EvaluateConfig
@@ -26,15 +27,16 @@ def main(stage: Stage) -> None:
     validation = data_files.read_split(Path("data/processed/validation"))
     test = data_files.read_split(Path("data/processed/test"))
     paths = weights_paths(Path("models"), config.weights)
-    first = next(iter(paths.values()))
-    model, _, about = weights.read_weights(first)
+    members = weights.read_members(paths, info)
+    first = next(members)
+    _, model, _, about = first
 
     with tracked(stage) as run, compiling(run) as compiler:
         predict = inference.compile_predict_within(model, config.batch_size, compiler=compiler)
-        functions, fixed = [predict.function], first.stat().st_size
+        functions, fixed = [predict.function], next(iter(paths.values())).stat().st_size
         require_memory("evaluate.batch_size", predict.batch_size, functions, fixed_bytes=fixed)
         splits = (validation, test)
-        predictions = evaluate.predict(predict, paths, info, splits)
+        predictions = evaluate.predict(predict, itertools.chain([first], members), paths, splits)
         evaluation = evaluate.evaluate(predictions, splits, config)
 
         with stage.writing_outs() as new:

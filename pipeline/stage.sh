@@ -2,7 +2,8 @@
 # Run a stage with the code of this folder and the interpreter of the project: `sh pipeline/stage.sh train`.
 #
 # This folder: a queued experiment runs in a copy, while an editable install names the repository; so `src` of the
-# folder we stand in comes first on the path. The interpreter: the first that has the packages of pipeline/versions.yaml, in
+# folder we stand in comes first on the path. `-P` leaves the folder itself out: a file such as `jax.py` in it is no module,
+# and PYTHONSAFEPATH changes nothing. The interpreter: the first that has the packages of pipeline/versions.yaml, in
 # these versions, of the active environment, the path and the repository's `.venv`; so that `.venv/bin/dvc repro` works
 # in any shell. Where none has, the first that has the packages at all says which version is wrong.
 #
@@ -24,12 +25,12 @@ for line in open("pipeline/versions.yaml"):
 '
 for probe in "$has_versions" "$has_packages"; do
     for python in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" python "${DVC_ROOT:-.}/.venv/bin/python" python3; do
-        if [ -n "$python" ] && "$python" -c "$probe" 2>/dev/null; then
+        if [ -n "$python" ] && "$python" -P -c "$probe" 2>/dev/null; then
             export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
             if [ -n "$launch" ]; then # its `python` is to be this one
                 PATH=$(cd "$(dirname "$(command -v "$python")")" && pwd):$PATH
             fi
-            exec $launch "$python" -m "pipeline.$stage"
+            exec $launch "$python" -P "pipeline/$stage.py"
         fi
     done
 done

@@ -17,6 +17,10 @@ _SMALL_STAGE = '''
 It runs `.git/before_reading.sh` and `.git/after_reading.sh`, if they exist, before and after it reads its data.
 """
 
+from gradtrail.tracking.journal import start_logger
+
+start_logger(__name__)
+
 import functools
 import os
 import subprocess

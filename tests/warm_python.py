@@ -7,7 +7,7 @@ Signals reach the process and what it started; it ends where `bin/python` is kil
 ends.
 
 Out of scope: `umask` and `ulimit`, which the server's processes do not share with who asks. What is about those, or
-about how Python starts, runs the real one; so does what is neither `-m module` nor `-c code`.
+about how Python starts, runs the real one; so does what is neither `-m module`, `-c code` nor `-P script`.
 """
 
 import atexit
@@ -66,7 +66,7 @@ _SECONDS = 300  # that the server may take to start, on a machine that does much
 # Runs without `site`, as that is most of what a Python takes to start.
 _CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
-if sys.argv[1:2] not in (["-c"], ["-m"]):
+if sys.argv[1:2] not in (["-c"], ["-m"], ["-P"]):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
 os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -201,7 +201,7 @@ def _wait_for(*descriptors: int) -> list[tuple[int, int]]:
 
 
 def _run(arguments: list[str], folder: str, env: dict[str, str]) -> None:
-    """Do what Python does with `-m module` or `-c code`."""
+    """Do what Python does with `-m module` or `-c code`, after `-P` without the folder on the path, or `-P script`."""
     os.environ.clear()
     os.environ.update(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -209,9 +209,15 @@ def _run(arguments: list[str], folder: str, env: dict[str, str]) -> None:
     added = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
     sys.executable = str(Path.cwd() / "bin" / "python")  # so that what it starts starts at once too
     os.chdir(folder)
-    sys.path[:] = [folder, *added, *(path for path in sys.path if path != own)]
     kind, what, *rest = arguments
-    if kind == "-m":
+    first = [] if kind == "-P" else [folder]
+    sys.path[:] = [*first, *added, *(path for path in sys.path if path != own)]
+    if what in ("-c", "-m"):
+        kind, what, *rest = arguments[1:]
+    if kind == "-P":
+        sys.argv = [what, *rest]
+        runpy.run_path(what, run_name="__main__")
+    elif kind == "-m":
         sys.argv = [what, *rest]
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:

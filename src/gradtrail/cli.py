@@ -340,8 +340,8 @@ def upgrade(packages: tuple[str, ...], *, seconds: float, python: Path) -> None:
 
 @gradtrail.command(epilog="Example: gradtrail versions")
 def versions() -> None:
-    """Record the installed package versions in pipeline/versions.yaml."""
-    from gradtrail.stages.common.params import write_installed_versions
+    """Record the installed package versions in pipeline/versions.yaml and pipeline/networks/versions.yaml."""
+    from gradtrail.stages.common.versions import write_installed_versions
 
     for package, version in write_installed_versions().items():
         print(f"{package} {version}")

@@ -146,7 +146,7 @@ def test_stage_script_launches_only_the_training() -> None:
         return done.stdout
 
     assert said("train").startswith("launched by ")
-    assert said("train").endswith("-m pipeline.train\n")
+    assert said("train").endswith("-P pipeline/train.py\n")
     assert not said("no_such_stage")
 
 

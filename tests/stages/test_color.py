@@ -21,7 +21,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.stages import evaluate
 from gradtrail.stages.artifacts.data_files import read_info, read_splits, write_processed
 from gradtrail.stages.artifacts.exported import read_manifest
-from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, write_weights
+from gradtrail.stages.artifacts.weights import WeightsInfo, read_members, read_weights, write_weights
 from gradtrail.stages.export import Network, write_export
 from gradtrail.stages.report.gallery import encode_png
 from gradtrail.tracking.models import _how_to_use
@@ -59,7 +59,8 @@ def evaluation(project: Path) -> evaluate.MembersEvaluation:
     config = EvaluateConfig(weights="final", batch_size=32, calibration_bins=5, num_mistakes=4)
     predict = compile_predict_within(read_weights(path)[0], config.batch_size, compiler=new_compiler())
     both = (splits["validation"], splits["test"])
-    predictions = evaluate.predict(predict, {0: path}, read_info(project / "data"), both)
+    members = read_members({0: path}, read_info(project / "data"))
+    predictions = evaluate.predict(predict, members, {0: path}, both)
     return evaluate.evaluate(predictions, both, config)
 
 

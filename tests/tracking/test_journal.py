@@ -25,6 +25,7 @@ from small_project import make_small_project
 
 from gradtrail.stages.common import stage as stage_module
 from gradtrail.stages.common.stage import Stage
+from gradtrail.support.errors import UserError
 from gradtrail.tracking import journal, logger, state
 from gradtrail.tracking import store as client_module
 from gradtrail.tracking.journal import READY, REPORTED, Journal, LoggerProcess, report_fault, tracked
@@ -338,6 +339,23 @@ def test_other_bytes_of_a_later_attempt_get_a_run_of_their_own(
     assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
 
 
+def test_refused_result_leaves_the_run_of_an_earlier_attempt(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    with tracked(stage) as run:
+        write_all(run)
+    first = contents()
+
+    def run_on_touched_data() -> None:
+        with tracked(Stage("train")) as run:
+            write_all(run, weights="other")
+            os.utime("data/words.txt")
+
+    with pytest.raises(UserError, match=r"^data/words\.txt was written while train ran"):
+        run_on_touched_data()
+    assert "a new run replaces its run" not in capsys.readouterr().err
+    assert contents()["status"] == "FINISHED"
+    assert contents()["tags"][OUTS_TAG] == first["tags"][OUTS_TAG]
+
+
 def test_only_a_server_has_a_limit(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float | None] = []
     monkeypatch.setattr(LoggerInProcess, "wait", lambda _, seconds: limits.append(seconds) or True)
@@ -364,7 +382,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         started[-1].follow(tmp_path)
         return started[-1]
 
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(journal, "_LOGGER", "program")
     yield start
     for process in started:

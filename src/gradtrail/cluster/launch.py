@@ -43,7 +43,8 @@ def launch(count: int | None, command: Sequence[str]) -> int:
     """
     if count is not None and not 1 <= count <= _MOST:
         raise UserError(f"-n must be at least 1 and at most {_MOST:,}, got {count}")
-    words = [sys.executable, "-m", *command] if len(command) == 1 and command[0].startswith("pipeline.") else command
+    stage = re.sub(r"^pipeline[./]|\.py$", "", command[-1])
+    words = [sys.executable, "-P", f"pipeline/{stage}.py"] if [*command] == [f"pipeline.{stage}"] else command
     environments = {process_index(): {}} if count is None else _environments(count)
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # no core dumps of aborts by JAX
@@ -73,8 +74,7 @@ def launch(count: int | None, command: Sequence[str]) -> int:
             return 0
         status = processes[failed].returncode
         if failed != "0" or status < 0:  # otherwise process 0 has printed the reason
-            prefix = f"{command[-1].removeprefix('pipeline.')}: "
-            print(f"{prefix}{_describe(failed, processes, prefix)}", file=sys.stderr)
+            print(f"{stage}: {_describe(failed, processes, f'{stage}: ')}", file=sys.stderr)
         return status if status > 0 else 128 - status if -status in _FORWARDED else 2
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror}") from None

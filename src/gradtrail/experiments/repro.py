@@ -91,7 +91,7 @@ def validate_params() -> None:
     environment = load_section("environment", EnvironmentConfig)
     refuse_variables(environment)
     require_jax(environment.xla_flags)
-    files = [PARAMS, *sorted(NETWORKS.glob("*.py")), *sorted(Path(gradtrail.__file__ or "").parent.rglob("*.py"))]
+    files = [PARAMS, *sorted(NETWORKS.glob("*.*")), *sorted(Path(gradtrail.__file__ or "").parent.rglob("*.py"))]
     key = sha256_of({str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in files})
     valid = private_folder() / "valid.txt"
     if valid.is_file() and valid.read_text() == key:

@@ -216,6 +216,6 @@ def _run_until(changes: Mapping[str, Any], until: int) -> str:
                 is_stopped = True  # a second signal would end the training without a checkpoint
                 with contextlib.suppress(psutil.Error):
                     for child in psutil.Process(process.pid).children(recursive=True):
-                        if child.cmdline()[1:] == ["-m", "pipeline.train"]:
+                        if child.cmdline()[1:] == ["-P", "pipeline/train.py"]:
                             child.terminate()
     return reason("".join(last)) if process.returncode and not is_stopped else ""

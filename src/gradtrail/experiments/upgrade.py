@@ -19,6 +19,7 @@ from gradtrail.experiments.diff import compare, find_details
 from gradtrail.experiments.timed.revisions import Revision, scratch, time_revisions
 from gradtrail.stages.common.params import VERSIONS, as_options, read_yaml
 from gradtrail.stages.common.pipeline_file import output_digests
+from gradtrail.stages.common.versions import NETWORK_VERSIONS
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.git import git, run, uv, with_interpreter
 from gradtrail.support.paths import private_folder
@@ -51,7 +52,8 @@ def upgrade(words: Sequence[str], *, python: Path, seconds: float) -> None:
     uv("pip", "sync", "--quiet", "--require-hashes", "--python", str(new), str(folder / LOCK.name))
 
     # Experiments in both; stages depend on the recorded versions, so those of the new environment are set
-    recorded = {f"{VERSIONS}:{name}": f"'{changed[name]}'" for name in read_yaml(VERSIONS) if name in changed}
+    files = [file for file in (VERSIONS, NETWORK_VERSIONS) if file.exists()]
+    recorded = {f"{file}:{name}": f"'{changed[name]}'" for file in files for name in read_yaml(file) if name in changed}
     names = [f"upgrade-now-seed-{seed}" for seed in SEEDS], [f"upgrade-{label}-seed-{seed}" for seed in SEEDS]
     commits: list[list[str]] = []
     for side, interpreter, changes in ((names[0], _NOW, {}), (names[1], new, recorded)):

@@ -1,6 +1,6 @@
 """The evaluation of the members of a training and of their ensemble, which is served: metrics, tables and figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from gradtrail.core.evaluate import (
     log_mean_softmax,
     share_metrics,
 )
+from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.xla.passes import Pass
 from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.artifacts.parquet import with_class_names
-from gradtrail.stages.artifacts.weights import read_members
+from gradtrail.stages.artifacts.weights import WeightsInfo
 
 COMPARED = (  # metrics that people compare
     *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "members"),
@@ -89,17 +89,20 @@ class MembersEvaluation:
 
 
 def predict(
-    function: Pass, paths: Mapping[int, Path], dataset: DatasetInfo, splits: tuple[Split, Split]
+    function: Pass,
+    members: Iterable[tuple[int, Model, Params, WeightsInfo]],
+    paths: Mapping[int, Path],
+    splits: tuple[Split, Split],
 ) -> list[Predictions]:
     """Predict the validation and the test split with every member; one network is in memory at a time.
 
     Args:
         function: `predict_batch`, compiled for the model of the members.
+        members: Seed, model, parameters and metadata of each member, as `read_members` yields them.
         paths: seed → weights file.
-        dataset: data set that the members must have been trained on.
     """
     predictions = []
-    for seed, _, params, info in read_members(paths, dataset):
+    for seed, _, params, info in members:
         validation, test = (function(params, split.images, split.labels)["logits"] for split in splits)
         predictions.append(
             Predictions(seed=seed, weights=paths[seed], epoch=info.epoch, validation=validation, test=test)

@@ -16,6 +16,7 @@ import psutil
 
 from gradtrail.stages.common.environment import cpuinfo
 from gradtrail.stages.common.params import VERSIONS, read_yaml
+from gradtrail.stages.common.versions import network_versions
 from gradtrail.support.running_time import allowed_cores
 
 _GPU_PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
@@ -87,7 +88,7 @@ def _text(path: str) -> str:
 
 def _versions() -> dict[str, str]:
     versions = {}
-    for package in (*read_yaml(VERSIONS), *_GPU_PACKAGES):
+    for package in (*read_yaml(VERSIONS), *network_versions(), *_GPU_PACKAGES):
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -61,7 +62,8 @@ def start_logger(module: str) -> None:
     """Start the logger at the beginning of a stage's script, so that both import in parallel.
 
     The garbage collector pauses until `run_stage`, which also reports bad params. If JAX cannot be imported, this ends
-    the script, as `run_stage` is not reached.
+    the script, as `run_stage` is not reached. If another import fails, such as that of code with a wrong line, the
+    outputs that DVC removed are restored before Python prints the traceback.
 
     Args:
         module: `__name__` of the script; nothing is done if it is imported instead of run, nor in a process that only
@@ -73,6 +75,8 @@ def start_logger(module: str) -> None:
     if is_follower():
         return
     gc.disable()
+    stage = Path(sys.argv[0]).stem
+    sys.excepthook = functools.partial(_restore_outs, stage)
     try:
         runtime = load_section("runtime", RuntimeConfig)
         flags = load_section("environment", EnvironmentConfig).xla_flags
@@ -81,13 +85,19 @@ def start_logger(module: str) -> None:
     with contextlib.suppress(OSError):
         if runtime.tracking:
             _loggers.append(LoggerProcess())
-    stage = Path(sys.argv[0]).stem
     try:
         with restoring_outs(stage):
             require_jax(flags)
     except UserError as error:
         print(f"{stage}: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _restore_outs(stage: str, *fault: Any) -> None:
+    """Restore the outputs of a stage whose script failed, then print the traceback."""
+    with contextlib.suppress(Exception), restoring_outs(stage):
+        raise RuntimeError
+    sys.__excepthook__(*fault)
 
 
 class LoggerProcess:
@@ -100,7 +110,7 @@ class LoggerProcess:
     def __init__(self) -> None:
         own_code = os.pathsep.join([str(Path(gradtrail.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _LOGGER],
+            [sys.executable, "-P", "-m", _LOGGER],
             stdin=subprocess.PIPE,
             bufsize=0,
             env=os.environ | {"PYTHONPATH": own_code.rstrip(os.pathsep), "JAX_PLATFORMS": "cpu"},

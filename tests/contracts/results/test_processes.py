@@ -53,7 +53,9 @@ def train(project: Project, count: int) -> tuple[dict[str, str], str]:
 def processes_of(launcher: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     """The processes of a training, once all are there, in the order of their numbers, in which they are started."""
     while True:
-        children = [child for child in psutil.Process(launcher.pid).children() if "pipeline.train" in child.cmdline()]
+        children = [
+            child for child in psutil.Process(launcher.pid).children() if "pipeline/train.py" in child.cmdline()
+        ]
         assert launcher.poll() is None
         if len(children) == count:
             return sorted(children, key=lambda child: child.pid)
@@ -78,7 +80,7 @@ def test_any_number_of_processes_writes_the_same_bytes_and_process_0_alone_has_a
     assert output.count("train: epoch 6 ") == 1, "process 0 alone tells of progress"
     assert len(project.runs_of("train")) == runs + 1
     assert project.runs_of("train")[0]["status"] == "FINISHED"
-    assert not project.processes("pipeline.train")
+    assert not project.processes("pipeline/train.py")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,14 @@ READS = {
     "gradients": "top_fraction",
 }
 STAGES, CORE = list(READS), ("first", "second", "third")
+DATA = {"train": "data/words.txt", **dict.fromkeys(("evaluate", "gradients"), "models/final.safetensors")}
+WRITES = {"data/words.txt": "fetch", "models/final.safetensors": "train"}
+LIE = 0.9  # a learning rate with which no stage ever ran
+LIES = [  # commands by which DVC records outs for params that did not make them
+    [["freeze", "train"], ["repro", "--force", "--single-item", "train"], ["unfreeze", "train"]],
+    [["exp", "save", "--name", "lie"], ["exp", "remove", "lie"]],
+    [["commit", "--force"]],
+]
 EDITS = [
     *((RATE, value) for value in (0.5, 0.7)),
     (BINS, 9),
@@ -119,7 +127,12 @@ class Histories(RuleBasedStateMachine):
 
     @rule(edit=st.sampled_from(EDITS), stage=st.sampled_from(STAGES), seconds=st.floats(0, 4))
     def edit_while_a_stage_runs(self, edit: tuple[str, Any], stage: str, seconds: float) -> None:
-        """Where the edit came too late for the stage to see it, do what `gradtrail sync` says."""
+        """Where the edit came too late for the stage to see it, force it; `gradtrail sync` says so of params.
+
+        An edit of its own outs may be a result of another kind of machine.
+        """
+        if WRITES.get(edit[0]) == stage:
+            return
         arguments = ("-m", "dvc", "repro", "--force", "--single-item", stage)
         process = self.project.start(str(warm_python()), *arguments, env=warm())
         time.sleep(seconds)
@@ -127,8 +140,52 @@ class Histories(RuleBasedStateMachine):
         output, _ = process.communicate(timeout=300)
         assert "Traceback" not in output
         assert process.returncode == 0 or " changed " in output or "missing data" in output, output
-        if "corrects the record" in self.project.sync():
+        message = self.project.sync()
+        self.texts |= texts(self.project)
+        section = working_lock(self.project)[stage]
+        if not self.follows(stage, section["params"], deps_of(section), outs_of(section)):
+            assert edit[0].endswith((".py", ".txt", ".safetensors")) or "it has no run" in message
             self.project.dvc(*arguments[2:])
+            self.lose_the_run_cache()  # DVC would restore what it recorded wrongly
+        self.sync()
+
+    @rule(stage=st.sampled_from(list(DATA)))
+    def change_data_while_a_stage_reads_them(self, stage: str) -> None:
+        """And put them back."""
+        path, lock = DATA[stage], self.project.lock()
+        if not (self.project.folder / path).exists():
+            return
+        scripts = {"before": f"mv {path} .git/right; echo lie > {path}", "after": f"mv .git/right {path}"}
+        for when, script in scripts.items():
+            (self.project.folder / f".git/{when}_reading.sh").write_text(script)
+        output = self.project.dvc("repro", "--force", "--single-item", stage, status=255)
+        for when in scripts:
+            (self.project.folder / f".git/{when}_reading.sh").unlink()
+        assert f"{path} was written while {stage} ran" in output, output
+        assert self.project.lock() == lock
+        self.sync()
+
+    @rule(commands=st.sampled_from(LIES))
+    def record_outs_for_other_params(self, commands: list[list[str]]) -> None:
+        """If an execution shows that other params made them; then undo it all."""
+        section, folder = working_lock(self.project)["train"], self.project.folder
+        deps, outs = deps_of(section), outs_of(section)
+        executed = [run["outs"] for run in self.project.runs_of("train") if is_execution(run)]
+        if outs not in executed or self.project.digests(*deps, *outs) != deps | outs:
+            return
+        before = {name: (folder / name).read_bytes() for name in ("dvc.yaml", "dvc.lock", "params.yaml")}
+        self.project.set(RATE, LIE)
+        *record, last = commands
+        for command in record or [last]:
+            self.project.dvc(*command)
+        message = self.project.sync()
+        assert f"{RATE} is {LIE}, but run" in message
+        assert str(LIE) not in [run["params"][RATE] for run in self.project.runs_of("train")]
+        if record:
+            self.project.dvc(*last)
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+        self.lose_the_run_cache()
         self.sync()
 
     def edit(self, target: str, value: Any) -> None:
@@ -203,7 +260,12 @@ class Histories(RuleBasedStateMachine):
         twins = [result for result, count in Counter(run[0] for run in runs).items() if count > 1]
         assert not twins, f"states with two runs of one result: {twins}"
         recorded = recorded_results(self.project)
-        missing = {result for result in recorded if result not in {result for _, result in runs}}
+        executed = {
+            (run["tags"]["stage"], without_metrics(run["outs"])) for run in self.project.runs() if is_execution(run)
+        }
+        found = {result for _, result in runs}
+        # Of two states of equal outs, one that was executed and one that was not, only the first has a run
+        missing = {result for result in recorded - found if (result[0], result[2]) not in executed}
         assert not missing, f"recorded, but without a run: {missing}"
         before = self.project.runs()
         self.project.sync()
@@ -213,16 +275,18 @@ class Histories(RuleBasedStateMachine):
         """Whether a run's outs are what its stage makes of its params and deps; of deps that are lost, assume so."""
         stage = run["tags"]["stage"]
         made = json.loads((run["artifacts"] / "lineage.json").read_text())[stage]
-        value = value_of(made["params"]["params.yaml"], f"{stage}.{READS[stage]}")
-        core = next(path for path in made["deps"] if path.startswith("src/"))
-        words = [
-            self.texts.get(made["deps"][path]) for path in made["deps"] if path.endswith(".txt") or "models/" in path
-        ]
-        if None in words or made["deps"][core] not in self.texts:
+        return self.follows(stage, made["params"], made["deps"], run["outs"])
+
+    def follows(self, stage: str, params: dict[str, Any], deps: dict[str, str], outs: dict[str, str]) -> bool:
+        """Whether outs are what a stage makes of its params and deps; of deps that are lost, assume so."""
+        value = value_of(params["params.yaml"], f"{stage}.{READS[stage]}")
+        core = next(path for path in deps if path.startswith("src/"))
+        words = [self.texts.get(deps[path]) for path in deps if path in WRITES]
+        if None in words or deps[core] not in self.texts:
             return True
-        text = " ".join([*words, self.texts[made["deps"][core]].split("'")[1], value[:4]])
+        text = " ".join([*words, self.texts[deps[core]].split("'")[1], value[:4]])
         expected = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-        return all(md5 == expected for path, md5 in run["outs"].items() if not path.startswith("results/metrics/"))
+        return all(md5 == expected for path, md5 in outs.items() if not path.startswith("results/metrics/"))
 
 
 def texts(project: Project) -> dict[str, str]:
@@ -263,6 +327,14 @@ def read_params(stage: str, params: dict[str, Any]) -> dict[str, str]:
     return {key: value_of(params, key) for key in CHANGED if key.startswith(f"{stage}.")}
 
 
+def is_execution(run: dict[str, Any]) -> bool:
+    return run["status"] == "FINISHED" and "rebuilt" not in run["tags"]
+
+
+def working_lock(project: Project) -> dict[str, Any]:
+    return YAML(typ="safe").load(project.lock())["stages"]
+
+
 def locks(project: Project) -> Iterator[dict[str, Any]]:
     texts = [(project.folder / "dvc.lock").read_text()]
     commits = project.git("rev-list", "--all").split()
@@ -279,8 +351,12 @@ def locks(project: Project) -> Iterator[dict[str, Any]]:
 def is_sound(lock: dict[str, Any]) -> bool:
     """Whether all four stages are there, each having read what the others wrote."""
     outs = {path: md5 for section in lock.values() for path, md5 in outs_of(section).items()}
-    deps = [(dep["path"], dep["md5"]) for section in lock.values() for dep in section["deps"]]
+    deps = [pair for section in lock.values() for pair in deps_of(section).items()]
     return len(lock) == 4 and all(outs.get(path, md5) == md5 for path, md5 in deps)
+
+
+def deps_of(section: dict[str, Any]) -> dict[str, str]:
+    return {dep["path"]: dep["md5"] for dep in section["deps"]}
 
 
 def outs_of(section: dict[str, Any]) -> dict[str, str]:
@@ -335,6 +411,9 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.sync()
         machine.kill_a_logger((CLIP, 1.0), 3.0)
         machine.edit_while_a_stage_runs((RATE, 0.7), "train", 1.0)
+        machine.change_data_while_a_stage_reads_them("evaluate")
+        for commands in LIES:
+            machine.record_outs_for_other_params(commands)
         machine.apply_an_experiment()
         machine.write_over_the_weights()
         machine.check_out_another_commit()

@@ -1,5 +1,8 @@
 """DVC and MLflow together, on a small pipeline of the real one's shape: what runs, what is kept, which run is whose."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from projects import Project
 
@@ -95,3 +98,30 @@ def test_an_evaluation_of_other_weights_is_not_that_of_the_training(project: Pro
     project.dvc("repro", "--force", "train")
     (train,) = project.runs_of("train")
     assert train["metrics"]["eval/loss"] == 2, "of the evaluation with 15 bins"
+
+
+def repro_in_a_shell(project: Project, stage: str, **env: str) -> tuple[int, str]:
+    """Force a stage by the command `dvc`, with a Python that is not warm; return status and output."""
+    command = (str(Path(sys.executable).with_name("dvc")), "repro", "--force", "--single-item", stage)
+    process = project.start(*command, env=env)
+    output, _ = process.communicate(timeout=300)
+    return process.returncode, output
+
+
+def test_modules_in_the_root_and_a_safe_path_change_nothing(project: Project) -> None:
+    for name in ("jax", "numpy", "pydantic", "mlflow", "json", "filelock"):
+        (project.folder / f"{name}.py").write_text("raise ImportError('of the root')\n")
+    (run,) = project.runs_of("evaluate")
+    status, output = repro_in_a_shell(project, "evaluate", PYTHONSAFEPATH="1", JAX_PLATFORMS="cpu")
+    assert status == 0, output
+    assert "warning" not in output
+    assert [(one["id"], one["tags"]["attempts"]) for one in project.runs_of("evaluate")] == [(run["id"], "2")]
+
+
+def test_code_that_cannot_be_imported_leaves_the_outs(project: Project) -> None:
+    outs = project.digests("results/evaluate/words.txt", "results/metrics/evaluate.json")
+    (project.folder / "src/gradtrail/core/third.py").write_text("def f(:\n")
+    status, output = repro_in_a_shell(project, "evaluate")
+    assert status == 255
+    assert output.count("SyntaxError") == 1
+    assert project.digests(*outs) == outs

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from gradtrail.stages.common.files import atomic_file, scratch_folder, write_json, writing_outs
+from gradtrail.stages.common.files import (
+    atomic_file,
+    changed_files,
+    folder_stamps,
+    moved_folders,
+    scratch_folder,
+    stamps_of,
+    write_json,
+    writing_outs,
+)
 from gradtrail.support.errors import environment_error
 
 OUTS = ("models", "results/metrics/train.json")
@@ -189,3 +198,35 @@ def test_full_disk_is_reported_with_the_file_that_was_being_written(writing: str
         fill()
     assert Path(caught.value.filename).name == "last"
     assert environment_error(caught.value) == f"{caught.value.filename}: No space left on device"
+
+
+# What happens between two looks → whether data may have had other content meanwhile
+TOUCHES = {
+    "mv a/file b; echo other > a/file; mv b a/file": True,
+    "cp -p a/file b; echo other > a/file; cp -p b a/file": True,  # into the same file, with its time
+    "mv a b; mkdir a; echo other > a/file; rm -r a; mv b a": True,
+    "mv a/sub b; mv b a/sub": True,
+    "mv a/link b; mv b a/link": True,
+    "echo other > cached": True,
+    "rm a/sub/file": True,
+    "echo new > a/sub/new": True,
+    "cat a/file a/sub/file": False,
+    "echo out > a/out; mkdir -p results": False,  # another stage writes its outs into the same folder
+    "mkdir a/sub/__pycache__; touch a/sub/__pycache__/x.pyc a/sub/.DS_Store": False,
+    "ln a/hard b": False,  # DVC checks the file out of its cache for another folder
+}
+
+
+@pytest.mark.parametrize(("command", "is_touched"), TOUCHES.items())
+def test_data_that_were_touched_have_other_stamps(
+    command: str, is_touched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make = "mkdir -p a/sub; echo 1 > a/file; echo 2 > a/sub/file; echo 3 > cached; ln -s ../cached a/link"
+    subprocess.run(["sh", "-c", f"{make}; echo 4 > cache; ln cache a/hard"], check=True)
+    paths = [Path("a", name) for name in ("file", "sub", "link", "hard")]
+    files, folders = stamps_of(paths), folder_stamps(paths)
+    time.sleep(0.05)  # the clock of the file system ticks
+    subprocess.run(["sh", "-c", command], check=True)
+    found = changed_files(files, stamps_of(paths)) + moved_folders(folders, folder_stamps(paths))
+    assert bool(found) == is_touched, found

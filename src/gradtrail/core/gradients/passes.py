@@ -7,7 +7,6 @@ changes them, and so none changes a result.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 from jaxtyping import Array

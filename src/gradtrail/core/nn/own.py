@@ -27,6 +27,7 @@ from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import Layer, Tap, identity_tap
 
 _MAX_FAULT = 300  # characters of an error of the file
+_PACKAGE = "gradtrail_networks"  # package of all files in `NETWORKS`, so that one can import from another
 _REMEDIES = {
     nnx.BatchStat: "batch statistics, by which the logits of an image depend on other images: use nnx.GroupNorm or "
     "nnx.LayerNorm",
@@ -170,9 +171,9 @@ def faults(path: str, action: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        if isinstance(error, SyntaxError):
+        if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
             lines.append(error.lineno)
         place = f"{path}:{lines[-1]}" if lines else path
         fault = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_FAULT]
@@ -181,7 +182,13 @@ def faults(path: str, action: str) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=8)  # the same text is the same class
 def _load(path: Path, text: str, name: str) -> types.ModuleType:  # path: files of one text in two folders
-    module = types.ModuleType(f"gradtrail_network_{path.stem}")
+    package = sys.modules.setdefault(_PACKAGE, types.ModuleType(_PACKAGE))
+    if package.__dict__.get("__path__") != [str(path.parent)]:  # where Python looks for other files
+        package.__path__ = [str(path.parent)]
+        for other in [other for other in sys.modules if other.startswith(f"{_PACKAGE}.")]:
+            del sys.modules[other]
+    module = types.ModuleType(f"{_PACKAGE}.{path.stem}")
+    module.__package__ = _PACKAGE
     sys.modules[module.__name__] = module  # where dataclasses look types up
     with faults(name, "import"):
         exec(compile(text, name, "exec"), module.__dict__)  # noqa: S102  # code of the project's owner

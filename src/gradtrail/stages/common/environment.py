@@ -155,7 +155,9 @@ def _start_jax(variables: Mapping[str, str]) -> tuple[str, str]:
     """Return the platforms on which JAX computes in another process with these variables, or its error."""
     rest = {name: os.environ[name] for name in os.environ if not _READ_BY_LIBRARIES.fullmatch(name)}
     env = rest | dict(variables) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_TRACEBACK_FILTERING": "off"}
-    process = subprocess.run([sys.executable, "-c", _START_JAX], env=env, capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        [sys.executable, "-P", "-c", _START_JAX], env=env, capture_output=True, text=True, check=False
+    )
     lines = process.stderr.strip().splitlines() or [f"its process ended with status {process.returncode}"]
     return (process.stdout.strip(), "") if process.returncode == 0 else ("", lines[-1].rpartition("] ")[2])
 

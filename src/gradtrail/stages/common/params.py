@@ -12,7 +12,6 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,7 +22,6 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
 from gradtrail.core.config import ConfigError
-from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import blobs
 from gradtrail.support.paths import is_copy, root
@@ -36,10 +34,6 @@ SEED, MEMBERS, VARY = "train.seed", "train.members", "train.vary"
 IMAGE_FILES = ("folder", "csv")  # values of `fetch.dataset` for image files of one's own, which `fetch.pictures` is for
 SHARED_BLOCKS = {"augmentation", "changes"}  # the blocks of `train` that every training reads
 _NO_BLOCK = "linear"  # the model of this name has no params: the block is the schedule's
-_VERSIONS_HEADER = (
-    "# Every package that can change an out, as locks/base.lock has it: a DVC param of each stage that imports it,\n"
-    "# so that an upgrade re-runs the stage. `gradtrail versions` writes what is installed.\n"
-)
 _MAX_LINE = 500  # characters of an error
 _PLAIN = re.compile(
     r"[A-Za-z_][\w-]*", re.ASCII
@@ -191,7 +185,13 @@ def _with_kinds(cls: Any, written: Any, name: str) -> Any:
 
 
 def _of_file(kind: Any, block: dict[str, Any], name: str) -> Any:
-    """Return a config of a kind whose block names a file; its other keys are the fields of a class in that file."""
+    """Return a config of a kind whose block names a file; its other keys are the fields of a class in that file.
+
+    Raises:
+        UserError: the block or the file is wrong, or the file imports a package whose version is not recorded.
+    """
+    from gradtrail.stages.common.versions import require_recorded_imports  # late: it imports this module
+
     if "file" not in block:
         raise UserError(f"{name}.file is missing")
     try:
@@ -199,7 +199,17 @@ def _of_file(kind: Any, block: dict[str, Any], name: str) -> Any:
     except ConfigError as error:
         raise UserError(f"{name}.file: {error}") from None
     values = {key: value for key, value in block.items() if key != "file"}
-    return kind(file=block["file"], config=validate(values, config_class, name))
+    try:
+        config = kind(file=block["file"], config=validate(values, config_class, name))
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        fault = one_line(f"{type(error).__name__}: {error}")[:_MAX_LINE]
+        raise UserError(
+            f"{name}.file: the class {config_class.__name__} of {block['file']}.py fails: {fault}"
+        ) from None
+    require_recorded_imports(Path(config.path))
+    return config
 
 
 def _is_config(hint: Any) -> bool:
@@ -337,27 +347,3 @@ def active_params(params: Mapping[str, Value]) -> dict[str, Value]:
     in_blocks = (key for key in params if key.startswith("train.") and key.count(".") > 1)
     unused |= {key for key in in_blocks if key.split(".")[1] not in chosen}
     return {key: value for key, value in params.items() if key not in unused}
-
-
-def require_recorded_versions(packages: tuple[str, ...]) -> None:
-    """Raise UserError if an installed version differs from the one in `pipeline/versions.yaml`, which DVC records."""
-    recorded = read_yaml(VERSIONS)
-    for package in packages:
-        try:
-            installed = version(package)
-        except PackageNotFoundError:  # such as while another process installs it
-            installed = "none"
-        if installed != recorded.get(package):
-            raise UserError(
-                f"{VERSIONS}: it has {package} {recorded.get(package)}, but {installed} is installed: "
-                "install locks/base.lock, or record the installed versions with `gradtrail versions`"
-            )
-
-
-def write_installed_versions() -> dict[str, str]:
-    """Record the installed version of every package in `pipeline/versions.yaml`; return the versions."""
-    installed = {package: version(package) for package in read_yaml(VERSIONS)}
-    with atomic_file(VERSIONS) as temporary:
-        lines = [f'{package}: "{number}"\n' for package, number in installed.items()]
-        temporary.write_text(_VERSIONS_HEADER + "".join(lines))
-    return installed

@@ -37,7 +37,6 @@ from gradtrail.stages.common.params import (
     VERSIONS,
     flatten,
     load_section,
-    require_recorded_versions,
     validate_section,
 )
 from gradtrail.stages.common.pipeline_file import (
@@ -51,6 +50,7 @@ from gradtrail.stages.common.pipeline_file import (
     read_pipelines,
 )
 from gradtrail.stages.common.processes import describe_fault, exit_with, is_connected, join, write_log
+from gradtrail.stages.common.versions import require_recorded_versions
 from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.git import require_full_clone
 from gradtrail.support.live_arrays import warn_of_live_arrays
