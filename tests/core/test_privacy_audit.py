@@ -15,6 +15,7 @@ from factories import NETWORKS, NUM_CLASSES, SHAPE, new_compiler, privacy_audit_
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
+from gradtrail.core.nn.inference import abstract_batch
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import forward_of, layer_metrics
 from gradtrail.core.privacy_audit import (
@@ -79,6 +80,16 @@ def test_too_many_canaries_are_refused_by_the_name_of_the_key() -> None:
     config = privacy_audit_config(canaries="mislabelled", num_canaries=31)
     with pytest.raises(ConfigError, match=r"^privacy_audit\.num_canaries must be at most .* 30, got 31$"):
         draw_canaries(config, random_split(30), NUM_CLASSES)
+
+
+def test_canaries_of_any_size_are_compared_in_little_memory() -> None:
+    config = dataclasses.replace(CONFIG, model=NETWORKS["cnn"])
+    model = Model(config.model_config((64, 64, 3), NUM_CLASSES))
+    params = model.abstract_params()
+    images, labels = abstract_batch(model, 256)
+    products = functools.partial(_products, config, model)
+    compiled = new_compiler().compile("products", products, images, labels, params, params)
+    assert compiled.cost.temporary_bytes < 2**26
 
 
 @functools.cache
