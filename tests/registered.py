@@ -1,5 +1,6 @@
 """A store with trainings whose exports are logged, as the pipeline makes them, without running it."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,9 @@ from projects import ROOT
 from warm_python import made_once, warm_python
 
 from gradtrail.stages.artifacts.exported import read_manifest
+from gradtrail.stages.common.files import digest
 from gradtrail.tracking.store import experiment_id, open_store
+from gradtrail.tracking.tags import OUTS
 
 _OPEN = "from gradtrail.tracking.store import experiment_id, open_store; print(experiment_id(open_store(), 'models'))"
 LABELS = np.arange(200) % 10
@@ -67,14 +70,24 @@ def training(client: MlflowClient, *, seed: int = 0, name: str = "mlp", export: 
 
 
 def log_export(client: MlflowClient, run: Run, export: Path) -> str:
-    """Log an export as the model of a run; return the model's id."""
-    tags = {"export_digest": read_manifest(export).digest}
+    """Log an export as the model of a training's run, and a run of the stage `export`; return the model's id."""
+    training, out, about = run.data.tags["state"], digest(export), read_manifest(export)
+    tags = {"stage": "export", "state": f"{out[:32]}{training[32:]}", "mlflow.parentRunId": run.info.run_id}
+    child = client.create_run(run.info.experiment_id, tags=tags | {OUTS: json.dumps({"models/export": out})})
+    client.log_dict(child.info.run_id, {"evaluate": {"state": evaluation_state(run, about.weights)}}, "lineage.json")
+    client.set_terminated(child.info.run_id)
+    tags = {"export_digest": about.digest, "export_out": out}
     logged = client.create_logged_model(run.info.experiment_id, name="m", source_run_id=run.info.run_id, tags=tags)
     inside = Path(f"{logged.model_id}-model")
     shutil.copytree(export, inside / "data/export")
     client.log_model_artifacts(logged.model_id, str(inside))
     client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
     return str(logged.model_id)
+
+
+def evaluation_state(train: Run, weights: str) -> str:
+    """Return the state of the evaluation of a training's final or best weights."""
+    return f"e{weights[0]}{train.data.tags['state'][2:]}"
 
 
 def evaluation(
@@ -84,9 +97,10 @@ def evaluation(
     *,
     labels: Sequence[int] | np.ndarray = LABELS,
     dataset_digest: str = "0" * 12,
+    weights: str = "final",
 ) -> Run:
     """Log the evaluation of a training: its predictions."""
-    tags = {"stage": "evaluate", "state": f"e{train.data.tags['state'][1:]}", "train_state": train.data.tags["state"]}
+    tags = {"stage": "evaluate", "state": evaluation_state(train, weights), "train_state": train.data.tags["state"]}
     tags |= {"mlflow.parentRunId": train.info.run_id, "dataset_digest": dataset_digest}
     run = client.create_run(train.info.experiment_id, run_name="evaluate", tags=tags)
     table = pd.DataFrame({"label": labels, "predicted": predicted})

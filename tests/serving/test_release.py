@@ -136,7 +136,8 @@ def test_champion_needs_a_verdict_that_passes(
     run = model(0, verdict=verdict)
     assert crown(run) == 1
     output = capsys.readouterr().out
-    assert ("the verdict is fail" if verdict else f"run `gradtrail verdict {run.info.run_id[:8]}` first") in output
+    export = find_candidate(run.info.run_id, client).exported.info.run_id
+    assert ("the verdict is fail" if verdict else f"run `gradtrail verdict {export[:8]}` first") in output
     assert "is registered as version 1 of 'digits', but 'champion' was not moved." in output
     assert champion() is None
     assert crown(run, force=True, reason="demo") == 0
@@ -207,7 +208,7 @@ def test_errors_are_one_line(client: MlflowClient, model: Callable[..., Run]):
 
     assert "no champion; nothing to roll back to" in refused(lambda: rollback(""))
     bare = training(client, seed=9)
-    assert "has no exported model; `dvc repro export` makes it" in refused(lambda: crown(bare))
+    assert "no run of the stage export; `dvc repro export` or `gradtrail sync` makes it" in refused(lambda: crown(bare))
     run, other = model(0), model(1)
     forced = refused(lambda: promote("mlp 0", as_champion=False, is_forced=True, reason=""))
     assert "--force: needs --champion" in forced

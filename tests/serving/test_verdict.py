@@ -20,6 +20,7 @@ from registered import evaluation, training
 
 from gradtrail.core.intervals import Interval, median_interval, share_interval
 from gradtrail.serving import probe
+from gradtrail.serving.candidate import find_candidate
 from gradtrail.serving.probe import COLD, WARM, measure
 from gradtrail.serving.release import promote
 from gradtrail.serving.slo import read_slo
@@ -153,12 +154,10 @@ def evaluate(client: MlflowClient, run: Run, predicted: np.ndarray) -> None:
 
 
 def log_export_metrics(client: MlflowClient, run: Run, measured: Mapping[str, Interval]) -> None:
-    tags = {"stage": "export", "state": "x", "mlflow.parentRunId": run.info.run_id}
-    child = client.create_run(run.info.experiment_id, tags=tags)
+    child = find_candidate(run.info.run_id, client).exported
     for name, interval in measured.items():
         for key, value in {"": interval.value, "_low": interval.low, "_high": interval.high}.items():
             client.log_metric(child.info.run_id, f"export/{name}{key}", value)
-    client.set_terminated(child.info.run_id)
 
 
 def predictions(wrong: int) -> np.ndarray:

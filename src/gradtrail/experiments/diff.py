@@ -148,10 +148,10 @@ def find_details(words: Sequence[str], stage: str | None) -> list[RunDetails]:
     for a training stands for that stage's run.
     """
     client = open_store()
-    runs, sides = RunIndex(client).runs(), []
+    index, sides = RunIndex(client), []
     for word in words:
         match = re.fullmatch(r"(.+)@(\d+)", word)
-        run = find_run(match[1] if match else word, runs, stage)
+        run = find_run(match[1] if match else word, index, stage)
         attempts = int(run.data.tags.get("attempts", 1))
         attempt = int(match[2]) if match else attempts
         if not 1 <= attempt <= attempts:

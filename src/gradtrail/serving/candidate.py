@@ -1,6 +1,11 @@
-"""An exported training that is judged or released: its export, its evaluation and its predictions."""
+"""An exported training that is judged or released: its export, its evaluation and its predictions.
+
+A training may have several exports, such as of its final and its best weights. The run of the stage `export` tells them
+apart: it names the digest of its output, and the state of the evaluation that it read.
+"""
 
 import io
+import json
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,12 +16,16 @@ from mlflow.entities import LoggedModelStatus, Run
 
 from gradtrail.serving.registry import CHAMPION, MODELS, Reference, resolve, version_of
 from gradtrail.stages.artifacts.exported import Manifest, read_manifest
-from gradtrail.stages.common.pipeline_file import TRAIN
-from gradtrail.support.errors import UserError
+from gradtrail.stages.common.files import digest
+from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.artifacts import read_artifact
+from gradtrail.tracking.journal import EXPORT
 from gradtrail.tracking.lookup import find_run
-from gradtrail.tracking.models import models_of
+from gradtrail.tracking.models import EXPORT_OUT, models_of
 from gradtrail.tracking.runs import PARENT, RunIndex
+from gradtrail.tracking.tags import OUTS, outputs
+
+_STAGE = "export"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +34,7 @@ class Candidate:
 
     run: Run
     export: Reference
+    exported: Run | None  # run of the stage `export`; None if it is gone
     client: MlflowClient
     index: RunIndex  # index of all runs
 
@@ -41,14 +51,14 @@ class Candidate:
     @cached_property
     def export_metrics(self) -> dict[str, float]:
         """The metrics of the stage `export`; empty if it has no run."""
-        runs = self._children("export")
-        return runs[0].data.metrics if runs else {}
+        return self.exported.data.metrics if self.exported else {}
 
     @cached_property
     def evaluation(self) -> Run | None:
-        """The newest evaluation of the exported weights."""
-        weights, runs = self.manifest.weights, self._children("evaluate")
-        return next((run for run in runs if run.data.params.get("evaluate.weights", weights) == weights), None)
+        """The evaluation that the export read."""
+        lineage = read_artifact(self.client, self.exported.info.run_id, "lineage.json") if self.exported else ""
+        state = json.loads(lineage or "{}").get("evaluate", {}).get("state", "")
+        return next(iter(self.index({"stage": "evaluate", "state": state}, finished=True)), None)
 
     @cached_property
     def predictions(self) -> pd.DataFrame:
@@ -70,9 +80,6 @@ class Candidate:
         tags = self.evaluation.data.tags if self.evaluation else {}
         return " ".join(tags.get(tag, "") for tag in ("dataset", "dataset_digest"))
 
-    def _children(self, stage: str) -> list[Run]:
-        return self.index({"stage": stage, PARENT: self.run.info.run_id}, finished=True)
-
     def _table(self, name: str) -> pd.DataFrame | None:
         if self.evaluation is None:
             return None
@@ -81,21 +88,22 @@ class Candidate:
 
 
 def find_candidate(name: str, client: MlflowClient) -> Candidate:
-    """Return the exported training that a name for `find_run` refers to; a child run refers to its training.
+    """Return the training, and of its exports the one, that a name for `find_run` refers to.
 
     Raises:
-        UserError: There is no such run or no export of it, or the export cannot be downloaded; one line.
+        UserError: There is no export with this name or more than one, or it cannot be downloaded; one line.
     """
     index = RunIndex(client)
-    run = find_run(name, index.runs())
-    if run.data.tags.get("stage") != TRAIN and (parent := run.data.tags.get(PARENT)) in index:
-        run = index[str(parent)]
-    ready = [model for model in models_of(client, run) if model.status == LoggedModelStatus.READY]
-    if not ready:
-        name = f"{run.info.run_name} {run.info.run_id[:8]}"
-        raise UserError(f"{name}: has no exported model; `dvc repro export` makes it")
-    newest = max(ready, key=lambda model: model.creation_timestamp)
-    return Candidate(run=run, export=resolve(f"{MODELS}{newest.model_id}"), client=client, index=index)
+    exported = find_run(name, index, _STAGE, apart=OUTS)
+    training, out = exported.data.tags.get(PARENT, ""), outputs(exported.data.tags).get(EXPORT)
+    for model in models_of(client, index[training]) if training in index else ():
+        if model.tags.get(EXPORT_OUT) == out and model.status == LoggedModelStatus.READY:
+            export = resolve(f"{MODELS}{model.model_id}")
+            return Candidate(run=index[training], export=export, exported=exported, client=client, index=index)
+    raise UserError(
+        f"{one_line(name)[:100]}: its export, {EXPORT} with md5 {out}, is no model in MLflow's store; "
+        "`dvc repro export` or `gradtrail sync` logs it"
+    )
 
 
 def find_champion(candidate: Candidate) -> Candidate | None:
@@ -106,7 +114,11 @@ def find_champion(candidate: Candidate) -> Candidate | None:
     export = resolve(f"{MODELS}{name}@{CHAMPION}")
     if export.run_id is None or export.run_id not in candidate.index:
         raise UserError(f"the run of version {export.version} is gone")
-    return Candidate(run=candidate.index[export.run_id], export=export, client=candidate.client, index=candidate.index)
+    index, out = candidate.index, digest(export.folder)
+    exports = index({"stage": _STAGE, PARENT: export.run_id}, finished=True)
+    exported = next((run for run in exports if outputs(run.data.tags).get(EXPORT) == out), None)
+    run = index[export.run_id]
+    return Candidate(run=run, export=export, exported=exported, client=candidate.client, index=index)
 
 
 def paired_predictions(candidate: Candidate, champion: Candidate) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

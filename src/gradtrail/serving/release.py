@@ -117,10 +117,10 @@ def _register(name: str, candidate: Candidate) -> str:
 
 def _reasons_against(candidate: Candidate) -> list[str]:
     """Return the reasons why a model may not become champion; print its comparison with the champion."""
-    reasons, run_id = [], candidate.run.info.run_id
+    reasons, run = [], candidate.exported or candidate.run
     verdict = candidate.run.data.tags.get(VERDICT, "")
     if candidate.export.digest not in verdict:
-        reasons.append(f"no verdict of this export; run `gradtrail verdict {run_id[:8]}` first")
+        reasons.append(f"no verdict of this export; run `gradtrail verdict {run.info.run_id[:8]}` first")
     elif not verdict.startswith(PASS):
         reasons.append(f"the verdict is fail; see the run's artifact {ARTIFACT}")
     elif verdict != verdict_tag(PASS, candidate.export.digest, read_slo().limits):

@@ -12,7 +12,7 @@ from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git
 from gradtrail.tracking.recorded import consistent_stages, find_experiments, snapshot_of, working_snapshot
-from gradtrail.tracking.runs import PARENT
+from gradtrail.tracking.runs import PARENT, RunIndex, find_equivalent_run
 from gradtrail.tracking.state import Snapshot
 from gradtrail.tracking.tags import outputs
 
@@ -20,22 +20,27 @@ _PREFIX = re.compile("[0-9a-f]{4,64}")  # of an id or a state
 _COMMIT = re.compile(r"HEAD[~^\d]*|[0-9a-f]{40}")
 
 
-def find_run(name: str, runs: list[Run], stage: str | None = None) -> Run:
-    """Return the one run that a name refers to: `workspace`, `HEAD` or another commit, or a name for `look_up`.
+def find_run(name: str, index: RunIndex, stage: str | None = None, *, apart: str = "state") -> Run:
+    """Return the one run that a name refers to: `workspace`, a commit such as `HEAD`, or a name for `look_up`.
 
-    If a name has runs of several stages, that of `stage` is returned, or else that of the training. UserError, one
-    line, if no run or more than one has the name.
+    If a name has runs of several stages, that of `stage` is returned, or else that of the training. What the workspace,
+    a commit or a DVC experiment has of a stage is what its `dvc.lock` records. UserError, one line, if no run has the
+    name, or if several have it that differ in the tag `apart`; the newest of others is returned.
     """
     if name == "workspace" or _COMMIT.fullmatch(name):
-        return _run_of_commit(name, runs, stage or TRAIN)
+        return _recorded_run(name, _snapshot_named(name), index, stage or TRAIN)
+    if stage and (commit := _commit_of_experiment(name)):
+        return _recorded_run(name, snapshot_of(commit), index, stage)
+    runs = index.runs()
     matches = look_up(name, runs)
     if stage:
         ids = {run.info.run_id for run in matches}
         of_trainings = [run for run in runs if run.data.tags.get(PARENT) in ids]
         matches = [run for run in [*matches, *of_trainings] if run.data.tags.get("stage") == stage]
     if not matches:
-        raise UserError(f"{one_line(name)[:100]}: no run of the stage {stage}")
-    if len({run.data.tags["state"] for run in matches}) > 1:
+        remedy = f"`dvc repro {stage}` or `gradtrail sync` makes it, or says why not"
+        raise UserError(f"{one_line(name)[:100]}: no run of the stage {stage}; {remedy}")
+    if len({run.data.tags.get(apart) for run in matches}) > 1:
         some = ", ".join(run.info.run_id[:8] for run in matches[:8])
         raise UserError(f"{one_line(name)[:100]}: {len(matches)} runs; give the id of one: {some}")
     return matches[0]
@@ -49,8 +54,8 @@ def look_up(name: str, runs: Iterable[Run], place: Path = Path()) -> list[Run]:
     content is looked up among the outputs.
     """
     runs = [run for run in runs if "state" in run.data.tags]
-    commits = [experiment.commit for experiment in find_experiments() if experiment.name == name]
-    states = _states(snapshot_of(commits[-1])).values() if commits else ()  # whichever experiment their runs name
+    commit = _commit_of_experiment(name)
+    states = _states(snapshot_of(commit)).values() if commit else ()  # whichever experiment their runs name
 
     def is_of_experiment(run: Run) -> bool:
         return run.data.tags["state"] in states or name == run.data.tags.get("dvc.exp_name")
@@ -90,18 +95,27 @@ def _writers(path: Path, runs: Iterable[Run]) -> list[Run]:
     return [run for run in matches if run.data.tags["state"] in current] or matches
 
 
-def _run_of_commit(name: str, runs: list[Run], stage: str) -> Run:
-    """Return the newest run of the state that the workspace's `dvc.lock`, or that of a commit, has of a stage."""
-    commit = "" if name == "workspace" else git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-    if not (commit or name == "workspace"):
-        raise UserError(f"{name}: no such commit")
-    state = _states(snapshot_of(commit) if commit else working_snapshot()).get(stage)
-    matches = [run for run in runs if state and run.data.tags.get("state") == state]
-    if not matches:
-        raise UserError(
-            f"{name}: stage {stage} has no run there; `dvc repro` or `gradtrail sync` makes it, or says why not"
-        )
-    return matches[0]
+def _commit_of_experiment(name: str) -> str:
+    """Return the commit of the DVC experiment with a name; empty if there is none."""
+    return next((one.commit for one in reversed(find_experiments()) if one.name == name), "")
+
+
+def _snapshot_named(name: str) -> Snapshot | None:
+    """Return the snapshot of the workspace or a commit; None if it has none."""
+    if name == "workspace":
+        return working_snapshot()
+    if commit := git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"):
+        return snapshot_of(commit)
+    raise UserError(f"{name}: no such commit")
+
+
+def _recorded_run(name: str, snapshot: Snapshot | None, index: RunIndex, stage: str) -> Run:
+    """Return the run of the result that a snapshot, called by a name in errors, records of a stage."""
+    recorded = [one for one in consistent_stages(snapshot) if one.name == stage] if snapshot else []
+    if run := next((run for one in recorded if (run := find_equivalent_run(index, one))), None):
+        return run
+    remedy = f"`dvc repro {stage}` or `gradtrail sync` makes it, or says why not"
+    raise UserError(f"{one_line(name)[:100]}: stage {stage} has no run there; {remedy}")
 
 
 def _states(snapshot: Snapshot | None) -> dict[str, str]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gradtrail.stages.artifacts.exported import Manifest
 
 WEIGHTS, EXPORT_DIGEST = "weights", "export_digest"  # tags of a logged model: final or best; `Manifest.digest`
-_OUT, _TEMPERATURE = "export_out", "temperature"  # tags: digest of the output, as DVC has it; fitted temperature
+EXPORT_OUT, _TEMPERATURE = "export_out", "temperature"  # tags: digest of the output, as DVC has it; fitted temperature
 _IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})  # MLflow refuses these
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 # The loader, and what it imports
@@ -56,7 +56,7 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
         tags={
             WEIGHTS: manifest.weights,
             EXPORT_DIGEST: manifest.digest,
-            _OUT: digest(folder),
+            EXPORT_OUT: digest(folder),
             _TEMPERATURE: f"{manifest.temperature:.6g}",
             "dataset": manifest.dataset,
             "epoch": _epochs(manifest),
@@ -79,8 +79,10 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
 
 def logged_exports(client: MlflowClient, experiment: str) -> set[tuple[str, str]]:
     """Return (run of a training, digest of the output `models/export`) of each complete model."""
-    models = _search(client, experiment, f"tags.`{_OUT}` != ''")
-    return {(model.source_run_id, model.tags[_OUT]) for model in models if model.status == LoggedModelStatus.READY}
+    models = _search(client, experiment, f"tags.`{EXPORT_OUT}` != ''")
+    return {
+        (model.source_run_id, model.tags[EXPORT_OUT]) for model in models if model.status == LoggedModelStatus.READY
+    }
 
 
 def exports_by_digest(client: MlflowClient, experiment: str) -> dict[str, LoggedModel]:
