@@ -87,6 +87,8 @@ def test_runs_are_sorted_filtered_and_limited(console: Console) -> None:
     [
         ({"where": {"train.lr": "0"}}, "none of 4 training runs has train.lr=0; train.lr is not a param"),
         ({"where": {"train.model": "tree"}}, "has train.model=tree; train.model is cnn or mlp"),
+        ({"where": {"train.model": "m_p"}}, "has train.model=m_p; train.model is cnn or mlp"),
+        ({"where": {"dataset": 'it\'s "x"'}}, 'has dataset=it\'s "x"; dataset is '),
         ({"sort_by": "train/secs"}, "no run has the metric 'train/secs'; did you mean 'train/seconds'"),
     ],
 )

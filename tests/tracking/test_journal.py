@@ -309,12 +309,13 @@ def test_run_that_cannot_be_begun_is_reported_once(stage: Stage, capsys: pytest.
 
 
 def test_commit_and_changes_are_those_that_the_stage_began_with(stage: Stage) -> None:
-    Path("code.py").write_text("at the start\n")
+    code = Path("pipeline/code.py")
+    code.write_text("at the start\n")
     try:
         with tracked(stage):
-            Path("code.py").write_text("edited later\n")
+            code.write_text("edited later\n")
     finally:
-        Path("code.py").unlink()
+        code.unlink()
     (run,) = MlflowClient(client_module.store_uri()).search_runs(["1", "2"])
     diff = Path(run.info.artifact_uri.removeprefix("file://"), "git.diff").read_text()
     assert run.data.tags["git.dirty"] == "true"

@@ -17,7 +17,7 @@ from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
 from gradtrail.tracking import lookup
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run
-from gradtrail.tracking.state import Identity, Snapshot
+from gradtrail.tracking.state import Experiment, Identity, Snapshot
 from gradtrail.tracking.tags import OUTS as OUTS_TAG
 
 OUTS = {"models/export": "e" * 32, "results/metrics/export.json": "1" * 32}
@@ -182,3 +182,13 @@ def test_member_has_the_key_of_the_training_of_its_seed_alone() -> None:
     ]
     keys_of_members = {key for config in configs for key in keys(config)}
     assert len(keys_of_members) == 3 + 1 + 2, "the first member that varies in its order alone is that of seed 0"
+
+
+def test_experiment_without_a_run_is_not_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = Experiment(name="saved", baseline="b" * 40, commit="c" * 40)
+    monkeypatch.setattr(lookup, "find_experiments", lambda: [experiment])
+    monkeypatch.setattr(lookup, "snapshot_of", lambda _: None)
+    with pytest.raises(UserError, match=r"^saved: a DVC experiment without a run; `gradtrail sync` adds it"):
+        lookup.look_up("saved", [])
+    with pytest.raises(UserError, match=r"^save: no run has this name"):
+        lookup.look_up("save", [])

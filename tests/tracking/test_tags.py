@@ -1,4 +1,4 @@
-"""The process of a run, and the changes of the working folder that its `git.diff` restores."""
+"""The process of a run, and the changes of the working folder that its `git.diff` restores; no secret is in it."""
 
 import os
 import socket
@@ -44,7 +44,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(project)
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
         monkeypatch.setenv(name, "/dev/null")
-    for name in ("old.py", "dvc.lock"):
+    (project / "pipeline" / "audit").mkdir(parents=True)
+    for name in ("pipeline/old.py", "pipeline/audit/dvc.lock", "notes.md"):
         (project / name).write_bytes("naïve\n".encode("latin-1"))
     (project / ".gitignore").write_text("*.ignored\n")
     git("-C", "..", "init", "-q")
@@ -58,26 +59,35 @@ def git(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+SECRETS = (
+    *(".env", ".env.local", "key.pem", "server.key", "id_rsa", "token.txt", "credentials.json", ".netrc", ".pypirc"),
+    *("notes.md", ".dvc/config", "deploy/secret.yaml"),
+)
+
+
 def change(project: Path) -> dict[str, bytes]:
     """Change what a person may change; return the files that the diff is to restore, with their contents."""
     changed = {
-        "old.py": "naïf\n".encode("latin-1"),
-        "new.py": b"new = 1\n",
-        "empty.py": b"",
-        "below/ü *.py": b"no end of line",
-        "staged.py": b"staged\n",
+        "pipeline/old.py": "naïf\n".encode("latin-1"),
+        "pipeline/new.py": b"new = 1\n",
+        "src/empty.py": b"",
+        "pipeline/networks/ü *.py": b"no end of line",
+        "src/staged.py": b"staged\n",
+        "params.yaml": b"a: 1\n",
     }
     ignored = {
-        "dvc.lock": b"x",
+        "pipeline/audit/dvc.lock": b"x",
         "results/metrics/a.json": b"x",
-        "x.ignored": b"x",
-        "a.npz": b"\0",
-        "data.csv": b"1\n" * 2**17,
+        "src/x.ignored": b"x",
+        "pipeline/a.npz": b"\0",
+        "pipeline/data.csv": b"1\n" * 2**17,
+        "pipeline/.env": b"TOKEN=secret\n",
     }
+    ignored |= dict.fromkeys(SECRETS, b"secret\n")
     for name, content in (changed | ignored).items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_bytes(content)
-    git("add", "staged.py")
+    git("add", "src/staged.py")
     return changed
 
 
@@ -86,12 +96,23 @@ def test_a_diff_restores_changes_and_small_untracked_files_and_names_others(repo
     before = git("status", "--porcelain")
     diff = working_diff()
     assert git("status", "--porcelain") == before, "git's own index is not changed"
-    assert diff.splitlines()[:2] == [b"# not in git: a.npz", b"# not in git: data.csv"]
+    assert b"secret" not in diff
+    named = [f"# not in git: pipeline/{name}".encode() for name in (".env", "a.npz", "data.csv")]
+    assert diff.splitlines()[:3] == named
     (tmp_path / "git.diff").write_bytes(diff)
     git("stash", "--include-untracked")
     git("apply", "../../git.diff")
     assert {name: (repository / name).read_bytes() for name in changed} == changed
-    assert (repository / "dvc.lock").read_bytes() != b"x"
+    assert (repository / "pipeline/audit/dvc.lock").read_bytes() != b"x"
+
+
+def test_file_that_no_stage_reads_makes_no_run_dirty(repository: Path) -> None:
+    for name in SECRETS:
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text("secret")
+    assert origin_tags()["git.dirty"] == "false"
+    (repository / "pipeline" / "new.py").touch()
+    assert origin_tags()["git.dirty"] == "true"
 
 
 def test_changes_beyond_the_limit_are_left_out(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +121,9 @@ def test_changes_beyond_the_limit_are_left_out(repository: Path, monkeypatch: py
     assert working_diff().splitlines()[-1].startswith(b"# cut off here: ")
 
 
-def test_diff_does_not_have_the_address_of_a_webhook(repository: Path) -> None:
-    (repository / "params.yaml").write_text("runtime:\n  alert: 'https://hooks.example.com/secret'\n  trace: false\n")
+@pytest.mark.parametrize("alert", ["'https://hooks.example.com/secret'", 'notify --token secret "$HOME"'])
+def test_diff_does_not_have_the_target_of_alerts(alert: str, repository: Path) -> None:
+    (repository / "params.yaml").write_text(f"runtime:\n  alert: {alert}\n  trace: false\n")
     diff = working_diff()
     assert b"secret" not in diff
     assert b"+  alert: ''\n+  trace: false\n" in diff

@@ -10,6 +10,7 @@ from gradtrail.stages.common.params import MEMBERS, SEED, active_params
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
+from gradtrail.tracking.runs import MAX_RESULTS
 from gradtrail.tracking.store import experiment_id, open_store
 
 ACCURACY = "eval/accuracy"
@@ -27,14 +28,16 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     `where` has required values of params, or of the data set as `dataset`; upper and lower case are equal. Raises
     UserError if no run has the metric or the values.
     """
-    client, trainings = open_store(), "tags.stage = 'train'"
-    experiments = [experiment_id(client, "models")]
-    columns = {key: "tags.dataset" if key == "dataset" else f"params.`{key}`" for key in where}
-    conditions = [trainings, *(f"{columns[key]} ILIKE '{value}'" for key, value in where.items())]
+    client = open_store()
     order = f"metrics.`{sort_by}` {'ASC' if ascending else 'DESC'}"
-    runs = client.search_runs(experiments, " and ".join(conditions), max_results=limit, order_by=[order])
-    if not runs and where and (all_runs := client.search_runs(experiments, trainings)):
-        raise UserError(_no_match(all_runs, where))
+    # Values are compared here: MLflow's language has no way to write all of them
+    most = MAX_RESULTS if where else limit
+    trainings = client.search_runs(
+        [experiment_id(client, "models")], "tags.stage = 'train'", max_results=most, order_by=[order]
+    )
+    runs = [run for run in trainings if _has(run, where)][:limit]
+    if trainings and not runs:
+        raise UserError(_no_match(trainings, where))
     if not runs:
         print("no training runs yet; `gradtrail repro` makes the first, `gradtrail sync` adds those of earlier results")
         return
@@ -45,6 +48,11 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     console.print(as_table(runs, console))
     if len(runs) == limit:
         console.print(f"--limit {2 * limit} lists more")
+
+
+def _has(run: Run, where: Mapping[str, str]) -> bool:
+    params = {**run.data.params, "dataset": run.data.tags.get("dataset", "")}
+    return all(key in params and params[key].lower() == value.lower() for key, value in where.items())
 
 
 def _no_match(runs: Sequence[Run], where: Mapping[str, str]) -> str:

@@ -1,5 +1,7 @@
 """`gradtrail show`: DVC's experiments as a table, or the lineage of a run and the commands that restore its outputs."""
 
+import csv
+import io
 import json
 import shlex
 import subprocess
@@ -17,26 +19,37 @@ from gradtrail.stages.common.pipeline_file import dvc_target, is_code
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
+from gradtrail.support.tables import table
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.lookup import look_up
 from gradtrail.tracking.recorded import committed_snapshots, find_experiments, working_snapshot
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.state import Identity, Snapshot
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.tags import outputs
+from gradtrail.tracking.tags import is_cut_off, outputs
 
 _SHORT = 12  # digits of a state or an id in the output
 _FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
 _FOLDER = Path(".gradtrail/restore")  # of the changes to apply
 # Columns of `dvc exp show` that people do not compare: all but accuracies and changed params
-_DROPPED = r"(?!Experiment$|State$|accuracy$|validation_accuracy$|(fetch|preprocess|train)\.)"
+_DROPPED = r"(?!Experiment$|rev$|State$|accuracy$|validation_accuracy$|(fetch|preprocess|train)\.)"
 Lineage = Mapping[str, Mapping[str, Any]]  # stage → its state, command, params and deps
 
 
 def show_experiments() -> int:
-    """Run `dvc exp show` with the accuracies and the params that differ; return its exit status."""
-    command = [sys.executable, "-m", "dvc", "exp", "show", "--no-pager", "--only-changed", "--drop", _DROPPED]
-    return subprocess.run(command, check=False).returncode
+    """Print the table of `dvc exp show`, of accuracies and the params that differ; return DVC's exit status."""
+    command = [sys.executable, "-m", "dvc", "exp", "show", "--csv", "--precision", "4", "--only-changed"]
+    process = subprocess.run([*command, "--drop", _DROPPED], stdout=subprocess.PIPE, text=True, check=False)
+    if process.returncode:
+        return process.returncode
+    rows = []
+    for row in csv.DictReader(io.StringIO(process.stdout)):  # DVC's own table would cut what does not fit
+        rev, experiment = row.pop("rev"), row.pop("Experiment", "")
+        cells = {key.removeprefix("train.").replace("_accuracy", ""): value for key, value in row.items()}
+        rows.append({"experiment": f"  {experiment}" if experiment else rev, **cells})
+    metrics = [key for key in rows[0] if key in ("accuracy", "validation")]
+    stdout_console().print(table("experiments of this commit", rows, right=metrics, no_wrap=metrics))
+    return 0
 
 
 def show(word: str, place: Path) -> int:
@@ -143,7 +156,7 @@ def _restore(run: Run, diff: str) -> Iterator[str]:
         yield f"{stash}dvc exp apply {shlex.quote(experiment.name) if is_unique else experiment.commit[:_SHORT]}"
         return
     commit = recorded[-1].commit if recorded else run.data.tags.get("mlflow.source.git.commit", "")
-    is_unknown = run.data.tags.get("git.dirty") == "true" and not diff
+    is_unknown = run.data.tags.get("git.dirty") == "true" and (not diff or is_cut_off(diff))
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") or (is_unknown and not recorded):
         yield "# in no commit, experiment or lock; the digests above name the files"
     elif recorded or "diff --git " not in diff:

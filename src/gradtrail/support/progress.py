@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gradtrail.support.errors import printable
 
-_LOG_WIDTH = 140  # columns if there is no terminal
+_FILE_WIDTH = 10_000  # columns of a file or a pipe: more than any table needs
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _LABEL_WIDTH, _RANGE_WIDTH = 18, 18  # columns before and after a curve
 Unit = Literal["bytes", "steps"]
@@ -31,7 +31,7 @@ def stdout_console() -> Console:
     """Return a console on standard output that prints texts as they are, control characters escaped."""
     console = _PlainConsole(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = _LOG_WIDTH
+        console.width = _FILE_WIDTH
     return console
 
 

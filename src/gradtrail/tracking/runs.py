@@ -19,7 +19,7 @@ from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import WEIGHTS, flat_params, is_alive, outputs, param_text, stage_params
 
 PARENT = "mlflow.parentRunId"
-_MAX_RESULTS = 50_000  # MLflow's limit for one query
+MAX_RESULTS = 50_000  # MLflow's limit for one query
 
 
 class StoredRuns:
@@ -91,7 +91,7 @@ def search(client: MlflowClient, condition: str = "", view: int = ViewType.ACTIV
     """Return the runs that meet a condition in MLflow's language, newest first, by one query."""
     experiments = [experiment_id(client, name) for name in ("data", "models")]
     order = ["attributes.start_time DESC"]
-    return list(client.search_runs(experiments, condition, view, max_results=_MAX_RESULTS, order_by=order))
+    return list(client.search_runs(experiments, condition, view, max_results=MAX_RESULTS, order_by=order))
 
 
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:

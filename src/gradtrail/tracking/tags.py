@@ -33,15 +33,12 @@ PROCESS = "mlflow.gradtrail.process"  # tag: host, number and start of the proce
 BEGAN = "mlflow.gradtrail.began"  # tag: start of the last attempt, in milliseconds
 _FINAL = "models/final.safetensors"
 _MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
-_CHANGED_BY_STAGES = (  # and by benchmarks
-    ":(exclude,glob)**/dvc.lock",
-    ":(exclude,glob)pipeline/**/.dvcignore",
-    ":(exclude)results/metrics",
-    ":(exclude)benchmarks/results",
-)
+# What stages read of git's files, without what they change: no other file restores a run, and one may be a secret
+_READ = ("src", "pipeline", "dvc.yaml", "params.yaml")
+_READ_BY_STAGES = (*_READ, ":(exclude,glob)pipeline/**/dvc.lock", ":(exclude,glob)pipeline/**/.dvcignore")
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _MAX_DIFF_BYTES = 2**24
-_NEW_WEBHOOK = re.compile(rb"(?m)^(\+ *alert: *).*https?://.*$")  # an address in `runtime.alert` may be a secret
+_NEW_ALERT = re.compile(rb"(?m)^(\+ *alert: *)\S.*$")  # `runtime.alert` may have an address or a token that is a secret
 _MAX_UNTRACKED_BYTES = 2**17  # larger files are data rather than code
 
 
@@ -129,12 +126,12 @@ def _start_of(pid: int) -> str:
 
 
 def origin_tags() -> dict[str, str]:
-    """Return the commit and experiment of the working folder, and whether it has changes; if git fails, no commit."""
+    """Return commit and experiment of the working folder, and whether stages read changes; if git fails, no commit."""
     names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
     tags = {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
     try:
         if commit := head_commit():
-            is_dirty = git("status", "--porcelain", "--", ".", *_CHANGED_BY_STAGES) != ""
+            is_dirty = git("status", "--porcelain", "--", *_READ_BY_STAGES) != ""
             tags |= {"mlflow.source.git.commit": commit, "git.dirty": str(is_dirty).lower()}
     except CommandError as error:
         print(f"warning: {error}; the run in MLflow names no commit", file=sys.stderr)
@@ -152,14 +149,15 @@ def write_diff(path: Path) -> bool:
 
 
 def working_diff() -> bytes:
-    """Return the changes since the commit in the form of `git apply`, without files that stages change.
+    """Return the changes since the commit of what stages read, in the form of `git apply`.
 
-    Small untracked text files are in it as new files; other untracked files are named in lines that begin with
-    `NOT_IN_GIT`. More than 16 MiB of changes are left out, with a line that begins with `CUT_OFF`.
+    Small untracked text files are in it as new files, unless their name begins with a dot; other untracked files are
+    named in lines that begin with `NOT_IN_GIT`. More than 16 MiB of changes are left out, with a line that begins with
+    `CUT_OFF`.
     """
-    listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_CHANGED_BY_STAGES)
+    listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", *_READ_BY_STAGES)
     untracked = [name for name in listed.split(b"\0") if name]
-    text = [name for name in untracked if _is_small_text(Path(os.fsdecode(name)))]
+    text = [name for name in untracked if _is_source(Path(os.fsdecode(name)))]
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder) / "index"  # a copy with the new files; git's own index does not change
         with_index = {"GIT_INDEX_FILE": str(index)}
@@ -167,16 +165,22 @@ def working_diff() -> bytes:
         if text:
             add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
             git_bytes(*add, stdin=b"\0".join(text), env=with_index)
-        diff = git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", ".", *_CHANGED_BY_STAGES, env=with_index)
-    diff = _NEW_WEBHOOK.sub(rb"\1''", diff)
+        diff = git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", *_READ_BY_STAGES, env=with_index)
+    diff = _NEW_ALERT.sub(rb"\1''", diff)
     if len(diff) > _MAX_DIFF_BYTES:
         diff = f"{CUT_OFF}: {len(diff)} bytes of changes\n".encode()
     return b"".join(NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text) + diff
 
 
-def _is_small_text(path: Path) -> bool:
+def is_cut_off(diff: str) -> bool:
+    """Whether a `git.diff` lacks the changes, as they were too many."""
+    return any(line.startswith(CUT_OFF) for line in diff.splitlines())
+
+
+def _is_source(path: Path) -> bool:
+    """Whether an untracked file is small, text and not hidden."""
     is_file = path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_UNTRACKED_BYTES
-    return is_file and b"\0" not in path.read_bytes()
+    return is_file and not path.name.startswith(".") and b"\0" not in path.read_bytes()
 
 
 def _user() -> str:

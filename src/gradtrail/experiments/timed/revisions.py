@@ -24,7 +24,7 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import CommandError, git, git_bytes, unpack
 from gradtrail.support.progress import progress_bar, stdout_console
 from gradtrail.support.signals import stopping_on_signals
-from gradtrail.tracking.tags import CUT_OFF, param_text
+from gradtrail.tracking.tags import is_cut_off, param_text
 
 TOLERANCE = 0.02  # fraction by which a training may be slower in `gradtrail gate --timed`
 _WORKER = Path(__file__).with_name("worker.py")
@@ -53,7 +53,7 @@ def scratch() -> Iterator[Path]:
 
 def check_out(name: str, commit: str, into: Path, patch: str = "") -> Path:
     """Unpack a commit and apply a `git.diff`; return the project's folder in it. Raises UserError without either."""
-    if any(line.startswith(CUT_OFF) for line in patch.splitlines()):
+    if is_cut_off(patch):
         raise UserError(f"{name}: its git.diff was too large to be stored, so its code is unknown")
     try:
         unpack(commit or "(none)", into, folder=git("rev-parse", "--show-toplevel"))
