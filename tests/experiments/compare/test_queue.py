@@ -58,6 +58,22 @@ def test_waiting_ends_if_no_worker_is_left(capsys: pytest.CaptureFixture[str]) -
     assert "clipping: no worker is left for b: `dvc queue status` shows them" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("states", "failed", "num_starts"),
+    [
+        ([tasks("b", "a"), tasks("b", has_worker=False), tasks(running="b"), tasks()], [], 2),
+        ([tasks("b", "a"), tasks("b", has_worker=False)], ["b"], 2),
+        ([tasks("ab", has_worker=False)], ["a", "b"], 1),
+        ([tasks(running="b", has_worker=False)], ["b"], 1),
+    ],
+)
+def test_worker_that_ends_early_is_replaced_if_it_finished_an_experiment(
+    states: list[Tasks], failed: list[str], num_starts: int
+) -> None:
+    queue = Queue(*states)
+    assert (queue.wait(LABELS, "clipping"), queue.num_starts) == (failed, num_starts)
+
+
 @pytest.mark.parametrize("num_faults", [3, 4])
 def test_incomplete_file_of_the_queue_is_read_again(num_faults: int, tmp_path: Any) -> None:
     faults = [UNREADABLE] * num_faults

@@ -71,7 +71,10 @@ class DvcQueue:
         return {labels[name]: f"`dvc queue logs {name}` shows why" for name in self.wait(labels, title)}
 
     def wait(self, labels: Mapping[str, str], title: str) -> list[str]:
-        """Start the queue and wait for experiments (name → label); return those that failed or have no worker left."""
+        """Start the queue and wait for experiments (name → label); return those that failed or have no worker left.
+
+        If the worker ends before the queue is empty, another is started, as long as each finishes an experiment.
+        """
         if not labels:
             return []
         try:
@@ -83,6 +86,7 @@ class DvcQueue:
 
     def _follow(self, labels: Mapping[str, str], title: str) -> list[str]:
         remaining, last_worker = dict(labels), time.monotonic()
+        remaining_at_start = len(labels)
         with progress_bar(title, len(labels), unit="steps") as bar:
             while True:
                 tasks = self.read()
@@ -95,6 +99,11 @@ class DvcQueue:
                 if tasks.has_worker:
                     last_worker = time.monotonic()
                 is_stuck = time.monotonic() - last_worker >= _STARTUP_SECONDS and not tasks.has_worker
+                # A worker that gets an earlier `dvc queue stop` ends after one experiment
+                if is_stuck and len(remaining) < remaining_at_start and not remaining.keys().isdisjoint(tasks.waiting):
+                    self.start()
+                    remaining_at_start, last_worker = len(remaining), time.monotonic()
+                    continue
                 if remaining and is_stuck:
                     bar.print(f"{title}: no worker is left for {', '.join(remaining)}: {_REMOVE}")
                 if not remaining or is_stuck:
