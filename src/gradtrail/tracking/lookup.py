@@ -73,7 +73,7 @@ def look_up(name: str, runs: Iterable[Run], place: Path = Path()) -> list[Run]:
     path = place / name
     if path.exists():
         return _writers(path, runs)
-    if commits:
+    if commit:
         raise UserError(
             f"{name}: a DVC experiment without a run; `gradtrail sync` adds it once DVC's cache has its files: "
             "`dvc exp pull` fetches them from a DVC remote; without one, commit your changes, and "
