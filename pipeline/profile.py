@@ -47,7 +47,7 @@ def main(stage: Stage) -> None:
             if note := precision_note(ratios, configured.precision, configured.batch_size):
                 print(f"profile: {note}", flush=True)
         run.outs()
-        if timed:  # drawn while the logger logs the outs
+        if timed:
             with tempfile.TemporaryDirectory() as name:
                 timings.write(Path(name), timed, configured, title)
                 run.files(Path(name), "timings")

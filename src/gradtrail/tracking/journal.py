@@ -242,7 +242,7 @@ class Journal:
             self._write("files", path=str(folder.relative_to(self.folder)), under="checkpoint")
 
     def outs(self) -> None:
-        """Log all outputs of the stage: metrics, curves, figures, tables and digests; and link related runs."""
+        """Log all outputs, once the stage has finished: metrics, curves, figures, tables and digests; link runs."""
         with self.best_effort():
             self._write("outs")
 

@@ -13,6 +13,8 @@ from projects import Project, warm
 from ruamel.yaml import YAML
 from warm_python import warm_python
 
+from gradtrail.stages.common.stage import Stage
+from gradtrail.support.errors import UserError
 from gradtrail.tracking.sync import describe, sync
 
 LR = "train.adamw.learning_rate"
@@ -152,6 +154,23 @@ def test_an_edit_of_code_that_was_undone_costs_nothing(project: Project) -> None
     expected = contents(project)
     project.dvc("repro", "--force", "--single-item", "train")
     assert contents(project) == expected
+
+
+def test_an_edit_of_an_optional_pipeline_is_noticed(project: Project, here: None) -> None:
+    path = project.folder / "pipeline/audit/dvc.yaml"
+    path.parent.mkdir()
+    entry = {
+        "wdir": "../..",
+        "cmd": "true",
+        "deps": [WORDS],
+        "params": ["fetch", {"pipeline/versions.yaml": ["numpy"]}],
+    }
+    YAML().dump({"stages": {"audit": entry}}, path)
+    inputs = Stage("audit").inputs
+    inputs.require_unchanged()
+    YAML().dump({"stages": {"audit": entry | {"cmd": "false"}}}, path)
+    with pytest.raises(UserError, match=r"^pipeline/audit/dvc\.yaml: stage audit changed while audit ran"):
+        inputs.require_unchanged()
 
 
 def test_an_edit_of_another_stages_params_costs_nothing(project: Project) -> None:

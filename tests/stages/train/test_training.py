@@ -251,6 +251,17 @@ def test_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
     assert bits(result) == bits(straight)
 
 
+def test_no_checkpoint_is_written_once_data_were_touched(tmp_path: Path) -> None:
+    """A later attempt would resume from what other data may have made."""
+
+    def refuse() -> None:
+        raise UserError("data/processed/train/images.npy was written")
+
+    with pytest.raises(UserError, match=r"images\.npy was written"):
+        run(train_config(epochs=3), tmp_path, Listener(1), require_data=refuse)
+    assert not [*tmp_path.rglob("step_*")]
+
+
 def test_killed_private_training_spends_no_more_and_its_checkpoints_do_not_hold_its_keys(tmp_path: Path) -> None:
     straight = run(PRIVATE, None, Listener(None), secret=SECRET)
     engine, seeds = make_engine(PRIVATE, SPLIT)[0], PRIVATE.seeds_of(PRIVATE.seed)
