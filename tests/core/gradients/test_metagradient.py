@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,12 +25,14 @@ from factories import (
     seed_keys,
     train_config,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from jaxtyping import Array
 
 from gradtrail.core.batching import normalize
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data import AugmentationConfig
-from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient, floats_of
+from gradtrail.core.gradients.metagradient import Metagradient, choose_length, compile_metagradient, floats_of
 from gradtrail.core.nn.losses import cross_entropy
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, Params
@@ -180,6 +183,28 @@ def test_too_little_memory_is_one_line_that_names_enough() -> None:
     assert " ".join(words[:5]) == "what_if.memory_mib must be at least"
     assert " ".join(words[6:]) == "for 9 steps and 5 outputs, got 1; fewer of either, or a smaller network, need less"
     assert compiled(config, memory_bytes=int(words[5]) * 2**20).program.num_steps == 9
+
+
+@given(st.integers(1, 5000), st.integers(1, 10**6), st.integers(0, 10**8), st.integers(1, 10**7), st.integers(0, 10**7))
+def test_length_of_a_part_that_needs_the_least_memory_is_found_by_three_compilations(
+    num_steps: int, state: int, fixed: int, each: int, outputs: int
+) -> None:
+    """The states before all parts and the products of a part are traded; the oracle tries every length."""
+    tried: list[int] = []
+
+    def part_bytes(steps: int) -> int:
+        tried.append(steps)
+        return fixed + each * steps
+
+    def needed(steps: int) -> int:
+        return max(fixed + each * steps, outputs) + state * math.ceil(num_steps / steps)
+
+    best = min(map(needed, range(1, num_steps + 1)))
+    for budget in (best, best - 1):
+        tried.clear()
+        steps, memory = choose_length(part_bytes, num_steps, state, outputs, budget)
+        assert memory == needed(steps) == best
+        assert len(tried) == len({*tried}) <= 3
 
 
 REFUSED = {

@@ -126,6 +126,7 @@ def test_noise_scale_is_measured_if_batches_have_parts(history: History) -> None
     trace, squared_norm = noise_scale.from_two_batch_sizes(*columns, small_size=2, large_size=4)
     expected = trace / np.where(squared_norm > 0, squared_norm, np.nan)
     assert metrics == ({"noise_scale": pytest.approx(np.nanmean(expected))} if (squared_norm > 0).any() else {})
+    assert tables.measure_noise_scale(in_parts, 8, 2) == {}, "no batch is full, as where examples were removed"
 
 
 PRIVATE = dataclasses.replace(NOT_PRIVATE, enabled=True)

@@ -128,26 +128,21 @@ def compile_metagradient(
         order = jax.ShapeDtypeStruct((steps, config.batch_size), jnp.int32)
         return state, examples, order, jax.ShapeDtypeStruct((), jnp.int32)
 
-    # A first guess: the products of a step often take more memory than a state
-    steps = math.ceil(math.sqrt(num_steps) / 2)
     with_derivative = compiler.compile("outputs", final, outputs, state)
-    least = math.inf
-    while True:
-        arguments = (*part(steps), cotangents, sums)
-        pull_back = compiler.compile(
-            "pull_back", functools.partial(pull_back_part, run), *arguments, donate_argnums=(4, 5)
+    pull_backs: dict[int, CompiledFunction] = {}
+
+    def pull_back_bytes(steps: int) -> int:
+        function, arguments = functools.partial(pull_back_part, run), (*part(steps), cotangents, sums)
+        pull_backs[steps] = compiler.compile("pull_back", function, *arguments, donate_argnums=(4, 5))
+        return pull_backs[steps].cost.total_bytes
+
+    fixed = with_derivative.cost.total_bytes
+    steps, needed = choose_length(pull_back_bytes, num_steps, state_bytes, fixed, memory_bytes)
+    if needed > memory_bytes:
+        raise ConfigError(
+            f"what_if.memory_mib must be at least {math.ceil(needed / 2**20):,} for {num_steps:,} steps and "
+            f"{values.size} outputs, got {memory_bytes // 2**20:,}; fewer of either, or a smaller network, need less"
         )
-        largest = max(pull_back.cost.total_bytes, with_derivative.cost.total_bytes)
-        needed = largest + state_bytes * math.ceil(num_steps / steps)
-        if needed <= memory_bytes:
-            break
-        if needed >= least or steps == 1:
-            mib = math.ceil(min(needed, least) / 2**20)
-            raise ConfigError(
-                f"what_if.memory_mib must be at least {mib:,} for {num_steps:,} steps and {values.size} outputs, "
-                f"got {memory_bytes // 2**20:,}; fewer of either, or a smaller network, need less"
-            )
-        steps, least = steps // 2, needed
     return Metagradient(
         program=dataclasses.replace(
             program,
@@ -157,9 +152,44 @@ def compile_metagradient(
         run=compiler.compile("train_part", run, *part(steps)),
         with_derivative=with_derivative,
         output_function=outputs,
-        pull_back=pull_back,
+        pull_back=pull_backs[steps],
         steps_per_part=steps,
     )
+
+
+def choose_length(
+    part_bytes: Callable[[int], int], num_steps: int, state_bytes: int, output_bytes: int, memory_bytes: int
+) -> tuple[int, int]:
+    """Return the number of steps of a part and the bytes of the derivative: within the budget, or the least found.
+
+    Short parts have many states before them, long ones many products. The memory of a part is about linear in its
+    steps, so the next length to try is the best one on the line through the two that needed least.
+
+    Args:
+        part_bytes: steps of a part → its memory, which takes a compilation.
+        state_bytes: memory of the state before each part.
+        output_bytes: memory of the derivative of the outputs, while the states are there but no part.
+        memory_bytes: budget.
+    """
+
+    def needed(steps: Any, of_part: Any) -> Any:
+        return np.maximum(of_part, output_bytes) + state_bytes * -(-num_steps // steps)
+
+    lengths, parts = np.arange(1, num_steps + 1), dict[int, int]()
+    steps = math.ceil(math.sqrt(num_steps) / 2)  # the products of a step often take more memory than a state
+    while steps not in parts:
+        parts[steps] = part_bytes(steps)
+        if needed(steps, parts[steps]) <= memory_bytes:
+            break
+        one, *others = sorted(parts, key=lambda steps: needed(steps, parts[steps]))
+        if others:
+            slope = (parts[others[0]] - parts[one]) / (others[0] - one)
+            steps = int(lengths[np.argmin(needed(lengths, parts[one] + slope * (lengths - one)))])
+        else:
+            steps = 2 * one if state_bytes * num_steps / one > parts[one] else one // 2
+            steps = min(max(steps, 1), num_steps)
+    steps = min(parts, key=lambda steps: needed(steps, parts[steps]))
+    return steps, int(needed(steps, parts[steps]))
 
 
 def run_part(

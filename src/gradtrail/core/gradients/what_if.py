@@ -32,7 +32,7 @@ class WhatIfConfig:
     # `example_id` of the test examples whose margins are predicted; empty for mistakes spread over all margins
     test_examples: tuple[CountOrZero, ...]
     num_examples: Annotated[int, Bounds(at_least=1, at_most=_MAX_TEST_EXAMPLES)]  # number of them if it is empty
-    memory_mib: Count  # memory for the derivative; with less, the training is run in shorter parts
+    memory_mib: Count  # memory for the derivative; with less, the training is run in parts of another length
 
     def check(self) -> None:
         Bounds(at_most=_MAX_TEST_EXAMPLES).check("test_examples: number of them", len(self.test_examples))
