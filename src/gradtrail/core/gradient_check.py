@@ -158,7 +158,6 @@ def _layer_results(
         "grads": _error(layer.grads(inputs, cotangent), rows),
         "squared_grad_norms": _error(layer.squared_grad_norms(inputs, cotangent), jnp.sum(rows**2, axis=1)),
         "grad_dots": _error(layer.grad_dots(inputs, cotangent, direction), rows @ along.T),
-        "grad_products": _error(layer.grad_products(inputs, cotangent, inputs, cotangent), rows @ rows.T),
     }
     terms = {}
     for copies in (1, 2):
@@ -185,7 +184,7 @@ def _dependence(places: Places, logits: Mapping[int, np.ndarray]) -> str | None:
     sizes = np.concatenate([np.full(rows.size, size) for size, rows in places.items()])
     columns = np.concatenate([np.tile(np.arange(size), len(rows)) for size, rows in places.items()])
     values = np.concatenate([logits[size].reshape(-1, logits[size].shape[-1]) for size in places])
-    for what, same in {
+    for cause, same in {
         "the other images of its batch": (images, sizes, columns),
         "its place in the batch": (images, sizes),
         "the size of the batch": (images,),
@@ -195,7 +194,7 @@ def _dependence(places: Places, logits: Mapping[int, np.ndarray]) -> str | None:
         np.minimum.at(lowest, group, values)
         np.maximum.at(highest, group, values)
         if np.max(highest - lowest) > _LOGITS_ERROR * np.max(np.abs(logits[1])):
-            return f"the logits of an image depend on {what}, {_REMEDY}"
+            return f"the logits of an image depend on {cause}, {_REMEDY}"
     return None
 
 
