@@ -7,6 +7,7 @@ start_logger(__name__)
 import itertools
 from pathlib import Path
 
+from gradtrail.core.gradient_check import check_gradients
 from gradtrail.core.gradients.analysis import GradientsConfig, analyze, num_visits
 from gradtrail.core.gradients.exact import float64_errors
 from gradtrail.core.xla.compiler import static_costs
@@ -30,6 +31,7 @@ def main(stage: Stage) -> None:
     train = as_trained(data_files.read_split(Path("data/processed/train")), Path("results/train"))
     members = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
     first = next(members)
+    check_gradients(first.model, [first.params])
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         passes, exact = inputs.compile_all(first, splits, compiler=compiler)

@@ -6,9 +6,11 @@ start_logger(__name__)
 
 from pathlib import Path
 
+from gradtrail.core.gradient_check import check_gradients
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, draw_canaries
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.private import rows_at_once
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import privacy_audit
 from gradtrail.stages.artifacts import accounting, data_files
@@ -31,7 +33,7 @@ def main(stage: Stage) -> None:
     noise = accounting.account(train_config, len(train)).noise_multiplier
     set_cpu_devices(train_config.shards)
     model = Model(train_config.model_config(info.image_shape, info.num_classes), remat=train_config.remat)
-    model.require_independent()
+    check_gradients(model, batch_size=rows_at_once(train_config, model))
 
     with tracked(stage) as run, compiling(run) as compiler:
         training = AuditedTraining(train_config, model, len(train), config.num_canaries, noise, compiler=compiler)

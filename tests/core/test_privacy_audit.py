@@ -11,12 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from definitions import per_example_grads, per_example_norm
-from factories import NETWORKS, NUM_CLASSES, SHAPE, new_compiler, privacy_audit_config, random_split, train_config
+from factories import (
+    NETWORKS,
+    NUM_CLASSES,
+    ROOT,
+    SHAPE,
+    initial_params,
+    new_compiler,
+    privacy_audit_config,
+    random_split,
+    train_config,
+)
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.inference import abstract_batch
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.nn.own import Own
 from gradtrail.core.per_example import forward_of, layer_metrics
 from gradtrail.core.privacy_audit import (
     AuditedTraining,
@@ -168,6 +179,21 @@ def test_signals_of_hidden_layers_leave_the_bias_out() -> None:
         bias_size = layers[name].bias.size  # the bias comes first
         kernels = np.asarray(layers[name].grads(centred, cotangent))[:, bias_size:]
         np.testing.assert_allclose(signal, np.sum(kernels**2, axis=1) * factors**2, rtol=1e-4, atol=1e-9)
+
+
+def test_signals_of_any_module_are_those_of_its_whole_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config = dataclasses.replace(CONFIG, model=Own(file="raw", config=Own.config_class("raw")(hidden=(4,))))
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    params = initial_params(model)
+    images, labels = jnp.asarray(CANARIES.images), jnp.asarray(CANARIES.labels)
+    products, signals = jax.jit(functools.partial(_products, config, model))(images, labels, params, params)
+    grads = per_example_grads(model, params, images, labels, label_smoothing=CONFIG.label_smoothing)
+    factors = np.minimum(1, CLIP / per_example_norm(grads)) / CLIP
+    rows = np.concatenate([leaf.reshape(len(labels), -1) for leaf in jax.tree.leaves(grads)], axis=1)
+    direction = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)]) * CONFIG.batch_size / CLIP
+    np.testing.assert_allclose(products, [rows @ direction * factors], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(signals, [np.sum(rows**2, axis=1) * factors**2], rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])

@@ -141,7 +141,7 @@ def unknown_layers(model: Model) -> list[str]:
     return [
         f"{name} ({', '.join(_parts(layer))})" if isinstance(layer, OtherLayer) else name
         for name, layer in model.layers().items()
-        if type(layer).grads is Layer.grads
+        if (type(layer).grads, type(layer).squared_grad_norms) == (Layer.grads, Layer.squared_grad_norms)
     ]
 
 

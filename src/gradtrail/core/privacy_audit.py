@@ -93,7 +93,8 @@ class AuditTrace:
     """Record of an audited training.
 
     A canary's direction d in a layer is its clipped gradient, made of the layer's inputs less their mean over the
-    canaries of its tile, and without the bias: what all images share is large and irrelevant.
+    canaries of its tile, and without the bias: what all images share is large and irrelevant. A layer without a bias
+    of its own has the whole clipped gradient.
     """
 
     # inner products ⟨d, Σ + σ C z⟩ / C² with the sum for the optimizer, in units of the clip norm C, float32
@@ -237,12 +238,15 @@ def _products(
     directions = model.split_by_layer(jax.tree.map(lambda leaf: leaf[None] * (config.batch_size / clip), grads))
 
     def measure(layer: Layer, direction: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array, Array]:
+        squared = layer.squared_grad_norms(inputs, cotangent)
+        if "bias" not in direction:  # such as any module, whose gradient may not be linear in the inputs
+            return squared, squared, layer.grad_dots(inputs, cotangent, direction)[:, 0]
         centred = inputs - jnp.mean(inputs, axis=layer.batch_axis, keepdims=True)
         kernel_direction = {**direction, "bias": jnp.zeros_like(direction["bias"])}
         dots = layer.grad_dots(centred, cotangent, kernel_direction)[:, 0]
         bias_norms = layer.squared_grad_norms(jnp.zeros_like(inputs), cotangent)  # the gradient's only other part is 0
         signals = jnp.maximum(0.0, layer.squared_grad_norms(centred, cotangent) - bias_norms)
-        return layer.squared_grad_norms(inputs, cotangent), signals, dots
+        return squared, signals, dots
 
     def tile_products(images: Array, labels: Array) -> tuple[Array, Array]:
         forward = bounded_forward(forward_of(model, params, images, labels, config.label_smoothing))

@@ -16,9 +16,10 @@ from flax import nnx
 
 from gradtrail.core import per_example
 from gradtrail.core.config import ConfigError
+from gradtrail.core.nn import losses
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import identity_tap
-from gradtrail.core.nn.models import Model
+from gradtrail.core.nn.models import Model, by_path
 from gradtrail.core.nn.own import Own
 from gradtrail.core.per_example import Clipping
 
@@ -157,6 +158,16 @@ def test_layers_of_the_project_are_fast_and_others_are_named(make: MakeModel) ->
     assert per_example.unknown_layers(make(MIXED, width=4, dropout=0.0)) == ["norm (LayerNorm)"]
     assert per_example.unknown_layers(make(SIMPLE, width=4)) == ["network (Linear)"]
     assert per_example.unknown_layers(make(RAW, width=4)) == ["network (functions)"]
+    fast = (
+        "class Fast(OtherLayer):\n    def squared_grad_norms(self, inputs, cotangent):\n        return inputs[:, 0]\n"
+    )
+    text = MIXED.replace("= OtherLayer(", "= Fast(")
+    assert per_example.unknown_layers(make(fast + text, width=4, dropout=0.0)) == []
+
+
+def test_an_attribute_of_a_module_may_have_any_name(make: MakeModel) -> None:
+    model = make(MIXED.replace("self.last", "self.remat"), width=4, dropout=0.0)
+    assert {"remat/bias", "remat/kernel"} < by_path(model.abstract_params()).keys()
 
 
 def test_dropout_draws_from_the_key_of_each_example(make: MakeModel) -> None:
@@ -166,8 +177,31 @@ def test_dropout_draws_from_the_key_of_each_example(make: MakeModel) -> None:
     logits = model.apply(params, images, key=keys)
     np.testing.assert_array_equal(logits[0], logits[2])
     assert not np.allclose(logits[0], logits[1])
-    with pytest.raises(ConfigError, match=r"^train.own.dropout must be 0 with privacy.enabled"):
-        model.apply(params, images, key=keys, tap=lambda _, layer, inputs: layer(inputs))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_private_training_has_the_dropout_of_each_example(make: MakeModel, precision: Precision) -> None:
+    """A module without `tap` is one layer, which gets an example and its key."""
+    model = make(SIMPLE, precision=precision, width=40, dropout=0.5)
+    params, labels = initial_params(model), jnp.array([0, 2, 1], jnp.int32)
+    images = jnp.asarray(np.random.default_rng(0).random((3, 4, 3), np.float32))
+    keys = jax.random.split(jax.random.key(1), 3)
+
+    def loss(params: Any, *example: jax.Array) -> jax.Array:
+        image, label, key = (leaf[None] for leaf in example)
+        return losses.cross_entropy(model.apply(params, image, key=key), label)[0]
+
+    @jax.jit
+    def computed(params: Any) -> Any:
+        clipping = Clipping(norm=1e3, copies=1, label_smoothing=0.0)
+        clipped = per_example.clipped_grad_sum(model, params, images, labels, jnp.ones(3, bool), clipping, key=keys)
+        return clipped[:2], jax.vmap(jax.grad(loss), (None, 0, 0, 0))(params, images, labels, keys)
+
+    (total, norms), grads = computed(params)
+    tolerance = 1e-5 if precision == "float32" else 0.02
+    np.testing.assert_allclose(norms, per_example_norm(grads), rtol=tolerance)
+    for result, rows in zip(jax.tree.leaves(total), jax.tree.leaves(grads), strict=True):
+        np.testing.assert_allclose(result, np.sum(rows, axis=0), atol=tolerance * np.max(np.abs(rows)))
 
 
 def test_an_image_that_overflows_adds_a_finite_gradient_of_bounded_norm(make: MakeModel) -> None:
@@ -231,6 +265,10 @@ REFUSED = {
         MIXED.replace("tap(self.norm, tap(", "tap(self.norm, tap(self.norm, tap(").replace("-1)))", "-1))))"),
         r"must call each Layer once through `tap`, got first, last, norm, norm$",
     ),
+    "two layers with one parameter": (
+        MIXED.replace("        self.dropout", "        self.norm.module.bias = self.first.bias\n        self.dropout"),
+        r"the parameter norm/module/bias belongs to two layers; wrap both modules as one: gradtrail",
+    ),
     "parameter outside of layers": (
         MIXED.replace("        self.dropout", "        self.scale = nnx.Param(jnp.ones(3))\n        self.dropout"),
         r"the parameter scale belongs to no Layer; wrap its module: gradtrail.core.nn.own.OtherLayer\(module\)$",
@@ -245,10 +283,3 @@ def test_file_is_refused_in_one_line(make: MakeModel, name: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         make(text, **fields)
     assert "\n" not in str(caught.value)
-
-
-def test_images_of_a_batch_must_not_depend_on_each_other(make: MakeModel) -> None:
-    make(SIMPLE, width=4).require_independent()
-    model = make(SIMPLE.replace("nnx.relu(", "nnx.relu(jnp.mean(images) + "), width=4)
-    with pytest.raises(ConfigError, match=r"^pipeline/networks/mine.py: the logits of an image depend on the other"):
-        model.require_independent()

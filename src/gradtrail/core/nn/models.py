@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree, UInt8
 
 from gradtrail.core.batching import normalize
@@ -24,7 +23,7 @@ from gradtrail.core.nn.features import FeaturesKind, features_of, features_shape
 from gradtrail.core.nn.layers import Layer, identity_tap
 from gradtrail.core.nn.mixer import Mixer
 from gradtrail.core.nn.mlp import MLP, Linear
-from gradtrail.core.nn.own import Own, faults
+from gradtrail.core.nn.own import WRAPPER, Own, faults
 
 Params: TypeAlias = PyTree[Float[Array, "..."]]
 HostParams: TypeAlias = PyTree[Float[np.ndarray, "..."]]
@@ -150,44 +149,26 @@ class Model:
                         f"{path}: logits must be float32 of shape {(2, self.config.num_classes)} for images of shape "
                         f"{images.shape}, got {logits.dtype} of shape {logits.shape}"
                     )
-        if sorted(tapped) != sorted(self.layers()):
+        layers = self.layers()
+        if sorted(tapped) != sorted(layers):
             raise ConfigError(
                 f"{path}: must call each Layer once through `tap`, got {', '.join(sorted(tapped)) or 'none'}"
             )
-        for parameter in by_path(params):
-            if not any(parameter.startswith(f"{name}/") for name in tapped):
-                raise ConfigError(
-                    f"{path}: the parameter {parameter} belongs to no Layer; "
-                    "wrap its module: gradtrail.core.nn.own.OtherLayer(module)"
-                )
-
-    def require_independent(self) -> None:
-        """Raise ConfigError, one line, if the logits of an image depend on the other images of its batch.
-
-        Tested for a network of one's own, at random parameters and images: those of all others are independent.
-        """
-        if not isinstance(self.config.network, Own):
-            return
-
-        def logits_beside_others(key: Key[Array, ""]) -> list[Array]:
-            keys = jax.random.split(key, 3)
-            flat, unflatten = ravel_pytree(self.init(key=keys[0]))
-            params = unflatten(flat + 0.1 * jax.random.normal(keys[1], flat.shape))  # zeros would hide a dependence
-            one, two, three = jax.random.uniform(keys[2], (3, *self.config.image_shape))
-            return [self.apply(params, jnp.stack([one, other]))[0] for other in (two, three)]
-
-        first, second = map(np.asarray, jax.jit(logits_beside_others)(jax.random.key(0)))
-        if not np.allclose(first, second, rtol=1e-4, atol=1e-4 * np.max(np.abs(first))):
-            raise ConfigError(
-                f"{self.config.network.path}: the logits of an image depend on the other images of its batch, so there "
-                "are no per-example gradients; reduce over no axis of the batch"
-            )
+        parameters = {
+            f"{name}/{parameter}"
+            for name, layer in layers.items()
+            for parameter in by_path(nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
+        }
+        for parameter in sorted(by_path(params).keys() ^ parameters):
+            fault = "two layers; wrap both modules as one" if parameter in parameters else "no Layer; wrap its module"
+            raise ConfigError(f"{path}: the parameter {parameter} belongs to {fault}: {WRAPPER}")
 
     def _make_network(self, rngs: nnx.Rngs) -> nnx.Module:
         config = self.config
         shape = features_shape(config.features, config.image_shape)
         network: Any = config.network.build(shape, config.num_classes, precision=config.precision, rngs=rngs)
-        network.remat = self._remat
+        if not isinstance(config.network, Own):  # of whose module it may be another attribute
+            network.remat = self._remat
         return network
 
 

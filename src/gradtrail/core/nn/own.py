@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
 import sys
 import traceback
 import types
@@ -26,6 +27,7 @@ from gradtrail.core.names import NETWORKS
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import Layer, Tap, identity_tap
 
+WRAPPER = "gradtrail.core.nn.own.OtherLayer(module)"
 _MAX_FAULT = 300  # characters of an error of the file
 _PACKAGE = "gradtrail_networks"  # package of all files in `NETWORKS`, so that one can import from another
 _REMEDIES = {
@@ -105,7 +107,7 @@ class Own:
         if "key" in arguments and not hasattr(self.config, "dropout"):
             raise ConfigError(f"{self.path}: the module takes `key`, so Network needs a field `dropout`")
         if "tap" not in arguments:
-            return SingleLayer(module, "float32" if takes_precision else precision)
+            return SingleLayer(module, "float32" if takes_precision else precision, shape)
         if not takes_precision:
             raise ConfigError(f"{self.path}: build must take `precision`, as the layers need it that go through `tap`")
         return module
@@ -136,18 +138,49 @@ class OtherLayer(Layer):
         return outputs.astype(jnp.float32) if outputs.dtype.itemsize == 2 else outputs
 
 
+class WholeNetwork(OtherLayer):
+    """The only layer of a network without `tap`.
+
+    A tap passes one array of floats to a layer. With `key` this is, of each example, its inputs as a vector and then
+    the halves of the words of its key, which float32 holds exactly.
+    """
+
+    def __init__(self, module: nnx.Module, precision: Precision, shape: tuple[int, ...]):
+        super().__init__(module, precision)
+        self.shape = shape
+
+    def __call__(self, inputs: Float[Array, "batch ..."]) -> Float[Array, "batch ..."]:
+        if inputs.shape[1:] == self.shape:
+            return super().__call__(inputs)
+
+        def call(row: Array) -> Array:
+            size = math.prod(self.shape)
+            high, low = jnp.split(row[size:].astype(jnp.uint32), 2)
+            key = jax.random.wrap_key_data((high << 16) | low)
+            return self.on_batch(row[:size].reshape(1, *self.shape), key=key[None])[0]
+
+        outputs: Array = jax.vmap(call)(inputs)
+        return outputs
+
+    def with_keys(self, inputs: Float[Array, "batch ..."], key: Key[Array, " batch"]) -> Float[Array, "batch _"]:
+        """Return the inputs of a call with keys."""
+        words = jax.random.key_data(key)
+        halves = jnp.concatenate([words >> 16, words & 0xFFFF], axis=1).astype(inputs.dtype)
+        return jnp.concatenate([inputs.reshape(len(inputs), -1), halves], axis=1)
+
+
 class SingleLayer(nnx.Module):
     """A network that is one layer."""
 
-    def __init__(self, module: nnx.Module, precision: Precision):
-        self.network = OtherLayer(module, precision)
+    def __init__(self, module: nnx.Module, precision: Precision, shape: tuple[int, ...]):
+        self.network = WholeNetwork(module, precision, shape)
         self.takes_key = "key" in inspect.signature(module.__call__).parameters
 
     def __call__(self, inputs: Float[Array, "batch ..."], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
         if tap is identity_tap:
             return self.network.on_batch(inputs, **({"key": key} if self.takes_key else {}))
-        if key is not None:
-            raise ConfigError("train.own.dropout must be 0 with privacy.enabled, unless the module takes `tap`")
+        if self.takes_key and key is not None:
+            inputs = self.network.with_keys(inputs, key)
         return tap(self.network, inputs)
 
 

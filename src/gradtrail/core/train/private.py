@@ -51,14 +51,25 @@ class Mechanism:
     ) -> "Mechanism":
         """Return the mechanism of a training of `num_steps`."""
         room = batch_capacity(num_examples, config.batch_size, num_steps, delta=config.privacy.delta)
-        copies, share = config.privacy.augmentation_multiplicity, config.batch_size // config.accumulation_steps
-        is_dense = isinstance(model.config.network, MLP | Linear)
-        most = _dense_tile(config.batch_size, copies) if is_dense else _ROWS // copies
-        tile = max(1, min(most, share // config.shards))
+        tile = _tile_size(config, model)
         step = tile * config.shards
         return cls(
             noise_multiplier=noise_multiplier, num_examples=num_examples, capacity=-(-room // step) * step, tile=tile
         )
+
+
+def rows_at_once(config: TrainConfig, model: Model) -> int:
+    """Return the number of rows that a device processes together, in a private training or another one."""
+    if config.privacy.enabled:
+        return _tile_size(config, model) * config.privacy.augmentation_multiplicity
+    return config.batch_size // (config.accumulation_steps * config.shards)
+
+
+def _tile_size(config: TrainConfig, model: Model) -> int:
+    copies, share = config.privacy.augmentation_multiplicity, config.batch_size // config.accumulation_steps
+    is_dense = isinstance(model.config.network, MLP | Linear)
+    most = _dense_tile(config.batch_size, copies) if is_dense else _ROWS // copies
+    return max(1, min(most, share // config.shards))
 
 
 def batch_capacity(num_examples: int, batch_size: int, num_steps: int, *, delta: float) -> int:

@@ -5,13 +5,14 @@ import dataclasses
 import hashlib
 import json
 import os
-from typing import Any
+from collections.abc import Collection
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gradtrail.core.data import Split
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.history import History, LearningDynamics
+from gradtrail.core.train.history import EpochRecord, History, LearningDynamics
 from gradtrail.core.train.privacy import PrivacyConfig
 from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.common.params import as_written
@@ -20,9 +21,11 @@ from gradtrail.support.errors import UserError
 VARIABLE = "GRADTRAIL_PRIVACY_SECRET"
 _FEWEST = 32  # characters: a shorter one could be found by its digest
 _MEMBER_KEYS = ("seed", "members", "vary")  # params that select members
-# Columns of steps and of epochs that are redacted. Results on the validation split stay, which a private training does
-# not protect, and so do the gradient norms of steps, which are those of noised sums.
-REDACTED_COLUMNS = ("loss", "cross_entropy", "accuracy")
+# The columns of a training to publish, and no others: results on the validation split, which a private training does
+# not protect; gradient norms of steps, which are those of noised sums; and what no example has a part in.
+PUBLIC_OF_EPOCHS = frozenset({"epoch", "validation_loss", "validation_accuracy"})
+PUBLIC_OF_STEPS = frozenset({"grad_norm", "learning_rate"})
+_Record = TypeVar("_Record", EpochRecord, StepRecord)
 
 
 def training_secret(config: TrainConfig, train: Split) -> str | None:
@@ -51,25 +54,39 @@ def training_secret(config: TrainConfig, train: Split) -> str | None:
     return f"{secret}:{sha256.hexdigest()}"
 
 
+def is_redacted(privacy: PrivacyConfig) -> bool:
+    """Whether the outputs of a training are to be published: then they hold what its noise covers, and nothing else."""
+    return privacy.enabled and privacy.release
+
+
 def redacted_history(history: History, privacy: PrivacyConfig) -> History:
     """Return the publishable history: for a private training with `release` a redacted copy, else the history itself.
 
-    Losses and accuracies are NaN, batches have 0 examples, and the learning dynamics have no examples.
+    Columns of epochs and steps are blank unless they are public, and the learning dynamics have no examples.
     """
-    if not (privacy.enabled and privacy.release):
+    if not is_redacted(privacy):
         return history
     result = copy.copy(history)
-    blank: dict[str, Any] = dict.fromkeys(REDACTED_COLUMNS, float("nan"))
-    result.epochs = [dataclasses.replace(record, **blank) for record in history.epochs]
-    result.steps = [redacted_steps(part, privacy) for part in history.steps]
+    result.epochs = [_redacted(record, PUBLIC_OF_EPOCHS) for record in history.epochs]
+    result.steps = [_redacted(part, PUBLIC_OF_STEPS) for part in history.steps]
     result.dynamics = LearningDynamics(0)
     return result
 
 
 def redacted_steps(steps: StepRecord, privacy: PrivacyConfig) -> StepRecord:
     """Return the publishable records of steps, on the host; see `redacted_history`."""
-    if not (privacy.enabled and privacy.release):
-        return steps
-    blank: dict[str, Any] = {name: np.full_like(getattr(steps, name), np.nan) for name in REDACTED_COLUMNS}
-    blank["num_examples"] = np.zeros_like(steps.num_examples)
-    return dataclasses.replace(steps, **blank, rows=None)
+    return _redacted(steps, PUBLIC_OF_STEPS) if is_redacted(privacy) else steps
+
+
+def _redacted(record: _Record, public: Collection[str]) -> _Record:
+    fields = (field.name for field in dataclasses.fields(record) if field.name not in public)
+    blanks: dict[str, Any] = {name: _blank(getattr(record, name)) for name in fields}
+    return dataclasses.replace(record, **blanks)
+
+
+def _blank(value: object) -> object:
+    """Return NaN in place of each number, 0 where they are whole numbers, and None in place of anything else."""
+    if not isinstance(value, np.ndarray | int | float):
+        return None
+    blank = np.full_like(value, np.nan if np.asarray(value).dtype.kind == "f" else 0)
+    return blank if isinstance(value, np.ndarray) else blank.item()

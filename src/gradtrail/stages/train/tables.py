@@ -1,7 +1,6 @@
 """A training's history as tables: one row per epoch for people and plots, one per step for analyses."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from gradtrail.core.train.history import EpochRecord, History, LearningDynamics
 from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
-from gradtrail.stages.train.privacy import REDACTED_COLUMNS
+from gradtrail.stages.train.privacy import PUBLIC_OF_EPOCHS, is_redacted
 
 COMPARED = (  # metrics that people compare
     *("cross_entropy", "validation_accuracy", "validation_accuracy_sd", "validation_loss", "epochs"),
@@ -113,12 +112,13 @@ def write_all_weights(
 def measure(history: History, config: TrainConfig, planned_steps: int) -> dict[str, float]:
     """Return the metrics of a training: its size, those of the last epoch, the best epoch, and its noise scale.
 
-    Redacted values are left out.
+    Values of the last epoch that may not be published are left out.
     `planned_steps` counts all epochs of the config; early stopping may skip some.
     """
-    last = {key: value for key, value in dataclasses.asdict(history.epochs[-1]).items() if key != "epoch"}
+    last = dataclasses.asdict(history.epochs[-1])
+    names = (name for name in last if name in PUBLIC_OF_EPOCHS or not is_redacted(config.privacy))
     return {
-        **{key: value for key, value in last.items() if not (key in REDACTED_COLUMNS and math.isnan(value))},
+        **{name: last[name] for name in names if name != "epoch"},
         "num_parameters": num_parameters(history.final.params),
         "epochs": len(history.epochs),
         "steps": sum(len(part.loss) for part in history.steps),

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core.data import REMOVED, Split
+from gradtrail.core.gradient_check import check_gradients
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
@@ -27,6 +28,7 @@ from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program
+from gradtrail.core.train.private import rows_at_once
 from gradtrail.core.train.step import RunKeys, StepRecord, TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass
@@ -152,7 +154,7 @@ class Training:
             )
         if config.changes.enabled:
             training.changed_labels = changed_labels(config.changes, train.labels, train.example_id, info.num_classes)
-        training.model.require_independent()
+        check_gradients(training.model, batch_size=rows_at_once(config, training.model))
         return training
 
     @functools.cached_property
