@@ -181,13 +181,13 @@ def choose_length(
         parts[steps] = part_bytes(steps)
         if needed(steps, parts[steps]) <= memory_bytes:
             break
-        one, *others = sorted(parts, key=lambda steps: needed(steps, parts[steps]))
-        if others:
-            slope = (parts[others[0]] - parts[one]) / (others[0] - one)
-            steps = int(lengths[np.argmin(needed(lengths, parts[one] + slope * (lengths - one)))])
-        else:
-            steps = 2 * one if state_bytes * num_steps / one > parts[one] else one // 2
+        if len(parts) == 1:
+            steps = 2 * steps if state_bytes * num_steps / steps > parts[steps] else steps // 2
             steps = min(max(steps, 1), num_steps)
+        else:
+            best, second = sorted(parts, key=lambda steps: needed(steps, parts[steps]))[:2]
+            slope = (parts[second] - parts[best]) / (second - best)
+            steps = int(lengths[np.argmin(needed(lengths, parts[best] + slope * (lengths - best)))])
     steps = min(parts, key=lambda steps: needed(steps, parts[steps]))
     return steps, int(needed(steps, parts[steps]))
 
