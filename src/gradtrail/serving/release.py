@@ -93,7 +93,7 @@ def rollback(reason: str) -> int:
 
 
 def _replaced(champion: str | None) -> str:
-    return f", in place of version {champion}" if champion else "; there was no champion"
+    return f", in place of version {champion}" if champion else ""
 
 
 def versions_of(name: str) -> list[ModelVersion]:
