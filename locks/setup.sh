@@ -48,6 +48,8 @@ fi
 temporary=$(mktemp -d)
 log=$temporary/log
 trap 'rm -rf "$temporary"' EXIT
+exec 3>&2
+trap 'say "stopped; the same command starts again" 2>&3; exit 130' INT # also where the log gets what is said
 
 # A terminal shows the installer's own progress; elsewhere what it says is kept, for the line that names a fault.
 run() {
@@ -74,7 +76,7 @@ began=$(date +%s)
         version=$(version_of "$python")
         case $version in 3.14.*) reason="$reason; 3.14 was not tried" ;; esac
         say "creating $venv with Python $version ($(command -v "$python")), $reason"
-        "$python" -m venv "$venv" >/dev/null || fail "$python could not make the environment $venv"
+        "$python" -m venv "$venv" >"$log" 2>&1 || fail "$python could not make the environment $venv: $(why)"
     else
         missing="no suitable Python on the path ($python)"
         command -v uv >/dev/null 2>&1 || fail "$missing, and no uv to download one; $remedy"

@@ -1,5 +1,6 @@
 """`gradtrail plan`: its statuses are those of `dvc repro`, more work never takes less time, and errors are one line."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -10,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_project import finished_small_project
 
+from gradtrail.core.config import ConfigError
 from gradtrail.experiments import estimate
 from gradtrail.experiments.estimate import Pace, Past
+from gradtrail.experiments.pace import require_network
 from gradtrail.experiments.plan import CACHED, TO_BE_MADE, UP_TO_DATE, override
-from gradtrail.stages.common.params import PARAMS, active_params, flatten, read_yaml
+from gradtrail.stages.common.params import PARAMS, active_params, changed, flatten, read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.tags import param_text
 
@@ -123,3 +126,23 @@ def test_error_in_a_block_of_the_file_is_the_files(tmp_path: Path, monkeypatch: 
         override(params, ["train.model=own"])
     line = "params.yaml: train.own.patchh is not a known key; did you mean 'patch'?; -S set train.model=own"
     assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"train.own.width": 65}, r"transformer\.py:\d+: build fails: .*must be divisible"),
+        ({"fetch.dataset": "cifar10"}, r"transformer\.py:\d+: the network on images of shape \(2, 32, 32, 3\) fails"),
+        ({"fetch.dataset": "folder", "fetch.pictures.size": [30, 30]}, r"on images of shape \(2, 30, 30, 3\) fails"),
+        ({"fetch.dataset": "folder", "fetch.pictures.size": [35, 35], "fetch.pictures.color": False}, ""),
+        ({"fetch.dataset": "idx", "train.own.width": 65}, ""),
+    ],
+)
+def test_network_is_built_before_its_data_are_here(
+    changes: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    params = changed(read_yaml(PARAMS), {"train.model": "own", **changes})
+    with pytest.raises(ConfigError, match=words) if words else contextlib.nullcontext():
+        require_network(params)

@@ -112,5 +112,5 @@ def test_used_port_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
             cli.main()
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, "")
-    assert err.startswith(f"gradtrail: --port {port}: Address already in use")
-    assert err.endswith("; choose another one\n")
+    assert err.startswith(f"gradtrail: port {port}: Address already in use")
+    assert err.endswith(f"; take another: `make ui PORT={port + 1}` or `gradtrail ui --port {port + 1}`\n")

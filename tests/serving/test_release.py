@@ -91,6 +91,7 @@ def test_export_is_registered_once_and_becomes_challenger_then_champion(
     assert (version_of(NAME, "challenger"), champion()) == ("1", None)
     assert crown(run) == 0
     assert (version_of(NAME, "challenger"), champion()) == (None, "1")
+    assert f"version 1 of {NAME} is champion: " in capsys.readouterr().out
     assert crown(run) == 0
     assert "is already champion" in capsys.readouterr().out
     assert len(moves_of(NAME)) == 1
@@ -98,7 +99,10 @@ def test_export_is_registered_once_and_becomes_challenger_then_champion(
 
 
 def test_rollback_goes_back_step_by_step_and_forward_again(
-    client: MlflowClient, model: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    client: MlflowClient,
+    model: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ):
     runs = [model(seed) for seed in range(3)]
     for run in (runs[0], runs[1], runs[2], runs[0]):  # 1, 2, 3, 1
@@ -107,6 +111,7 @@ def test_rollback_goes_back_step_by_step_and_forward_again(
     for _ in range(3):
         assert rollback("it was slow") == 0
         champions.append(champion())
+    assert f"version 1 of {NAME} is champion again, in place of version 2\n" in capsys.readouterr().out
     assert champions == ["3", "2", "1"]
     with pytest.raises(UserError, match="version 1 is champion, and the history has none before it"):
         rollback("")

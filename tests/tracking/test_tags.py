@@ -8,7 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from projects import ROOT
 
+from gradtrail.stages.common.pipeline_file import is_code, read_pipelines
 from gradtrail.tracking import tags as run_tags
 from gradtrail.tracking.tags import PROCESS, is_alive, is_of_this_host, origin_tags, process_tags, working_diff
 
@@ -104,6 +106,12 @@ def test_a_diff_restores_changes_and_small_untracked_files_and_names_others(repo
     git("apply", "../../git.diff")
     assert {name: (repository / name).read_bytes() for name in changed} == changed
     assert (repository / "pipeline/audit/dvc.lock").read_bytes() != b"x"
+
+
+def test_code_and_params_of_every_stage_are_in_the_diff() -> None:
+    specs = read_pipelines(ROOT).values()
+    read = {dep for spec in specs for dep in (*filter(is_code, spec.deps), *spec.params)}
+    assert {path.partition("/")[0] for path in read} <= {*run_tags._READ}
 
 
 def test_file_that_no_stage_reads_makes_no_run_dirty(repository: Path) -> None:

@@ -89,10 +89,15 @@ def estimate_stages(
     texts = active_params({key: param_text(value) for key, value in flatten(params).items()})
     reads_training = {stage for stage in stages if stage == TRAIN or stage in _PROGRAMS}
     if reads_training:
-        from gradtrail.experiments.pace import set_up  # late, as are all imports of JAX here: it takes a second
+        from gradtrail.experiments.pace import (  # late, as all imports of JAX here: it takes a second
+            require_network,
+            set_up,
+        )
 
         set_up(params)
     pace = _pace(params, _examples(texts)[TRAIN]) if TRAIN in stages and _examples(texts) else None
+    if TRAIN in stages and not pace:
+        require_network(params)
     history = _read_history([*stages, *([TRAIN] if reads_training else [])])
     estimates, notes = dict[str, Estimate](), list[str]()
     for stage in stages:

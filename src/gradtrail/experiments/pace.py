@@ -12,6 +12,7 @@ import numpy as np
 
 from gradtrail.core.data import Split
 from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE
+from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import on_host
@@ -19,12 +20,14 @@ from gradtrail.core.train.keys import keys_of
 from gradtrail.stages.artifacts.accounting import account
 from gradtrail.stages.artifacts.data_files import read_info
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_cpu_devices, set_up_jax
-from gradtrail.stages.common.params import PARAMS, validate
+from gradtrail.stages.common.params import IMAGE_FILES, PARAMS, validate
 from gradtrail.stages.common.setup import cached_compiler, take_cache_faults
+from gradtrail.stages.datasets import DATASETS
 from gradtrail.stages.train.training import Training
 
 _SECONDS = 0.5  # time of the timed steps
 _STEPS = 10  # steps of a call
+_CLASSES = 10  # of every entry of the catalog; those of image files are not counted before `fetch`
 
 
 def set_up(params: Mapping[str, Any]) -> None:
@@ -41,6 +44,20 @@ def _configs(params: Mapping[str, Any]) -> tuple[TrainConfig, EnvironmentConfig,
         validate(params["environment"], EnvironmentConfig, f"{PARAMS}: environment"),
         dataclasses.replace(runtime, debug_nans=False, disable_jit=False),
     )
+
+
+def require_network(params: Mapping[str, Any]) -> None:
+    """Build the network for the images of a data set that is not here yet, from shapes alone.
+
+    Raises:
+        UserError, ConfigError: the network cannot be built; one line.
+    """
+    dataset, pictures = params["fetch"]["dataset"], params["fetch"]["pictures"]
+    shape = DATASETS[dataset].image_shape
+    if dataset in IMAGE_FILES:
+        shape = (*pictures["size"], *([3] if pictures["color"] else []))
+    if dataset != "idx":  # whose files alone know the shape
+        Model(_configs(params)[0].model_config(shape, _CLASSES))
 
 
 def time_training(params: Mapping[str, Any], num_examples: int) -> dict[str, Any]:

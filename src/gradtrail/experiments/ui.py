@@ -53,7 +53,8 @@ def serve(port: int) -> None:
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError as error:
-            raise UserError(f"--port {port}: {error.strerror}; choose another one") from None
+            ways = f"`make ui PORT={port + 1}` or `gradtrail ui --port {port + 1}`"
+            raise UserError(f"port {port}: {error.strerror}; take another: {ways}") from None
     try:
         print(describe(sync()))
     except UserError as error:  # the UI can still show the runs in the store

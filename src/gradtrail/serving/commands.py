@@ -31,7 +31,7 @@ def _share(_: click.Context, __: click.Parameter, value: str | None) -> float | 
 
 @click.command(  # stays in its folder, where the images are
     short_help="Classify images with the exported model.",
-    epilog="Example: gradtrail predict three.png seven.png --figure seen.png",
+    epilog="Example: gradtrail predict three.png seven.png --figure results/seen.png",
 )
 @click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE|FOLDER|FILE.parquet...")
 @click.option("--model", metavar="WHICH", help="A folder, or models:/NAME@ALIAS.  [default: models/export]")

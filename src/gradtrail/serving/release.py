@@ -75,7 +75,7 @@ def promote(run: str, *, as_champion: bool, is_forced: bool, reason: str) -> int
     move_champion(client, name, version, _PROMOTED, replaced=champion, reason=reason, forced="; ".join(reasons))
     if version_of(name, CHALLENGER) == version:
         client.delete_registered_model_alias(name, CHALLENGER)
-    _print(f"version {version} of {name} is champion, in place of version {champion or '–'}: {candidate.name}")
+    _print(f"version {version} of {name} is champion{_replaced(champion)}: {candidate.name}")
     return 0
 
 
@@ -88,8 +88,12 @@ def rollback(reason: str) -> int:
         state = f"version {champion} is champion, and the history has none before it" if champion else "no champion"
         raise UserError(f"{name}: {state}; nothing to roll back to")
     move_champion(client, name, target, _ROLLED_BACK, replaced=champion, reason=reason)
-    _print(f"version {target} of {name} is champion again, in place of version {champion or '–'}")
+    _print(f"version {target} of {name} is champion again{_replaced(champion)}")
     return 0
+
+
+def _replaced(champion: str | None) -> str:
+    return f", in place of version {champion}" if champion else ""
 
 
 def versions_of(name: str) -> list[ModelVersion]:

@@ -77,7 +77,7 @@ def look_up(name: str, runs: Iterable[Run], place: Path = Path()) -> list[Run]:
         raise UserError(
             f"{name}: a DVC experiment without a run; `gradtrail sync` adds it once DVC's cache has its files: "
             "`dvc exp pull` fetches them from a DVC remote; without one, commit your changes, and "
-            f"`dvc exp apply {name} && dvc repro` computes them"
+            f"`dvc exp apply {name}; dvc repro` computes them"
         )
     names = {run.info.run_name for run in runs} | {run.data.tags.get("dvc.exp_name", "") for run in runs}
     raise UserError(

@@ -216,6 +216,8 @@ def test_commands_of_the_page_work(page: Path, project: Project) -> None:
     project.git("checkout", "-q", ".")  # what another page left
     project.dvc("checkout", "dvc.yaml")
     for command in commands(page):
+        if command.startswith("make test"):  # of which this is one
+            continue
         if command.startswith("make ui"):
             serve(command.partition("#")[0], project)
         elif "dvc queue start" in command:  # its workers inherit the output, and a pipe would wait for the last of them

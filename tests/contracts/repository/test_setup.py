@@ -73,6 +73,7 @@ def make(folder: Path, python: str, **env: str) -> tuple[int, list[str]]:
         text=True,
         check=False,
         timeout=300,
+        start_new_session=True,  # a group of its own, to which Ctrl-C goes
     )
     lines = [line for line in (result.stdout + result.stderr).splitlines() if not line.startswith("make")]
     return result.returncode, lines
@@ -116,6 +117,16 @@ def test_uv_installs_the_lock_and_comes_from_it_itself(folder: Path) -> None:
     assert lines[1:3] == ["setup: installing uv", "setup: installing locks/base.lock with uv"]
     assert lines[3].startswith("setup: .venv is ready after ")
     assert run_with_fakes(folder) == (0, [], [])
+
+
+@pytest.mark.parametrize("command", ["-m venv", "-m pip"])
+def test_ctrl_c_is_one_line(command: str, folder: Path) -> None:
+    presses = f'[ "$1 $2" != "{command}" ] || {{ echo Traceback >&2; kill -INT 0; sleep 9; }}\n'
+    stopped = PYTHON.replace('case "$1 $2"', f'{presses}case "$1 $2"')
+    _, lines, _ = run_with_fakes(folder, script(folder / "python", stopped))
+    assert lines[-1] == "setup: stopped; the same command starts again"
+    assert all(line.startswith("setup: ") for line in lines)
+    assert not (folder / ".venv" / ".ready").exists()
 
 
 @pytest.fixture

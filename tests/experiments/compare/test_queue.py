@@ -1,5 +1,6 @@
 """What is missing of a comparison is given to an engine; DVC's queue is waited for as long as a worker may run it."""
 
+import json
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from gradtrail.experiments.compare.main import Changes, compare
 from gradtrail.experiments.compare.plan import trainings_of
 from gradtrail.experiments.compare.queue import DvcQueue, Tasks
 from gradtrail.experiments.compare.spec import Comparison, parse_params
+from gradtrail.stages.common.params import PARAMS, changed, read_yaml
 from gradtrail.support.errors import UserError
 
 UNREADABLE = ValueError("half a file")
@@ -92,18 +94,52 @@ def test_incomplete_file_of_the_queue_is_read_again(num_faults: int, tmp_path: A
             queue.read()
 
 
-def test_queue_gets_the_changes_as_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    queued: list[list[str]] = []
-    names = ["one", "two", "three"]
-    monkeypatch.setattr(module, "queue_experiments", lambda commands: queued.extend(commands) or names)
-    changes = {"a": {"train.clip_norm": 1.0}, "b": {"train.clip_norm": None, "train.seed": 2}, "c": {}}
+NAMES = ["one", "two", "three"]
+CHANGES: dict[str, dict[str, Any]] = {
+    "a": {"train.clip_norm": 1.0},
+    "b": {"train.clip_norm": None, "train.seed": 2, "report.title": "a, b"},
+    "c": {},
+}
+
+
+@pytest.fixture
+def queued(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of experiments that DVC queued with the params that it should, under three names."""
+    commands: list[list[str]] = []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(module, "queue_experiments", lambda new: commands.extend(new) or NAMES)
+    monkeypatch.setattr(module, "blobs", lambda revision, _: {"params.yaml": params_of(CHANGES[revision])})
+    return commands
+
+
+def params_of(changes: dict[str, Any]) -> bytes:
+    return json.dumps(changed(read_yaml(PARAMS), changes)).encode()
+
+
+def queue_of_three() -> Queue:
     queue = Queue(Tasks(waiting=(), running=(), failed=("two",), has_worker=True))
-    assert queue.run("clip", {}, changes, "evaluate") == {"b": "`dvc queue logs two` shows why"}
+    entries = [SimpleNamespace(name=name, stash_rev=label) for name, label in zip(NAMES, CHANGES, strict=True)]
+    queue._queue = SimpleNamespace(iter_queued=lambda: entries[:2], iter_active=lambda: entries[2:])
+    return queue
+
+
+def test_queue_gets_the_changes_as_options(queued: list[list[str]]) -> None:
+    assert queue_of_three().run("clip", {}, CHANGES, "evaluate") == {"b": "`dvc queue logs two` shows why"}
     assert [" ".join(command) for command in queued] == [
         "exp run --queue -S train.clip_norm=1.0 evaluate",
-        "exp run --queue -S train.clip_norm=null -S train.seed=2 evaluate",
+        "exp run --queue -S train.clip_norm=null -S train.seed=2 -S report.title='a, b' evaluate",
         "exp run --queue evaluate",
     ]
+
+
+@pytest.mark.usefixtures("queued")
+def test_edit_that_got_into_an_experiment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CHANGES, "c", {"train.epochs": 77})
+    removed: list[tuple[str, ...]] = []
+    monkeypatch.setattr(module, "_dvc", lambda *words, **_: removed.append(words))
+    with pytest.raises(UserError, match=r"^params\.yaml was edited while DVC queued experiments: train\.epochs=77 got"):
+        queue_of_three().run("clip", {}, CHANGES | {"c": {}}, "evaluate")
+    assert removed == [("queue", "remove", "one", "two", "three")]
 
 
 class Planner:

@@ -42,7 +42,7 @@ class Engine(Protocol):
 
 def list_entries() -> None:
     """Print each entry, what is there of it, and what the rest would take."""
-    planner = read_store()
+    planner = _first_planner()
     for name, entry in read_entries().items():
         if isinstance(entry, Comparison):
             print(f"{name}: {entry.about}\n    {_describe(entry, planner)}")
@@ -52,7 +52,7 @@ def list_entries() -> None:
 
 def print_results(seeds: Sequence[int] | None, *, markdown: bool) -> None:
     """Print the results that are there: a table for each comparison, and one for all entries of one variant."""
-    planner = read_store()
+    planner = _first_planner()
     singles: list[CompletedRun] = []
     for entry in read_entries().values():
         if isinstance(entry, Comparison):
@@ -71,7 +71,7 @@ def compare(comparison: Comparison, engine: Engine, seeds: Sequence[int] | None 
     Returns the exit status: 0, 1 if a run failed, or that of `dvc repro` if it failed.
     """
     comparison = with_seeds(comparison, seeds)
-    planner = read_store()
+    planner = _first_planner()
     completed = planner.completed(comparison)
     failed: dict[str, str] = {}
     if missing := planner.trainings(comparison, completed):
@@ -110,6 +110,11 @@ def comparison_lock() -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _first_planner() -> Planner:
+    print("compare: reading the runs in MLflow", file=sys.stderr)  # which takes a while after many commits
+    return read_store()
 
 
 def require_valid(trainings: Changes, name: str) -> None:

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from gradtrail.stages.common.dvc_cache import require_copies
-from gradtrail.stages.common.params import as_options
+from gradtrail.stages.common.params import PARAMS, as_options, as_overrides, changed, flatten, parse_yaml, read_yaml
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.support.git import CommandError, reason, run, with_interpreter
+from gradtrail.support.git import CommandError, blobs, reason, run, with_interpreter
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import stop_request
 
@@ -67,8 +67,36 @@ class DvcQueue:
         """Queue the missing experiments and wait for them; return the reason of each failure, by label."""
         del planned
         commands = [["exp", "run", "--queue", *as_options(changes), stage] for changes in missing.values()]
+        if missing:
+            print(
+                f"{title}: DVC queues {len(missing)} experiments and changes files here meanwhile: edit none",
+                file=sys.stderr,
+            )
+        before = read_yaml(PARAMS)
         labels = dict(zip(queue_experiments(commands), missing, strict=True))
+        self._require_params({name: changed(before, missing[label]) for name, label in labels.items()})
         return {labels[name]: f"`dvc queue logs {name}` shows why" for name in self.wait(labels, title)}
+
+    def _require_params(self, expected: Mapping[str, Mapping[str, Any]]) -> None:
+        """Remove the new experiments if one has other params: DVC changes the files here while it queues.
+
+        An edit of these seconds may be in an experiment, and gone from the file.
+        """
+        for entry in self._entries():
+            if (name := _name(entry)) not in expected:
+                continue
+            params, planned = parse_yaml(blobs(entry.stash_rev, [str(PARAMS)])[str(PARAMS)], name), expected[name]
+            if params != planned:
+                _dvc("queue", "remove", *expected, stdout=subprocess.DEVNULL)
+                new, old = flatten(params), flatten(planned)
+                edits = as_overrides({key: new[key] for key in new if key not in old or new[key] != old[key]})
+                raise UserError(
+                    f"{PARAMS} was edited while DVC queued experiments: {', '.join(edits)} got into one, and may be "
+                    "gone from the file; look at it, and run the same command again"
+                )
+
+    def _entries(self) -> list[Any]:
+        return [*self._queue.iter_queued(), *self._queue.iter_active()]
 
     def wait(self, labels: Mapping[str, str], title: str) -> list[str]:
         """Start the queue and wait for experiments (name → label); return those that failed or have no worker left.
