@@ -14,8 +14,8 @@ from gradtrail.core.data import Split
 from gradtrail.stages.artifacts.calibration import write_rule
 from gradtrail.stages.artifacts.data_files import DatasetInfo, write_processed
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, write_guarantee
-from gradtrail.stages.common.params import parse_yaml, read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
+from gradtrail.stages.common.yaml_file import parse_yaml, read_yaml
 from gradtrail.stages.report.gallery import make_gallery
 from gradtrail.stages.report.numbers import read_sources
 from gradtrail.stages.report.page import ReportConfig, render

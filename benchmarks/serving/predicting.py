@@ -33,7 +33,7 @@ from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.serving import predict as predicting
 from gradtrail.stages.artifacts.exported import read_export
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.export import write_export
 
 _ENCODED_SHARE = 10  # of the images are PNGs, one in so many

@@ -111,7 +111,8 @@ def random_network(kind: str) -> "Network":
 
     from gradtrail.core.nn.models import Model
     from gradtrail.core.train.config import TrainConfig
-    from gradtrail.stages.common.params import read_yaml, validate
+    from gradtrail.stages.common.params import validate
+    from gradtrail.stages.common.yaml_file import read_yaml
     from gradtrail.stages.export import Network
 
     section = read_yaml(ROOT / "params.yaml")["train"] | {"model": kind}

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from gradtrail.experiments import list_runs
 from gradtrail.experiments.list_runs import as_table, print_runs
-from gradtrail.stages.common.params import SHARED_BLOCKS, read_yaml
+from gradtrail.stages.common.params import SHARED_BLOCKS
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.store import experiment_id, open_store
 

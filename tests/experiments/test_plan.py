@@ -16,7 +16,8 @@ from gradtrail.experiments import estimate
 from gradtrail.experiments.estimate import Pace, Past
 from gradtrail.experiments.pace import require_network
 from gradtrail.experiments.plan import CACHED, TO_BE_MADE, UP_TO_DATE, override
-from gradtrail.stages.common.params import PARAMS, active_params, changed, flatten, read_yaml
+from gradtrail.stages.common.params import PARAMS, active_params, changed, flatten
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.tags import param_text
 

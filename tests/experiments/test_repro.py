@@ -8,7 +8,7 @@ from factories import ROOT
 
 from gradtrail.experiments import repro
 from gradtrail.experiments.sections import SECTIONS
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
 

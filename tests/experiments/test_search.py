@@ -13,7 +13,8 @@ from optuna.distributions import BaseDistribution
 from projects import copy_project
 
 from gradtrail.experiments.search import Search, Trial, find, read_space, stops_of
-from gradtrail.stages.common.params import PARAMS, read_yaml, validate
+from gradtrail.stages.common.params import PARAMS, validate
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
 RATE, DECAY, HIDDEN = "train.adamw.learning_rate", "train.adamw.weight_decay", "train.mlp.hidden"

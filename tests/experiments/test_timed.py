@@ -13,7 +13,7 @@ from cluster_repository import run_git
 from gradtrail.experiments.timed import revisions
 from gradtrail.experiments.timed.ratio import LEVEL, WIDEST, Ratio, TimedProcess, burst_steps, compare_times
 from gradtrail.experiments.timed.revisions import check_out, scratch, write_params
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.tags import CUT_OFF
 

@@ -31,7 +31,8 @@ from gradtrail.stages.artifacts.data_files import write_processed
 from gradtrail.stages.artifacts.members import write_seeds
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.files import digest, write_json
-from gradtrail.stages.common.params import as_written, read_yaml
+from gradtrail.stages.common.params import as_written
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.tags import OUTS
 

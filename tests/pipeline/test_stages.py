@@ -14,8 +14,8 @@ from projects import STAGES, Project, besides_progress, finished_project
 
 from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.files import digest
-from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.tracking.journal import read_identity, write_identity
 from gradtrail.tracking.logger import SYSTEM_METRICS
 from gradtrail.tracking.state import Identity

@@ -25,7 +25,8 @@ from gradtrail.stages.artifacts.calibration import Evaluated
 from gradtrail.stages.artifacts.exported import export_name, read_export
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.files import digest
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import validate
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.export import read_network, write_export
 from gradtrail.support.errors import UserError
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from factories import ROOT
 
-from gradtrail.stages.common.params import flatten, read_yaml
+from gradtrail.stages.common.params import flatten
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.tracking import ui_view
 from gradtrail.tracking.names import name_of, note, rounded, run_metrics, summary_in
 from gradtrail.tracking.ui_view import share_view, view_state

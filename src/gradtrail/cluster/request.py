@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gradtrail.stages.common.dvc_cache import cache_folder, require_copies
-from gradtrail.stages.common.params import VERSIONS, changed, read_yaml, validate
+from gradtrail.stages.common.params import changed, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, sha256_of, stages_before
+from gradtrail.stages.common.versions import VERSIONS
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError, has_password
 from gradtrail.support.git import CommandError, git, head_commit, strict_git
 from gradtrail.support.paths import SQLITE, root, store_uri

@@ -16,8 +16,10 @@ from typing import Any
 
 import gradtrail
 from gradtrail.stages.common.files import read_json, write_json
-from gradtrail.stages.common.params import MEMBERS, PARAMS, VERSIONS, active_params, flatten, read_yaml
+from gradtrail.stages.common.params import MEMBERS, PARAMS, active_params, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, StageSpec, read_locks, sha256_of
+from gradtrail.stages.common.versions import VERSIONS
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.paths import private_folder
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.environment import machine_key

@@ -18,8 +18,9 @@ import gradtrail
 from gradtrail.core.names import NETWORKS
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, refuse_variables, require_jax
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.params import PARAMS, load_section, read_yaml
+from gradtrail.stages.common.params import PARAMS, load_section
 from gradtrail.stages.common.pipeline_file import FILES, sha256_of
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.datasets import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, suggestion, with_store
 from gradtrail.support.git import git

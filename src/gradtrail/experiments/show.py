@@ -14,8 +14,9 @@ from typing import Any
 from mlflow.entities import Run
 
 from gradtrail.stages.common.dvc_cache import has_remote, is_here
-from gradtrail.stages.common.params import PARAMS, flatten, read_yaml
+from gradtrail.stages.common.params import PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import dvc_target, is_code
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console

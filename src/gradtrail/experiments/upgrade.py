@@ -17,9 +17,10 @@ import numpy as np
 
 from gradtrail.experiments.diff import compare, find_details
 from gradtrail.experiments.timed.revisions import Revision, scratch, time_revisions
-from gradtrail.stages.common.params import VERSIONS, as_options, read_yaml
+from gradtrail.stages.common.params import as_options
 from gradtrail.stages.common.pipeline_file import output_digests
-from gradtrail.stages.common.versions import NETWORK_VERSIONS
+from gradtrail.stages.common.versions import NETWORK_VERSIONS, VERSIONS
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.git import git, run, uv, with_interpreter
 from gradtrail.support.paths import private_folder

@@ -43,8 +43,9 @@ from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.weights import read_members, read_weights
 from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.files import atomic_file, read_json
-from gradtrail.stages.common.params import PARAMS, changed, load_section, read_yaml, validate
+from gradtrail.stages.common.params import PARAMS, changed, load_section, validate
 from gradtrail.stages.common.pipeline_file import TRAIN
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.report.gallery import encode_png
 from gradtrail.stages.what_if import VALIDATION_LOSS, describe
 from gradtrail.support.errors import UserError, one_line

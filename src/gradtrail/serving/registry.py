@@ -18,7 +18,8 @@ from urllib.parse import quote
 
 from gradtrail.stages.artifacts.exported import MANIFEST, Manifest, export_name, read_manifest
 from gradtrail.stages.common.files import write_json
-from gradtrail.stages.common.params import flatten, read_yaml
+from gradtrail.stages.common.params import flatten
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError, is_store_fault, one_line
 from gradtrail.support.paths import store_uri
 from gradtrail.tracking.earlier import warn_of_earlier_model

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 
 from gradtrail.stages.common.environment import cpuinfo
-from gradtrail.stages.common.params import VERSIONS, read_yaml
-from gradtrail.stages.common.versions import network_versions
+from gradtrail.stages.common.versions import VERSIONS, network_versions
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.running_time import allowed_cores
 
 _GPU_PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")

@@ -16,8 +16,9 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradtrail.stages.common.params import PARAMS, SEED, active_params, flatten, parse_yaml
+from gradtrail.stages.common.params import PARAMS, SEED, active_params, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN
+from gradtrail.stages.common.yaml_file import parse_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs
 from gradtrail.tracking.state import Identity

@@ -21,7 +21,7 @@ from typing import Any
 
 from gradtrail.stages.common.dvc_cache import cache_folder, digest_within, is_here
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.params import PARAMS, parse_yaml
+from gradtrail.stages.common.params import PARAMS
 from gradtrail.stages.common.pipeline_file import (
     FILES,
     TRAIN,
@@ -37,6 +37,7 @@ from gradtrail.stages.common.pipeline_file import (
     stages_before,
     stages_below_training,
 )
+from gradtrail.stages.common.yaml_file import parse_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import CommandError, blob_ids, git, git_bytes, unpack
 from gradtrail.support.paths import private_folder, working_folder

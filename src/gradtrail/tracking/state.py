@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from gradtrail.stages.common.dvc_cache import digest_within
 from gradtrail.stages.common.files import digest, scratch_folder
-from gradtrail.stages.common.params import PARAMS, read_yaml
+from gradtrail.stages.common.params import PARAMS
 from gradtrail.stages.common.pipeline_file import (
     TRAIN,
     Entry,
@@ -37,6 +37,7 @@ from gradtrail.stages.common.pipeline_file import (
     values_of,
 )
 from gradtrail.stages.common.stage import Stage
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder, working_folder
 

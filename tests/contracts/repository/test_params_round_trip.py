@@ -6,7 +6,8 @@ from pathlib import Path
 
 from dvc.utils.hydra import apply_overrides
 
-from gradtrail.stages.common.params import PARAMS, flatten, read_yaml
+from gradtrail.stages.common.params import PARAMS, flatten
+from gradtrail.stages.common.yaml_file import read_yaml
 
 ROOT = Path(__file__).parents[3]
 

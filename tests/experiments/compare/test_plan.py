@@ -16,7 +16,7 @@ from gradtrail.experiments.compare import plan
 from gradtrail.experiments.compare.plan import CompletedRun, Planner, trainings_of
 from gradtrail.experiments.compare.spec import Comparison
 from gradtrail.stages.common.files import digest
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.tags import OUTS, output_tags, outputs, param_text, state_tags
 

@@ -14,7 +14,8 @@ from gradtrail.experiments.compare.main import Changes, compare
 from gradtrail.experiments.compare.plan import trainings_of
 from gradtrail.experiments.compare.queue import DvcQueue, Tasks
 from gradtrail.experiments.compare.spec import Comparison, parse_params
-from gradtrail.stages.common.params import PARAMS, changed, read_yaml
+from gradtrail.stages.common.params import PARAMS, changed
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
 UNREADABLE = ValueError("half a file")

@@ -23,8 +23,8 @@ from gradtrail.stages.common.environment import (
     refuse_variables,
     require_jax,
 )
-from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.versions import require_recorded_versions, write_installed_versions
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
 CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))

@@ -29,10 +29,10 @@ from gradtrail.stages.common.params import (
     as_written,
     flatten,
     load_section,
-    read_yaml,
     validate,
 )
 from gradtrail.stages.common.params import changed as changed_params
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
 PARAMS = read_yaml(ROOT / "params.yaml")

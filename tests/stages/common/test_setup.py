@@ -73,10 +73,10 @@ def test_program_is_compiled_by_one_at_a_time(tmp_path: Path) -> None:
 def test_stage_ends_with_its_metrics_and_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "pipeline").mkdir()
-    for name in ("dvc.yaml", "pipeline/versions.yaml", "params.yaml"):
+    for name in ("dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "src").symlink_to(ROOT / "src")
+    for name in ("pipeline", "src"):
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
 
     def main(stage: Stage) -> None:

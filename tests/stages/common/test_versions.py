@@ -9,9 +9,10 @@ import pytest
 from factories import ROOT
 
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import validate
 from gradtrail.stages.common.pipeline_file import read_pipelines
 from gradtrail.stages.common.versions import NETWORK_VERSIONS, OF_EVERY_NETWORK, VERSIONS, write_installed_versions
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
 HEADER = "import sys\nfrom gradtrail.core.config import Count, config\n"

@@ -18,7 +18,8 @@ from gradtrail.experiments.compare.report import as_markdown, draw_comparison, p
 from gradtrail.experiments.compare.spec import SEARCH, STAGE, Comparison, read_entries, with_seeds
 from gradtrail.experiments.compare.statistics import summarize
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.params import PARAMS, changed, read_yaml, validate
+from gradtrail.stages.common.params import PARAMS, changed, validate
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import head_commit
 from gradtrail.support.paths import private_folder

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from gradtrail.stages.common.dvc_cache import require_copies
-from gradtrail.stages.common.params import PARAMS, as_options, as_overrides, changed, flatten, parse_yaml, read_yaml
+from gradtrail.stages.common.params import PARAMS, as_options, as_overrides, changed, flatten
+from gradtrail.stages.common.yaml_file import parse_yaml, read_yaml
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import CommandError, blobs, reason, run, with_interpreter
 from gradtrail.support.progress import progress_bar

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, VARY, parse_yaml, read_yaml, require_known, validate
+from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, VARY, require_known, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
+from gradtrail.stages.common.yaml_file import parse_yaml, read_yaml
 from gradtrail.support.errors import UserError, suggestion
 
 PATH = Path("experiments.yaml")

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from gradtrail.experiments.timed.ratio import SIDES, Ratio, TimedProcess, compare_times
-from gradtrail.stages.common.params import PARAMS, changed, flatten, read_yaml
+from gradtrail.stages.common.params import PARAMS, changed, flatten
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import CommandError, git, git_bytes, unpack
 from gradtrail.support.progress import progress_bar, stdout_console

@@ -1,6 +1,6 @@
-"""The params files of DVC, `params.yaml` and `pipeline/versions.yaml`: reading, validating and changing them.
+"""The sections of `params.yaml`: reading, validating and changing them.
 
-This module knows no config class: each stage passes its own. YAML is read as YAML 1.2, where `1e-3` is a number.
+This module knows no config class: each stage passes its own.
 """
 
 import contextlib
@@ -17,11 +17,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
-from ruamel.yaml import YAML
-from ruamel.yaml.constructor import SafeConstructor
-from ruamel.yaml.error import YAMLError
 
 from gradtrail.core.config import ConfigError
+from gradtrail.stages.common.versions import require_recorded_imports
+from gradtrail.stages.common.yaml_file import parse_yaml, read_yaml
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import blobs
 from gradtrail.support.paths import is_copy, root
@@ -29,7 +28,7 @@ from gradtrail.support.paths import is_copy, root
 Section = TypeVar("Section")
 Value = TypeVar("Value")
 
-PARAMS, VERSIONS = Path("params.yaml"), Path("pipeline/versions.yaml")
+PARAMS = Path("params.yaml")
 SEED, MEMBERS, VARY = "train.seed", "train.members", "train.vary"
 IMAGE_FILES = ("folder", "csv")  # values of `fetch.dataset` for image files of one's own, which `fetch.pictures` is for
 SHARED_BLOCKS = {"augmentation", "changes"}  # the blocks of `train` that every training reads
@@ -40,29 +39,6 @@ _PLAIN = re.compile(
 )  # a string that Hydra's grammar takes as it is, unless it is one of these
 _HYDRA_WORDS = {"true", "false", "null", "inf", "nan"}
 _UNKNOWN = "unexpected_keyword_argument"  # type of pydantic's error
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML 1.2 file whose top level is a mapping; raise UserError, one line, if it is none."""
-    try:
-        return parse_yaml(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
-    """Parse the content of a file that messages call `name`, as `read_yaml` does."""
-    try:
-        content = copy.deepcopy(_parse(data.decode("utf-8")))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    except (YAMLError, ValueError) as error:  # such as a key that occurs twice
-        raise UserError(f"{name}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{name}: expected sections by name, got {type(content).__name__}")
-    return content
 
 
 def load_section(section: str, into: type[Section], path: Path = PARAMS) -> Section:
@@ -190,8 +166,6 @@ def _of_file(kind: Any, block: dict[str, Any], name: str) -> Any:
     Raises:
         UserError: the block or the file is wrong, or the file imports a package whose version is not recorded.
     """
-    from gradtrail.stages.common.versions import require_recorded_imports  # late: it imports this module
-
     if "file" not in block:
         raise UserError(f"{name}.file is missing")
     try:
@@ -220,20 +194,6 @@ def _fields(cls: type) -> dict[str, Any]:
     """Return the types of the fields by name, bounds included."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-class _Constructor(SafeConstructor):
-    """Reads a date as text: YAML 1.2 has no type for it."""
-
-
-_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
-
-
-@functools.lru_cache(maxsize=8)  # the params take 50 ms, and a sync reads those of each state
-def _parse(text: str) -> Any:
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Constructor = _Constructor
-    return yaml.load(text)
 
 
 @functools.cache  # pydantic takes milliseconds to build one

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gradtrail.stages.common.files import digest
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError, one_line
 
 # The pipeline of the root and the optional ones, each with its lock; all paths are relative to the root. `.dvcignore`

@@ -32,13 +32,7 @@ from gradtrail.stages.common.files import (
     write_json,
     writing_outs,
 )
-from gradtrail.stages.common.params import (
-    PARAMS,
-    VERSIONS,
-    flatten,
-    load_section,
-    validate_section,
-)
+from gradtrail.stages.common.params import PARAMS, flatten, load_section, validate_section
 from gradtrail.stages.common.pipeline_file import (
     FILES,
     Entry,
@@ -50,7 +44,7 @@ from gradtrail.stages.common.pipeline_file import (
     read_pipelines,
 )
 from gradtrail.stages.common.processes import describe_fault, exit_with, is_connected, join, write_log
-from gradtrail.stages.common.versions import require_recorded_versions
+from gradtrail.stages.common.versions import VERSIONS, require_recorded_versions
 from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.git import require_full_clone
 from gradtrail.support.live_arrays import warn_of_live_arrays

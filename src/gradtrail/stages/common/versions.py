@@ -13,9 +13,10 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.params import VERSIONS, read_yaml
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
+VERSIONS = Path("pipeline/versions.yaml")
 NETWORK_VERSIONS = VERSIONS.parent / "networks" / VERSIONS.name
 OF_EVERY_NETWORK = {"jax", "jaxlib", "flax", "numpy"}  # params of each stage that builds networks
 _HEADER = (

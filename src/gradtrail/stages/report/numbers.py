@@ -21,8 +21,9 @@ from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info
 from gradtrail.stages.artifacts.parquet import read_parquet, with_class_names
 from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
 from gradtrail.stages.common.files import read_json
-from gradtrail.stages.common.params import active_params, flatten, read_yaml
+from gradtrail.stages.common.params import active_params, flatten
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
 Row: TypeAlias = dict[Hashable, Any]  # column → value
