@@ -241,6 +241,12 @@ def test_size_of_the_batches_of_a_training_is_tried(make: MakeModel) -> None:
     assert not is_accepted(model, batch_size=16)
 
 
+def test_debug_switches_and_random_weights_that_give_nan_refuse_nothing(make: MakeModel) -> None:
+    root = "jnp.sqrt(1e-4 + self.first.bias[...])[None]"
+    with jax.disable_jit(), jax.debug_nans(True):
+        check_gradients(make((CALL, f"        h = h * {root}\n{CALL}")))
+
+
 def test_trained_weights_are_tried(make: MakeModel) -> None:
     gated = "jnp.where(self.first.bias[0] > 5, jnp.mean(h, axis=0, keepdims=True), h)"
     model = make((CALL, f"        h = {gated}\n{CALL}"))

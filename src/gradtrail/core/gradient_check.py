@@ -61,7 +61,12 @@ def check_gradients(model: Model, trained: Collection[Params | HostParams] = (),
     weights = rng.uniform(0.5, 1.5, (_NUM_BATCHES, _ODD)).astype(np.float32)  # of the losses in batches
     keys = jax.random.split(jax.random.key(1), _NUM_IMAGES) if network.dropout and not trained else None
     config = dataclasses.replace(model.config, precision="float32")
-    with faults(network.path, "the network on random images"), jax.default_matmul_precision("highest"):
+    with (
+        faults(network.path, "the network on random images"),
+        jax.default_matmul_precision("highest"),
+        jax.disable_jit(False),  # a debug switch of a training is for its own steps
+        jax.debug_nans(False),
+    ):
         exact, again = model if model.config == config else Model(config), Model(config)
         init, apply = _lowered(exact, images, keys)
         if [init.as_text(), apply.as_text()] != [program.as_text() for program in _lowered(again, images, keys)]:
