@@ -242,9 +242,9 @@ def test_size_of_the_batches_of_a_training_is_tried(make: MakeModel) -> None:
 
 
 def test_debug_switches_and_random_weights_that_give_nan_refuse_nothing(make: MakeModel) -> None:
-    root = "jnp.sqrt(1e-4 + self.first.bias[...])[None]"
+    gate = "h + tap(self.gate, operate(self.config.gated, h) - h)"
     with jax.disable_jit(), jax.debug_nans(True):
-        check_gradients(make((CALL, f"        h = h * {root}\n{CALL}")))
+        check_gradients(make((gate, "h * jnp.sqrt(0.01 + tap(self.gate, h))")))
 
 
 def test_trained_weights_are_tried(make: MakeModel) -> None:
