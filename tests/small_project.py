@@ -37,7 +37,7 @@ READS, PARAM, WRITES = {reads!r}, {param!r}, {writes!r}
 def is_held(stage: str) -> bool:
     try:
         return Path(".git/hold").read_text() in ("", stage)
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
