@@ -51,4 +51,4 @@ def test_only_other_inputs_contradict_a_record(keys: tuple[str, ...]) -> None:
 
 def test_networks_and_the_params_of_a_training_that_has_a_run_may_be_left_out() -> None:
     assert difference(changed("deps", "pipeline/networks"), MADE, ignored=("pipeline/networks",)) == ""
-    assert difference(changed("params", str(PARAMS), "train", "epochs"), MADE, others="train.") == ""
+    assert difference(changed("params", str(PARAMS), "train", "epochs"), MADE, prefix="train.") == ""

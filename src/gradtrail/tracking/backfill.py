@@ -166,8 +166,8 @@ class States:
             return None
         recorded, has_own_network = stage.entry(stage.name), stage_params(stage).get("train.model") == "own"
         ignored = () if has_own_network else (NETWORKS.as_posix(),)
-        others = f"{TRAIN}." if has_training and stage.name != TRAIN else None
-        pairs = [(run, difference(recorded, self._entry_of(run), ignored, others)) for run in executions]
+        prefix = f"{TRAIN}." if has_training and stage.name != TRAIN else None
+        pairs = [(run, difference(recorded, self._entry_of(run), ignored, prefix)) for run in executions]
         return pairs[0] if pairs and all(words for _, words in pairs) else None
 
     def _entry_of(self, run: Run) -> Entry:
@@ -268,7 +268,7 @@ class States:
         self.index.refresh([run_id])
 
 
-def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), others: str | None = None) -> str:
+def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), prefix: str | None = None) -> str:
     """Return the first param or dep in which a record and an execution differ, code and packages aside; or empty.
 
     Equal outputs of other code or packages are normal, such as in a commit that was pulled, and so is what only one of
@@ -276,11 +276,11 @@ def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), others
 
     Args:
         ignored: Data deps that have no effect.
-        others: Prefix of params of another stage, whose own record shows that they are right.
+        prefix: Prefix of params of another stage, whose own record shows that they are right.
     """
     new, old = (active_params(flat_params(entry)) for entry in (recorded, made))
     for key, value in new.items():
-        if old.get(key, value) != value and not (others and key.startswith(others)):
+        if old.get(key, value) != value and not (prefix and key.startswith(prefix)):
             return f"with {key} {param_text(old[key])}, not {param_text(value)}"
     for dep, md5 in recorded.deps.items():
         if made.deps.get(dep, md5) != md5 and not (is_source(dep) or dep in ignored):
@@ -291,16 +291,16 @@ def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), others
 def _warn_of_misrecorded(lines: Mapping[str, str], working: Sequence[Snapshot]) -> None:
     """Print the warnings, by state: of the working folder's states always, of others once."""
     place = private_folder() / "misrecorded.json"
-    known: set[str] = set()
+    warned: set[str] = set()
     with contextlib.suppress(OSError, ValueError):
-        known = set(json.loads(place.read_bytes()))
+        warned = set(json.loads(place.read_bytes()))
     current = {stage.state for snapshot in working if not snapshot.commit for stage in consistent_stages(snapshot)}
     for state, line in lines.items():
-        if state in current or state not in known:
+        if state in current or state not in warned:
             print(line, file=sys.stderr)
     if lines:
         with atomic_file(place) as temporary:
-            temporary.write_text(json.dumps(sorted(known | lines.keys())))
+            temporary.write_text(json.dumps(sorted(warned | lines.keys())))
 
 
 def _warn(stage: Identity, message: str) -> None:
