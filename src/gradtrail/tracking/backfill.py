@@ -4,22 +4,27 @@ A rebuilt run has the tag `rebuilt`, and lacks what is not in the outputs: times
 Orbax checkpoints and `git.diff`. The store is searched once, at the beginning; later only changed runs are queried.
 """
 
+import contextlib
 import dataclasses
 import json
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from gradtrail.core.names import NETWORKS
 from gradtrail.stages.common.dvc_cache import is_here, restore
+from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import active_params
-from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_code, is_source, sha256_of
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_source, sha256_of
 from gradtrail.support.errors import UserError
+from gradtrail.support.paths import private_folder
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.journal import EXPORT, is_referenced
@@ -64,8 +69,7 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
     states.remove_duplicates()
     recorded = recorded_states()
     trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
-    for line in states.misrecorded:
-        print(line, file=sys.stderr)
+    _warn_of_misrecorded(states.misrecorded, recorded.snapshots[-1:])
     # Without those that only the run-cache has, which may be discarded
     num_absent, num_misrecorded = states.counts["absent"], len(states.misrecorded)
     cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.known.__contains__)]
@@ -98,8 +102,8 @@ class States:
         self.rebuilt: Counter[str] = Counter()  # stage → number of rebuilt runs
         killed = [run for run in dead if not outputs(run.data.tags)]
         self.counts = Counter(killed=len(killed))  # more of the report; see `sync.describe`
-        self.misrecorded: list[str] = []  # a warning for each state that is recorded for outputs of another
-        self._entries: dict[str, Entry] = {}  # run → what determined its outputs
+        self.misrecorded: dict[str, str] = {}  # state that is recorded for outputs of another → warning
+        self._entry_by_run: dict[str, Entry] = {}  # what determined its outputs, by the id of a run
         self._run_ids: dict[Result, str | None] = {}  # result → run that represents it, its own or an equivalent one
         self._client = client
 
@@ -124,7 +128,7 @@ class States:
             self.known.add(stage.state)
             result = stage.state, sha256_of(stage.out_digests())
             if result not in self._run_ids:
-                self._run_ids[result] = self._run_id(stage)
+                self._run_ids[result] = self._run_id(stage, has_training=TRAIN in run_ids)
             if run_id := self._run_ids[result]:
                 run_ids[stage.name] = run_id
             if EXPORT in stage.spec.outs and stage.name in run_ids and TRAIN in run_ids:
@@ -151,43 +155,29 @@ class States:
             if copy_headlines(self._client, self.index[child], self.index[train]):
                 self.index.refresh([train])
 
-    def _other_maker(self, stage: Identity) -> tuple[Run, str] | None:
+    def _other_maker(self, stage: Identity, *, has_training: bool) -> tuple[Run, str] | None:
         """Return the execution that wrote a record's outputs for other inputs, and what differs; None if there is none.
 
         `dvc freeze`, `dvc exp save` and `dvc commit --force` record outputs for params and deps that never made them,
-        and so does an edit after a stage's last check. Equal outputs of other code or packages are normal, such as in a
-        commit that was pulled; an execution of the state itself proves the record.
+        and so does an edit after a stage's last check. An execution of the state itself proves the record.
         """
         executions = self._executed.get(sha256_of(stage.out_digests()), [])
         if any(run.data.tags["state"] == stage.state for run in executions):
             return None
-        differences = [(run, self._difference(stage, run)) for run in executions]
-        return differences[0] if differences and all(words for _, words in differences) else None
-
-    def _difference(self, stage: Identity, run: Run) -> str:
-        """Return the first param or dep in which a state and an execution differ, code and packages aside; or empty.
-
-        What only one of them has is no difference: it came or went with the code.
-        """
-        recorded, made = stage.entry(stage.name), self._entry_of(run)
-        new, old = (active_params(flat_params(entry)) for entry in (recorded, made))
-        for key, value in new.items():
-            if old.get(key, value) != value:
-                words = f"run {run.info.run_name} wrote these outputs with {param_text(old[key])}"
-                return f"{key} is {param_text(value)}, but {words}"
-        has_own_network = stage_params(stage).get("train.model") == "own"
-        for dep, md5 in recorded.deps.items():
-            if made.deps.get(dep, md5) != md5 and (has_own_network or not is_code(dep)) and not is_source(dep):
-                return f"run {run.info.run_name} wrote these outputs from another {dep}"
-        return ""
+        recorded, has_own_network = stage.entry(stage.name), stage_params(stage).get("train.model") == "own"
+        ignored = () if has_own_network else (NETWORKS.as_posix(),)
+        prefix = f"{TRAIN}." if has_training and stage.name != TRAIN else None
+        pairs = [(run, difference(recorded, self._entry_of(run), ignored, prefix)) for run in executions]
+        return pairs[0] if pairs and all(words for _, words in pairs) else None
 
     def _entry_of(self, run: Run) -> Entry:
-        """Return what determined the outputs of a run; an empty entry if its artifact is missing."""
-        if run.info.run_id not in self._entries:
-            lineage = json.loads(read_artifact(self._client, run.info.run_id, LINEAGE) or "{}")
-            entry = lineage.get(run.data.tags["stage"], {"params": {}, "deps": {}})
-            self._entries[run.info.run_id] = Entry(cmd="", params=entry["params"], deps=entry["deps"])
-        return self._entries[run.info.run_id]
+        """Return what determined the outputs of a run; an empty entry if its artifact is missing or damaged."""
+        if run.info.run_id not in self._entry_by_run:
+            entry: dict[str, Any] = {"params": {}, "deps": {}}
+            with contextlib.suppress(ValueError, LookupError):
+                entry = json.loads(read_artifact(self._client, run.info.run_id, LINEAGE))[run.data.tags["stage"]]
+            self._entry_by_run[run.info.run_id] = Entry(cmd="", params=entry["params"], deps=entry["deps"])
+        return self._entry_by_run[run.info.run_id]
 
     @cached_property
     def _executed(self) -> dict[str, list[Run]]:
@@ -198,15 +188,16 @@ class States:
                 executed[sha256_of(outs)].append(run)
         return executed
 
-    def _run_id(self, stage: Identity) -> str | None:
-        if maker := self._other_maker(stage):
-            run, difference = maker
+    def _run_id(self, stage: Identity, *, has_training: bool) -> str | None:
+        if maker := self._other_maker(stage, has_training=has_training):
+            run, words = maker
             for rebuilt in self.index({"state": stage.state}):
                 if REBUILT in rebuilt.data.tags and outputs(rebuilt.data.tags) == stage.out_digests():
                     self._replace(rebuilt, run.info.run_id)
             command = f"dvc repro --force --single-item {dvc_target(stage.name)}"
             remedy = f"it has no run; `{command}` executes it, after `dvc unfreeze` if it is frozen"
-            self.misrecorded.append(_line(stage, f"{difference}; {remedy}"))
+            writer = f"run {run.info.run_name} ({run.info.run_id[:8]}) wrote these outputs"
+            self.misrecorded[stage.state] = _line(stage, f"{writer} {words}; {remedy}")
             return None
         run = find_equivalent_run(self.index, stage)
         return run.info.run_id if run else self._rebuild(stage)
@@ -275,6 +266,41 @@ class States:
     def _set_tag(self, run_id: str, key: str, value: str) -> None:
         self._client.set_tag(run_id, key, value)
         self.index.refresh([run_id])
+
+
+def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), prefix: str | None = None) -> str:
+    """Return the first param or dep in which a record and an execution differ, code and packages aside; or empty.
+
+    Equal outputs of other code or packages are normal, such as in a commit that was pulled, and so is what only one of
+    them has: it came or went with the code.
+
+    Args:
+        ignored: Data deps that have no effect.
+        prefix: Prefix of params of another stage, whose own record shows that they are right.
+    """
+    new, old = (active_params(flat_params(entry)) for entry in (recorded, made))
+    for key, value in new.items():
+        if old.get(key, value) != value and not (prefix and key.startswith(prefix)):
+            return f"with {key} {param_text(old[key])}, not {param_text(value)}"
+    for dep, md5 in recorded.deps.items():
+        if made.deps.get(dep, md5) != md5 and not (is_source(dep) or dep in ignored):
+            return f"from another {dep}"
+    return ""
+
+
+def _warn_of_misrecorded(lines: Mapping[str, str], working: Sequence[Snapshot]) -> None:
+    """Print the warnings, by state: of the working folder's states always, of others once."""
+    place = private_folder() / "misrecorded.json"
+    warned: set[str] = set()
+    with contextlib.suppress(OSError, ValueError):
+        warned = set(json.loads(place.read_bytes()))
+    current = {stage.state for snapshot in working if not snapshot.commit for stage in consistent_stages(snapshot)}
+    for state, line in lines.items():
+        if state in current or state not in warned:
+            print(line, file=sys.stderr)
+    if lines:
+        with atomic_file(place) as temporary:
+            temporary.write_text(json.dumps(sorted(warned | lines.keys())))
 
 
 def _warn(stage: Identity, message: str) -> None:

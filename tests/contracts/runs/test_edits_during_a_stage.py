@@ -1,7 +1,5 @@
 """Inputs that change while a stage runs: its results are recorded for the inputs that made them, or not at all."""
 
-import functools
-import operator
 import shutil
 import subprocess
 import time
@@ -242,8 +240,7 @@ def test_outs_that_other_params_made_have_no_run(
     report = describe(sync())
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     made_with = "0.5" if record is edit_too_late else "0.005"
-    assert f"{LR} is 0.7, but run mlp adamw digits" in line
-    assert f"wrote these outputs with {made_with}; it has no run; `dvc repro --force --single-item train`" in line
+    assert f"wrote these outputs with {LR} {made_with}, not 0.7; it has no run; `dvc repro --force" in line
     assert report.endswith("recorded for other params or data than made them, so without a run: 1")
     assert weights(project) == before
     assert describe(sync()) == report, "a sync with nothing to do says it too"
@@ -268,43 +265,6 @@ def test_a_rebuilt_run_is_replaced_once_an_execution_contradicts_it(project: Pro
     project.dvc("repro", "--force", "--single-item", "train")
     assert "replaced by other runs: 2" in describe(sync())
     assert weights(project).keys() == {"0.005"}
-
-
-@pytest.mark.parametrize("model", ["mlp", "own"])
-def test_only_other_inputs_contradict_a_record(project: Project, here: None, model: str) -> None:
-    """Not other code, packages, or params that have no effect; networks of one's own do if the model is one."""
-    (project.folder / "pipeline/networks").mkdir()
-    for name in ("pipeline/networks/mine.py", "notes.txt"):
-        (project.folder / name).touch()
-    yaml = YAML()
-    pipeline = yaml.load(project.folder / "dvc.yaml")
-    pipeline["stages"]["train"]["deps"] += ["notes.txt", "pipeline/networks"]
-    yaml.dump(pipeline, project.folder / "dvc.yaml")
-    project.set("train.model", model)
-    project.set("train.seed", 7)  # else the finished run, which lacks these deps, made it too
-    project.dvc("repro", "train")
-    changes = {
-        ("deps", "notes.txt"): True,
-        ("deps", "pipeline/networks"): model == "own",
-        ("deps", "pipeline/train.py"): False,
-        ("deps", "src/gradtrail/core/second.py"): False,
-        ("pipeline/versions.yaml", "numpy"): False,
-        ("params.yaml", "train", "epochs"): True,
-        ("params.yaml", "train", "cnn", "kernel_size"): False,
-        ("params.yaml", "train", "of_other_code"): False,
-    }
-    path = project.folder / "dvc.lock"
-    for (first, *keys, last), contradicts in changes.items():
-        lock = yaml.load(path)
-        train = lock["stages"]["train"]
-        if first == "deps":
-            next(dep for dep in train["deps"] if dep["path"] == last)["md5"] = 32 * "0"
-        else:
-            functools.reduce(operator.getitem, keys, train["params"][first])[last] = 9
-        right = path.read_bytes()
-        yaml.dump(lock, path)
-        assert ("without a run: 1" in describe(sync())) == contradicts, (keys, last)
-        path.write_bytes(right)
 
 
 def test_refused_stage_restores_its_outputs(project: Project) -> None:

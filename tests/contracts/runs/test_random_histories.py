@@ -179,7 +179,9 @@ class Histories(RuleBasedStateMachine):
         for command in record or [last]:
             self.project.dvc(*command)
         message = self.project.sync()
-        assert f"{RATE} is {LIE}, but run" in message
+        assert (
+            f"with {RATE} {section['params']['params.yaml']['train']['adamw']['learning_rate']}, not {LIE}" in message
+        )
         assert str(LIE) not in [run["params"][RATE] for run in self.project.runs_of("train")]
         if record:
             self.project.dvc(*last)
