@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from factories import ROOT
 
-from gradtrail.stages.common.params import PARAMS, VERSIONS, read_yaml
+from gradtrail.stages.common.params import PARAMS
 from gradtrail.stages.common.pipeline_file import Entry
+from gradtrail.stages.common.versions import VERSIONS
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.tracking.backfill import difference
 
 DEPS = {
