@@ -19,10 +19,10 @@ DERIVED = re.compile(
 )
 
 
-# Metrics of optional pipelines, members, noisy labels, more examples than are analyzed, and private training
+# Metrics of optional pipelines, members, noisy labels, more examples than are analyzed, changed and private trainings
 CONDITIONAL = re.compile(
     r"(privacy_)?audit/|what_if/|eval/ensemble_|eval/accuracy_corrected_labels|gradients/(every_example/|sampled_)"
-    r"|profile/bfloat16_|train/(delta|epsilon|noise_)"
+    r"|profile/bfloat16_|train/(delta|epsilon|noise_|removed_|relabeled_)"
 )
 
 

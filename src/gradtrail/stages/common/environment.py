@@ -40,6 +40,7 @@ _OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_c
 _HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_", "--xla_gpu_cuda_data_dir=")
 _FLAG = re.compile(r"--xla_\w+(=\S*)?")
 Seconds = Annotated[float, Bounds(above=0, at_most=1_000_000)]  # the system counts milliseconds in int32
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _START_JAX = "import jax; jax.numpy.ones(1).sum().item(); print(*{device.platform for device in jax.devices()})"
 
 
@@ -94,7 +95,9 @@ def adapt_variables() -> None:
     """
     hosts = [*filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")).split(","))]
     direct = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
-    os.environ |= {"no_proxy": direct, "NO_PROXY": direct} if hosts != ["*"] else {}
+    # Without a proxy nothing is set: the processes of a training would warn of `no_proxy`
+    has_proxy = any(os.environ.get(name) for kind in _PROXIES for name in (kind, kind.upper()))
+    os.environ |= {"no_proxy": direct, "NO_PROXY": direct} if has_proxy and hosts != ["*"] else {}
     for name in [name for name in os.environ if _READ_BY_LIBRARIES.fullmatch(name)]:
         if name not in KEPT:
             del os.environ[name]
