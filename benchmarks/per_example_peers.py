@@ -13,7 +13,15 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.training_peers import Round, ours, project_train_config, timed, torch_data, torch_network
+from benchmarks.training_peers import (
+    Round,
+    ours,
+    project_train_config,
+    set_up_as_stage,
+    timed,
+    torch_data,
+    torch_network,
+)
 from benchmarks.training_tasks import IMAGE_SHAPE, NUM_CLASSES, ModelName, Peer, Task, available_cores, make_data
 from benchmarks.turns import answer
 
@@ -82,8 +90,9 @@ def this_project(task: ScoreTask) -> Round:
     from gradtrail.core.gradients.passes import compile_passes
     from gradtrail.core.xla.compiler import Compiler
 
+    set_up_as_stage()
     model, params = _model(task)
-    passes = compile_passes(model, 0.0, 1, compiler=Compiler(time.perf_counter))
+    passes = compile_passes(model, 0.0, compiler=Compiler(time.perf_counter))
     images, labels = make_data(task.examples, task.image_shape)
     return lambda: passes.score(params, images, labels, advance=lambda _: None)
 

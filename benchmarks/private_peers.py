@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
-from benchmarks.training_peers import project_train_config, torch_data, torch_network
+from benchmarks.training_peers import project_train_config, set_up_as_stage, torch_data, torch_network
 from benchmarks.training_tasks import IMAGE_SHAPE, LEARNING_RATE, NUM_CLASSES, Peer, Task, available_cores, make_data
 from benchmarks.turns import answer
 
@@ -74,6 +74,7 @@ def ours(task: PrivateTask) -> Round:
     from gradtrail.core.train.keys import keys_of
     from gradtrail.core.xla.compiler import Compiler
 
+    set_up_as_stage()
     config = _config(task)
     noise = {"ordinary": None, "noiseless": 0.0, "private": NOISE_MULTIPLIER}[task.method]
     model = Model(config.model_config(IMAGE_SHAPE, NUM_CLASSES))

@@ -142,6 +142,10 @@ def peers_by_row(model: ModelName, batch_size: int) -> dict[str, list[Peer]]:
         "a bare compiled loop": [peer(loop="bare", precision="float32")],
         **{f"ours, {precision}": [peer(loop="ours", precision=precision)] for precision in PRECISIONS},
         **{
+            f"ours, {precision}, native": [peer(loop="ours", precision=precision, processor="native")]
+            for precision in PRECISIONS
+        },
+        **{
             f"ours, float32, {name}": [peer(loop="ours", precision="float32", optimizer=name)]
             for name in (OPTIMIZERS if (model, batch_size) == SETTINGS[0] else ())
         },

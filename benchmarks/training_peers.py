@@ -27,6 +27,7 @@ from benchmarks.training_tasks import (
     WEIGHT_DECAY,
     ModelName,
     Peer,
+    Processor,
     Task,
     available_cores,
     make_data,
@@ -113,6 +114,7 @@ def ours(task: Task) -> Round:
     from gradtrail.core.train.keys import keys_of
     from gradtrail.core.xla.compiler import Compiler
 
+    set_up_as_stage(task.peer.processor)
     images, labels = make_data(task.examples, task.image_shape)
     config = project_train_config(task)
     model = Model(config.model_config(task.image_shape, NUM_CLASSES), remat=config.remat)
@@ -268,6 +270,15 @@ def torch_network(model: ModelName, shape: tuple[int, ...] = IMAGE_SHAPE) -> Any
         nn.ReLU(),
         nn.Linear(128, 10),
     )
+
+
+def set_up_as_stage(processor: Processor = "any") -> None:
+    """Set JAX up as the stages do; before it looks for devices."""
+    from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
+    from gradtrail.stages.common.params import load_section
+
+    environment = replace(load_section("environment", EnvironmentConfig), processor=processor)
+    set_up_jax(environment, load_section("runtime", RuntimeConfig))
 
 
 def project_train_config(task: Task) -> "TrainConfig":

@@ -16,6 +16,7 @@ import numpy as np
 ModelName = Literal["mlp", "cnn"]
 Precision = Literal["float32", "bfloat16", "float16"]
 Optimizer = Literal["adam", "adamw", "muon"]
+Processor = Literal["any", "native"]
 
 IMAGE_SHAPE, NUM_CLASSES = (28, 28), 10  # height and width in pixels, of color images also the number of channels
 HIDDEN = {"mlp": (256, 128), "cnn": (128,)}  # the networks are written out once more for each library
@@ -32,6 +33,7 @@ class Peer:
         compiles: whether by `torch.compile`.
         channels_last: PyTorch's memory format, of a convolutional network.
         optimizer: of `ours`; the others have Adam.
+        processor: `environment.processor` of `ours`; the others have XLA's defaults.
     """
 
     loop: Literal["lesson", "pytorch", "ours", "bare", "matmuls"]
@@ -41,6 +43,7 @@ class Peer:
     compiles: bool = False
     channels_last: bool = False
     optimizer: Optimizer = "adam"
+    processor: Processor = "any"
 
 
 @dataclass(frozen=True, kw_only=True)

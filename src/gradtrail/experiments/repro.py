@@ -16,7 +16,13 @@ from rich.panel import Panel
 
 import gradtrail
 from gradtrail.core.names import NETWORKS
-from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, refuse_variables, require_jax
+from gradtrail.stages.common.environment import (
+    EnvironmentConfig,
+    RuntimeConfig,
+    has_common_bytes,
+    refuse_variables,
+    require_jax,
+)
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import PARAMS, load_section
 from gradtrail.stages.common.pipeline_file import FILES, sha256_of
@@ -51,6 +57,7 @@ def reproduce(arguments: list[str]) -> int:
     if all(argument.startswith("-") for argument in arguments):
         # Not after only some stages: results/metrics/ may belong to another state
         _summarize(time.monotonic() - started)
+    warn_of_processor()
     warn_of_earlier_model(Path())
     remind_of_stand_in()
     return 0
@@ -116,6 +123,17 @@ def backfill() -> None:
         with_store(sync)
     except UserError as error:
         print(f"warning: {error}; `gradtrail sync` tries again", file=sys.stderr)
+
+
+def warn_of_processor() -> None:
+    """Say that another processor made the committed results, where this one cannot make their bytes."""
+    if has_common_bytes() or not git("status", "--porcelain", "dvc.lock"):
+        return
+    print(
+        "this processor lacks AVX2 or FMA: its results differ from the committed ones in last digits, the accuracy by "
+        "less than its interval; `git commit dvc.lock results/metrics` keeps them, `git checkout` of both undoes them",
+        file=sys.stderr,
+    )
 
 
 def _summarize(seconds: float) -> None:

@@ -20,6 +20,7 @@ from mlflow.entities import Run
 
 from gradtrail.core.names import NETWORKS
 from gradtrail.stages.common.dvc_cache import is_here, restore
+from gradtrail.stages.common.environment import COMMON, has_common_bytes
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import active_params
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_source, sha256_of
@@ -43,6 +44,7 @@ from gradtrail.tracking.runs import (
 from gradtrail.tracking.state import Experiment, Identity, Snapshot
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.stored_run import (
+    BYTES,
     LINEAGE,
     REBUILT,
     REPLACED,
@@ -235,8 +237,9 @@ class States:
         self._client.set_terminated(stored.run_id, "FINISHED")
         self.index.refresh([stored.run_id])
         self.rebuilt[stage.name] += 1
-        executions = self.index({"state": stage.state, "machine": machine_key()}, finished=True)
-        if any(REBUILT not in run.data.tags for run in executions):
+        here = (machine_key(), *[COMMON] * has_common_bytes())
+        tags = [run.data.tags for run in self.index({"state": stage.state}, finished=True)]
+        if any(tag.get(BYTES) in here and REBUILT not in tag for tag in tags):
             _warn(stage, "records other outputs than its execution here wrote; both have a run")
         return stored.run_id
 

@@ -1,6 +1,7 @@
 """What computed a result: the machine, the packages and the switches that its bytes may depend on.
 
-Equal inputs give equal bytes on one type of machine with one set of versions; a run records both.
+Equal inputs give equal bytes on one type of machine with one set of versions; a run records both. With
+`environment.processor: any`, all x86-64-v3 processors are one type.
 """
 
 import contextlib
@@ -14,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from gradtrail.stages.common.environment import cpuinfo
+from gradtrail.stages.common.environment import COMMON, EnvironmentConfig, cpuinfo, kind_of_processor
+from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.versions import VERSIONS, network_versions
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.running_time import allowed_cores
@@ -25,7 +27,7 @@ _FEATURES = re.compile(  # of a processor that a compiler uses
     r"amx_\w+|avx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|sme(\d|_\w+)?|bf16|i8mm"
 )
 _DRIVER = re.compile(r"Kernel Module\D.*?\s(\d+\.[\d.]+)")
-_SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
+_SWITCHES = re.compile(r"(XLA_|JAX_|ONEDNN_|OMP_|OPENBLAS_|MKL_).+")
 
 
 def environment() -> dict[str, Any]:
@@ -34,6 +36,7 @@ def environment() -> dict[str, Any]:
     processor["features"] = sorted(name for name in processor.pop("flags") if _FEATURES.fullmatch(name))
     return {
         "machine": machine_key(),
+        "bytes": bytes_key(),
         "processor": processor | _cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "accelerators": _accelerators(),
@@ -52,6 +55,12 @@ def machine_key() -> str:
     parts = [processor[key] for key in ("vendor", "family", "model") if key in processor]
     parts = parts or [processor.get("name", platform.machine())]
     return "-".join([*parts, *([vector] if vector else []), *_accelerators()]).replace(" ", "-")
+
+
+def bytes_key() -> str:
+    """Return the type of machines that make the bytes of this process: `COMMON`, or the one of `machine_key`."""
+    is_common = kind_of_processor(load_section("environment", EnvironmentConfig)) == COMMON
+    return COMMON if is_common and not _accelerators() else machine_key()
 
 
 def _processor() -> dict[str, Any]:

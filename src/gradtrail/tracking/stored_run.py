@@ -32,7 +32,7 @@ from gradtrail.tracking.tags import (
     state_tags,
 )
 
-REBUILT, REPLACED = "rebuilt", "replaced_by"
+REBUILT, REPLACED, BYTES = "rebuilt", "replaced_by", "bytes"
 _WEIGHTS = "models/"
 LINEAGE = "lineage.json"
 _PAGE = ".html"  # suffix of an output that is a single page
@@ -173,9 +173,10 @@ def open_run(
     tags = dict(tags)
     if environment:
         tags |= {"machine": environment["machine"], "jax": environment["packages"].get("jax", "")}
+        tags[BYTES] = environment["bytes"]
     began_ms = int((began or time.time()) * 1000)
     with store_lock(client.tracking_uri):  # until the run names its process: no other process closes or removes it
-        existing = None if is_new else find_own_run(client, stage, tags.get("machine"))
+        existing = None if is_new else find_own_run(client, stage, tags.get(BYTES))
         run = existing or client.create_run(
             experiment,
             start_time=began_ms,
@@ -216,20 +217,21 @@ def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:
         client.delete_run(run.info.run_id)
 
 
-def find_own_run(client: MlflowClient, stage: Identity, machine: str | None) -> Run | None:
+def find_own_run(client: MlflowClient, stage: Identity, bytes_key: str | None) -> Run | None:
     """Return the run of a state to continue, if there is one.
 
     Args:
-        machine: Type of the machine that makes the state: then its run is returned, or an unfinished one of a rebuild.
+        bytes_key: Type of machines that make the same bytes of the state: then their run is returned, or an unfinished
+            one of a rebuild.
             None for a rebuild: then the run with the same outputs, or an unfinished one of this type of machine; none
             that is open on another host.
     """
     runs = StoredRuns(client)({"state": stage.state})
-    ours = (None, machine or machine_key())
+    ours = (None, machine_key())
     unfinished = [run for run in runs if run.data.tags.get("machine") in ours and not outputs(run.data.tags)]
-    if machine:
-        on_this_machine = [run for run in runs if run.data.tags.get("machine") == machine]
-        return next(iter([*on_this_machine, *unfinished]), None)
+    if bytes_key:
+        of_same_bytes = [run for run in runs if run.data.tags.get(BYTES) == bytes_key]
+        return next(iter([*of_same_bytes, *unfinished]), None)
     outs = stage.out_digests()
     same = [run for run in runs if outputs(run.data.tags) == outs]
     closed_or_here = (run for run in [*same, *unfinished] if run.info.status != "RUNNING" or is_alive(run.data.tags))

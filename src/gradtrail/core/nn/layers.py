@@ -162,7 +162,9 @@ class Convolution(Layer):
         self.precision = precision
 
     def __call__(self, inputs: Float[Array, "inputs height width batch"]) -> Float[Array, "outputs height width batch"]:
-        return convolve(inputs, self.kernel[...], self.precision) + self.bias[...][:, None, None, None]
+        outputs = convolve(inputs, self.kernel[...], self.precision)
+        rows = outputs.reshape(len(outputs), -1)
+        return (rows + self.bias[...][:, None]).reshape(outputs.shape)
 
     def infer(self, inputs: Float[Array, "inputs height width batch"]) -> Float[Array, "outputs height width batch"]:
         """Return the same outputs, for inference outside of loops; see `convolve_for_inference`."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from gradtrail.core.config import Bounds, Count, Positive, config
 from gradtrail.stages.common.files import atomic_file
@@ -31,11 +31,16 @@ KEPT = {  # which devices are found and how processes meet; memory of a GPU; log
     "XLA_FLAGS",  # see `refuse_variables`
 }
 _READ_BY_LIBRARIES = re.compile(
-    r"(JAX|XLA|PJRT|NPY)_.+|CHECK_VMA|EAGER_CONSTANT_FOLDING|FREETYPE_PROPERTIES|LIBTPU_INIT_ARGS"
+    r"(JAX|XLA|PJRT|NPY|ONEDNN|DNNL)_.+|CHECK_VMA|EAGER_CONSTANT_FOLDING|FREETYPE_PROPERTIES|LIBTPU_INIT_ARGS"
     r"|MOCK_NUM_GPU_PROCESSES|NVIDIA_TF32_OVERRIDE"
 )
 _TRIED = (KEPT | {"CUDA_VISIBLE_DEVICES"}) - {COUNT, INDEX}  # by `require_jax`; not how processes meet
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+# Compiled code and YNNPACK's kernels then add in one order on every x86-64 with AVX2 and FMA. Products that YNNPACK
+# does not take, as those of a gradient of weights, are oneDNN's, which reads a variable
+_ANY_PROCESSOR = ("--xla_cpu_enable_platform_dependent_math=false", "--xla_cpu_max_isa=AVX2")
+COMMON = "x86-64-v3"  # the name of these processors
+_ONEDNN_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 _OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_count")  # what the stage sets counts
 _HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_", "--xla_gpu_cuda_data_dir=")
 _FLAG = re.compile(r"--xla_\w+(=\S*)?")
@@ -51,6 +56,13 @@ class EnvironmentConfig:
     # Size of XLA's thread pool on a CPU, on any number of cores: long sums of products are split by it
     cpu_threads: Annotated[int, Bounds(at_least=1, at_most=1024)]
     xla_flags: tuple[str, ...]  # for XLA, such as `--xla_cpu_enable_fast_math=true`; may change results
+    # `any`: the same bytes on every x86-64 with AVX2 and FMA. `native`: all instructions of the processor
+    processor: Literal["any", "native"]
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        """XLA's flags for the processor, then `xla_flags`."""
+        return (*_ANY_PROCESSOR * (self.processor == "any" and platform.machine() == "x86_64"), *self.xla_flags)
 
     def check(self) -> None:
         for flag in self.xla_flags:
@@ -118,7 +130,7 @@ def refuse_variables(environment: EnvironmentConfig | None) -> None:
     if "glibc.cpu" in (value := os.environ.get("GLIBC_TUNABLES", "")):  # which the process has read already
         raise UserError(f"GLIBC_TUNABLES is set to {value!r}, which can change results; unset it")
     for flag in os.environ.get("XLA_FLAGS", "").split() if environment else ():
-        if not flag.startswith(_HARMLESS_FLAGS) and environment and flag not in environment.xla_flags:
+        if not flag.startswith(_HARMLESS_FLAGS) and environment and flag not in environment.all_flags:
             way = ", or list it in environment.xla_flags of params.yaml, so that it is part of the state"
             advice = f"unset it{way if _FLAG.fullmatch(flag) else ''}"
             raise UserError(f"XLA_FLAGS has {flag!r}, which may change results; {advice}")
@@ -176,8 +188,9 @@ def set_up_jax(environment: EnvironmentConfig, runtime: RuntimeConfig) -> None:
     os.environ["PJRT_NPROC"] = str(environment.cpu_threads)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", str(runtime.gpu_preallocate).lower())
     flags = os.environ.get("XLA_FLAGS", "").split()
-    other_flags = [flag for flag in flags if not flag.startswith(_OWN_FLAGS) and flag not in environment.xla_flags]
-    os.environ["XLA_FLAGS"] = " ".join([*other_flags, *environment.xla_flags, _DETERMINISTIC])
+    other_flags = [flag for flag in flags if not flag.startswith(_OWN_FLAGS) and flag not in environment.all_flags]
+    os.environ["XLA_FLAGS"] = " ".join([*other_flags, *environment.all_flags, _DETERMINISTIC])
+    os.environ |= _ONEDNN_LIMIT if environment.processor == "any" else {}
 
 
 def set_cpu_devices(count: int) -> None:
@@ -191,6 +204,16 @@ def processor_digest() -> str:
     # Linux on ARM has no model name, but lines such as `CPU part`
     lines = {line for line in cpuinfo().splitlines() if line.startswith(("model name", "flags", "Features", "CPU "))}
     return hashlib.sha256("\n".join([*described, *sorted(lines)]).encode()).hexdigest()[:12]
+
+
+def has_common_bytes() -> bool:
+    """Whether the processor has what `environment.processor: any` compiles for."""
+    return {"avx2", "fma"} <= set(cpuinfo().partition("\n\n")[0].split())
+
+
+def kind_of_processor(environment: EnvironmentConfig) -> str:
+    """Return the kind of processors that compute the same bytes as this one: `COMMON`, or a digest of its model."""
+    return COMMON if environment.processor == "any" and has_common_bytes() else processor_digest()
 
 
 def cpuinfo() -> str:

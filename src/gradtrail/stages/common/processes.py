@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from unittest import mock
 
 from gradtrail.core.config import ConfigError
-from gradtrail.stages.common.environment import processor_digest, set_cpu_devices
+from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, is_follower, is_launched, log_path
 
@@ -116,9 +116,9 @@ def first_process_first() -> Iterator[None]:
 def require_same(values: Mapping[str, str]) -> None:
     """Raise UserError, in one line, if this process has another value than process 0 of something, by name.
 
-    Packages and the type of processor count too: both may change last digits, of which each process has its own.
+    Packages count too: they may change last digits, of which each process has its own.
     """
-    own_values = dict(values) | {"the processor": processor_digest(), "jaxlib": version("jaxlib")}
+    own_values = dict(values) | {"jaxlib": version("jaxlib")}
     for name, value in agreed(lambda: own_values).items():
         if own_values[name] != value:
             raise UserError(f"{name} differs from that of process 0, on {socket.gethostname()}")

@@ -35,7 +35,7 @@ from gradtrail.core.xla.passes import Pass
 from gradtrail.stages.artifacts import accounting, data_files
 from gradtrail.stages.artifacts.accounting import Spending
 from gradtrail.stages.artifacts.data_files import DatasetInfo
-from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, kind_of_processor
 from gradtrail.stages.common.processes import agreed, devices, first_process_first, leave, require_same, wait_for_all
 from gradtrail.stages.common.stage import Stage
 from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder, on_devices, state_on_device
@@ -118,6 +118,7 @@ class Training:
                 do not fit the split, or a network of one's own is refused.
         """
         config, runtime, folder = stage.params(TrainConfig), stage.runtime, Path("data/processed")
+        environment = stage.params(EnvironmentConfig, "environment")
         info = data_files.read_info(folder)
         is_private = config.privacy.enabled
         if is_private and info.versions > 1:
@@ -130,7 +131,8 @@ class Training:
         require_same(
             {
                 "train of params.yaml": repr(config),
-                "environment of params.yaml": repr(stage.params(EnvironmentConfig, "environment")),
+                "environment of params.yaml": repr(environment),
+                "the processor": kind_of_processor(environment),
                 str(folder): info.digest,
             }
         )
