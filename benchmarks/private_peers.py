@@ -74,7 +74,6 @@ def ours(task: PrivateTask) -> Round:
     from gradtrail.core.train.keys import keys_of
     from gradtrail.core.xla.compiler import Compiler
 
-    set_up_as_stage()
     config = _config(task)
     noise = {"ordinary": None, "noiseless": 0.0, "private": NOISE_MULTIPLIER}[task.method]
     model = Model(config.model_config(IMAGE_SHAPE, NUM_CLASSES))
@@ -322,6 +321,8 @@ def _versions() -> dict[str, str]:
 def main() -> None:
     task = PrivateTask(**json.loads(sys.argv[1]))
     methods = {"vmap": vmap, "torch": pytorch, "ghost": opacus, "loader": opacus, "hooks": opacus}
+    if task.method not in methods:
+        set_up_as_stage()
     run = methods.get(task.method, ours)(task)
     steps = _steps_of_round(run, task)
     answer((_versions(), steps), lambda: run(steps))

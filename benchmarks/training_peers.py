@@ -114,7 +114,6 @@ def ours(task: Task) -> Round:
     from gradtrail.core.train.keys import keys_of
     from gradtrail.core.xla.compiler import Compiler
 
-    set_up_as_stage(task.peer.processor)
     images, labels = make_data(task.examples, task.image_shape)
     config = project_train_config(task)
     model = Model(config.model_config(task.image_shape, NUM_CLASSES), remat=config.remat)
@@ -338,6 +337,8 @@ def main() -> None:
     fields = json.loads(sys.argv[1])
     task = Task(**{**fields, "peer": Peer(**fields["peer"]), "image_shape": tuple(fields["image_shape"])})
     loops = {"lesson": lesson, "pytorch": pytorch, "ours": ours, "bare": bare, "matmuls": matmuls}
+    if task.peer.loop == "ours":
+        set_up_as_stage(task.peer.processor)
     run_round = loops[task.peer.loop](task)
     run_round()
     answer("ready", lambda: timed(run_round))

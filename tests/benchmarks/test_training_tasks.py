@@ -12,7 +12,7 @@ import optax
 import pytest
 from flax import nnx
 
-from benchmarks import per_example_gradients, privacy_audit, private_peers, training
+from benchmarks import per_example_gradients, per_example_peers, privacy_audit, private_peers, training
 from benchmarks.serving import servers
 from benchmarks.training_peers import bare, flax_network, lesson, ours, project_train_config
 from benchmarks.training_tasks import (
@@ -74,6 +74,7 @@ def test_row_trains_as_its_name_says(row: str) -> None:
             return optax.softmax_cross_entropy_with_integer_labels(apply(params), labels).mean()
 
         words = row.split(", ")
+        assert task.peer.processor == ("native" if "native" in words else "any")
         optimizer = OPTIMIZERS[words[-1] if words[-1] in OPTIMIZERS else "adam"]
         updates, _ = optimizer.update(jax.grad(loss_fn)(params), optimizer.init(params), params)
         found = jax.tree.map(jnp.subtract, train(task)(), params)
@@ -99,6 +100,14 @@ def test_private_row_is_configured_as_its_name_says(method: Any, network: Any) -
     assert (config.privacy.enabled, config.privacy.example_clip_norm) == (method != "ordinary", 1.0)
     assert (config.batch_size, config.clip_norm, config.precision) == (16, None, "float32")
     assert network != "strided" or config.model.channels == private_peers.SMALL_CHANNELS
+
+
+def test_per_example_benchmark_scores_every_example() -> None:
+    task = per_example_peers.ScoreTask(
+        method="ours", model="mlp", batch_size=0, examples=BATCH, rounds=1, image_shape=SHAPE
+    )
+    scores = per_example_peers.this_project(task)()
+    assert {len(leaf) for leaf in jax.tree.leaves(scores)} == {BATCH}
 
 
 def test_other_benchmarks_run_the_networks_that_they_name() -> None:

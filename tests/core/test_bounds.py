@@ -82,7 +82,7 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
     (EVALUATE, {"batch_size": (0,), "calibration_bins": (0,), "num_mistakes": (0,)}),
     (ReportConfig(title="A title"), {"title": ("", "  ", "x" * 201)}),
     (
-        EnvironmentConfig(cpu_threads=2, xla_flags=()),
+        EnvironmentConfig(cpu_threads=2, xla_flags=(), processor="any"),
         {
             "cpu_threads": (0,),
             "xla_flags": (("xla_x=1",), ("--xla_x=1 --xla_y=2",), ("--xla_gpu_deterministic_ops=false",)),

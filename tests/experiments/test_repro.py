@@ -60,6 +60,19 @@ def test_failing_store_is_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().err == ("warning: MLflow's store failed: no such host; `gradtrail sync` tries again\n")
 
 
+@pytest.mark.parametrize("is_common", [True, False])
+@pytest.mark.parametrize("status", ["", " M dvc.lock"])
+def test_a_processor_that_makes_other_bytes_is_told(
+    is_common: bool, status: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(repro, "has_common_bytes", lambda: is_common)
+    monkeypatch.setattr(repro, "git", lambda *_: status)
+    repro.warn_of_processor()
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == (not is_common and bool(status))
+    assert not printed or "lacks AVX2 or FMA" in printed
+
+
 def test_stand_in_changes_one_word_and_is_announced(params: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = params.read_text()
     repro.remind_of_stand_in()

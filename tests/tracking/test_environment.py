@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 
 from gradtrail.tracking import environment as module
-from gradtrail.tracking.environment import environment, machine_key
+from gradtrail.tracking.environment import bytes_key, environment, machine_key
 
 MILAN = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -47,6 +47,18 @@ def test_machine_key_distinguishes_processors_and_gpus(texts: dict[str, str], mo
     assert machine_key() == "AuthenticAMD-25-1-avx512f"
     monkeypatch.setattr(module, "_accelerators", lambda: ["NVIDIA H100"])
     assert machine_key() == "AuthenticAMD-25-1-avx512f-NVIDIA-H100"
+
+
+def test_the_bytes_are_those_of_all_processors_or_of_the_machine(
+    texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "kind_of_processor", lambda _: "x86-64-v3")
+    assert bytes_key() == "x86-64-v3"
+    monkeypatch.setattr(module, "_accelerators", lambda: ["NVIDIA H100"])
+    assert bytes_key() == machine_key()
+    monkeypatch.setattr(module, "_accelerators", list)
+    monkeypatch.setattr(module, "kind_of_processor", lambda _: "a digest")
+    assert bytes_key() == machine_key()
 
 
 @pytest.mark.parametrize(

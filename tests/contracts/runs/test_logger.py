@@ -10,6 +10,7 @@ import psutil
 import pytest
 from projects import Project, besides_progress
 
+from gradtrail.stages.common.environment import has_common_bytes
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.tags import PROCESS, is_alive
 
@@ -62,6 +63,7 @@ def test_a_run_names_the_process_and_the_machine_of_its_stage(project: Project) 
     assert f":{stage.pid}:" in run["tags"][PROCESS]
     assert is_alive(run["tags"])
     assert run["tags"]["machine"] == machine_key()
+    assert run["tags"]["bytes"] == ("x86-64-v3" if has_common_bytes() else machine_key())
     assert logger.pid != stage.pid
     assert go_on(project, stage) == []
     assert statuses(project) == ["FINISHED"]

@@ -63,7 +63,7 @@ def test_two_kinds_of_machine_have_a_run_each_and_neither_removes_the_others(
     project: Project, client: MlflowClient
 ) -> None:
     (first,) = project.runs_of("train")
-    client.set_tag(first["id"], "machine", "of-another-kind")
+    client.set_tag(first["id"], "bytes", "of-another-kind")
     assert "a new run replaces its run" not in train_elsewhere(project)
     assert len(set(written(project))) == 2
     sync()
@@ -78,7 +78,7 @@ def test_two_kinds_of_machine_have_a_run_each_and_neither_removes_the_others(
 def test_a_rebuilt_run_of_other_bytes_stays_when_the_state_runs_again(project: Project, client: MlflowClient) -> None:
     """What was pulled from another kind of machine has a run that does not say so; it is not taken over."""
     (first,) = project.runs_of("train")
-    client.delete_tag(first["id"], "machine")
+    client.delete_tag(first["id"], "bytes")
     client.set_tag(first["id"], "rebuilt", "true")
     train_elsewhere(project)
     assert len(set(written(project))) == 2

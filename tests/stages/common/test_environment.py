@@ -1,5 +1,6 @@
 """No variable changes a switch of JAX in a stage; one that cannot be removed is refused in one line."""
 
+import dataclasses
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from factories import ROOT
 from requests.utils import get_environ_proxies
 
 from gradtrail.stages.common import environment
+from gradtrail.stages.common import environment as module
 from gradtrail.stages.common.environment import (
     KEPT,
     EnvironmentConfig,
@@ -27,7 +29,7 @@ from gradtrail.stages.common.versions import require_recorded_versions, write_in
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
-CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
+CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",), processor="any")
 SCRIPT = """
 import json, os, sys
 from gradtrail.stages.common.environment import EnvironmentConfig, adapt_variables, set_cpu_devices, set_up_jax
@@ -38,12 +40,13 @@ import jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.environment import RuntimeConfig
 as_started = {name: str(value) for name, value in jax.config.values.items()}
-config = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
+config = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",), processor=sys.argv[1])
 for _ in range(2):
     set_up_jax(config, load_section("runtime", RuntimeConfig))
 set_cpu_devices(2)
 switches = {name: str(value) for name, value in jax.config.values.items()}
-variables = {name: os.environ[name] for name in ("XLA_FLAGS", "PJRT_NPROC", "XLA_PYTHON_CLIENT_PREALLOCATE")}
+names = ("XLA_FLAGS", "PJRT_NPROC", "XLA_PYTHON_CLIENT_PREALLOCATE", "ONEDNN_MAX_CPU_ISA")
+variables = {name: os.environ[name] for name in names if name in os.environ}
 print(json.dumps([as_started, switches, variables, len(jax.devices())]))
 """
 OTHER = {  # values of switches that are not logical
@@ -63,10 +66,10 @@ OTHER = {  # values of switches that are not logical
 }
 
 
-def set_up(**env: str) -> tuple[dict[str, str], dict[str, str], dict[str, str], int]:
+def set_up(processor: str = "any", **env: str) -> tuple[dict[str, str], dict[str, str], dict[str, str], int]:
     """The switches of JAX in a new process, before and after it is set up; some variables; the number of devices."""
     variables = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"} | env
-    command = [sys.executable, "-c", SCRIPT]
+    command = [sys.executable, "-c", SCRIPT, processor]
     return tuple(
         json.loads(subprocess.run(command, cwd=ROOT, env=variables, check=True, stdout=subprocess.PIPE).stdout)
     )
@@ -89,11 +92,24 @@ def test_environment_does_not_change_switches_of_stage() -> None:
     assert removed == as_started
     assert switches == expected
     assert devices == 2
-    own_flags = "--xla_cpu_enable_fast_math=true --xla_gpu_deterministic_ops=true"
-    assert variables == {"XLA_FLAGS": own_flags, "PJRT_NPROC": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    own_flags = " ".join([*CONFIG.all_flags, "--xla_gpu_deterministic_ops=true"])
+    own = {"XLA_FLAGS": own_flags, "PJRT_NPROC": "3", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    assert variables == own | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     assert changed_variables["XLA_FLAGS"] == f"--xla_dump_to=x {own_flags}"
     assert changed_variables["PJRT_NPROC"] == "3"
     assert changed_variables["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
+
+
+def test_a_native_stage_uses_all_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, variables, _ = set_up("native", XLA_FLAGS="", ONEDNN_MAX_CPU_ISA="SSE41")
+    assert variables["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=true --xla_gpu_deterministic_ops=true"
+    assert "ONEDNN_MAX_CPU_ISA" not in variables
+    native = dataclasses.replace(CONFIG, processor="native")
+    monkeypatch.setattr(module, "cpuinfo", lambda: "flags : fma avx2\n\nflags : fma")
+    assert module.kind_of_processor(CONFIG) == "x86-64-v3" != module.kind_of_processor(native)
+    for flags in ("avx2", "fma", "", "avx512f"):
+        monkeypatch.setattr(module, "cpuinfo", lambda flags=flags: f"flags : {flags}\n")
+        assert module.kind_of_processor(CONFIG) == module.kind_of_processor(native)
 
 
 @pytest.mark.parametrize(
@@ -118,13 +134,15 @@ def test_other_variables_are_removed_or_harmless(monkeypatch: pytest.MonkeyPatch
         "XLA_NOT_YET_KNOWN",
         "CHECK_VMA",
         "NPY_DISABLE_CPU_FEATURES",
+        "ONEDNN_MAX_CPU_ISA",
+        "DNNL_DEFAULT_FPMATH_MODE",
         "NVIDIA_TF32_OVERRIDE",
     }
     for name in (*removed, *KEPT, "JAXTYPING_DISABLE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_enable_fast_math=true")
+    monkeypatch.setenv("XLA_FLAGS", " ".join(["--xla_dump_to=x", *CONFIG.all_flags]))
     adapt_variables()
     refuse_variables(CONFIG)
     assert not removed & os.environ.keys()
