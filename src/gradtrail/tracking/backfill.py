@@ -237,9 +237,9 @@ class States:
         self._client.set_terminated(stored.run_id, "FINISHED")
         self.index.refresh([stored.run_id])
         self.rebuilt[stage.name] += 1
-        here = (machine_key(), *[COMMON] * has_common_bytes())
+        own_bytes = (machine_key(), *[COMMON] * has_common_bytes())
         tags = [run.data.tags for run in self.index({"state": stage.state}, finished=True)]
-        if any(tag.get(BYTES) in here and REBUILT not in tag for tag in tags):
+        if any(tag.get(BYTES) in own_bytes and REBUILT not in tag for tag in tags):
             _warn(stage, "records other outputs than its execution here wrote; both have a run")
         return stored.run_id
 

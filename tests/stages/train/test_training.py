@@ -30,7 +30,7 @@ from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.artifacts.changes import as_trained
 from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
-from gradtrail.stages.common.environment import RuntimeConfig
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.gradients.inputs import DYNAMICS, read_dynamics, read_trajectory
@@ -148,7 +148,10 @@ def loaded(train: Split = SPLIT, batch_size: int = 4, **fields: Any) -> Training
     config = train_config(batch_size=batch_size, changes=dataclasses.replace(NO_CHANGES, **fields))
     runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
     inputs = SimpleNamespace(have_changed=lambda: False, require_data=lambda: None)
-    stage: Any = SimpleNamespace(params=lambda *_: config, runtime=runtime, inputs=inputs)
+    environment = EnvironmentConfig(cpu_threads=2, xla_flags=(), processor="any")
+    stage: Any = SimpleNamespace(
+        params=lambda kind, *_: environment if kind is EnvironmentConfig else config, runtime=runtime, inputs=inputs
+    )
     return Training.load(stage)
 
 
