@@ -99,8 +99,7 @@ def _evaluate() -> Iterator[tuple[str, Any]]:
     logits = (images.reshape(EXAMPLES, -1)[:, :CLASSES].astype(np.float32) - 128) / 37
     temperature = fit_temperature(logits[None], labels)
     evaluation = evaluate_logits(logits, labels, temperature=temperature, calibration_bins=15)
-    for field in dataclasses.fields(evaluation):
-        yield field.name, np.frombuffer(repr(getattr(evaluation, field.name)).encode(), np.uint8)
+    yield from _named(dataclasses.asdict(evaluation))
 
 
 def _named(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from gradtrail.stages.common.environment import (
     EnvironmentConfig,
     adapt_variables,
     cpuinfo,
+    has_common_bytes,
     processor_digest,
     refuse_variables,
     require_jax,
@@ -100,6 +102,21 @@ def test_environment_does_not_change_switches_of_stage() -> None:
     assert changed_variables["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="limits x86-64")
+def test_numpy_has_no_function_for_other_instructions_than_avx2() -> None:
+    script = """
+from gradtrail.stages.common.environment import adapt_variables
+adapt_variables()
+import numpy as np
+core = np._core._multiarray_umath
+print(*(name for name in core.__cpu_dispatch__ if core.__cpu_features__[name]))
+"""
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", script]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    assert (process.stdout.split(), process.stderr) == (["X86_V3"] * has_common_bytes(), "")
+
+
 def test_a_native_stage_uses_all_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     *_, variables, _ = set_up("native", XLA_FLAGS="", ONEDNN_MAX_CPU_ISA="SSE41")
     assert variables["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=true --xla_gpu_deterministic_ops=true"
@@ -133,12 +150,11 @@ def test_other_variables_are_removed_or_harmless(monkeypatch: pytest.MonkeyPatch
         "JAX_NOT_YET_KNOWN",
         "XLA_NOT_YET_KNOWN",
         "CHECK_VMA",
-        "NPY_DISABLE_CPU_FEATURES",
         "ONEDNN_MAX_CPU_ISA",
         "DNNL_DEFAULT_FPMATH_MODE",
         "NVIDIA_TF32_OVERRIDE",
     }
-    for name in (*removed, *KEPT, "JAXTYPING_DISABLE"):
+    for name in (*removed, *KEPT, "JAXTYPING_DISABLE", "NPY_DISABLE_CPU_FEATURES"):
         monkeypatch.setenv(name, "1")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
@@ -146,6 +162,7 @@ def test_other_variables_are_removed_or_harmless(monkeypatch: pytest.MonkeyPatch
     adapt_variables()
     refuse_variables(CONFIG)
     assert not removed & os.environ.keys()
+    assert os.environ["NPY_DISABLE_CPU_FEATURES"] != "1"
     assert {*KEPT, "JAXTYPING_DISABLE"} <= os.environ.keys()
 
 

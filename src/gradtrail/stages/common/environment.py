@@ -41,6 +41,8 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _ANY_PROCESSOR = ("--xla_cpu_enable_platform_dependent_math=false", "--xla_cpu_max_isa=AVX2")
 COMMON = "x86-64-v3"  # the name of these processors
 _ONEDNN_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+# With AVX-512, NumPy has other functions for logarithms and the like, which round otherwise
+_NUMPY_LIMIT = {"NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"}
 _OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_count")  # what the stage sets counts
 _HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_", "--xla_gpu_cuda_data_dir=")
 _FLAG = re.compile(r"--xla_\w+(=\S*)?")
@@ -103,6 +105,8 @@ class RuntimeConfig:
 def adapt_variables() -> None:
     """Remove the variables that libraries read and that are not in `KEPT`; before JAX and NumPy are imported.
 
+    NumPy's functions are those for AVX2, also with `environment.processor: native`.
+
     Requests to this machine bypass a proxy of the environment, which would not find what listens on its loopback.
     """
     hosts = [*filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")).split(","))]
@@ -113,6 +117,7 @@ def adapt_variables() -> None:
     for name in [name for name in os.environ if _READ_BY_LIBRARIES.fullmatch(name)]:
         if name not in KEPT:
             del os.environ[name]
+    os.environ |= _NUMPY_LIMIT if platform.machine() == "x86_64" else {}
 
 
 def refuse_variables(environment: EnvironmentConfig | None) -> None:
