@@ -9,5 +9,5 @@ if ! command -v podman > /dev/null && command -v apt-get > /dev/null; then
 fi
 commit=$(git describe --always --dirty 2>/dev/null || echo "no commit")
 started=$(date +%s)
-.venv/bin/python -m pytest -q -n auto --dist loadgroup -m "nightly or hypothesis" --hypothesis-profile=random --durations=20
+.venv/bin/python -m pytest -v -n auto --dist loadscope --no-loadscope-reorder -m "nightly or hypothesis" --hypothesis-profile=random --durations=20
 echo "nightly: passed for $commit in $((($(date +%s) - started) / 60)) minutes, $(date -u +%Y-%m-%d)"

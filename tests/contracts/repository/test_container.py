@@ -33,7 +33,7 @@ CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 # crun refuses a machine that has both versions of cgroups, so podman sees only the first one.
 WITHOUT_CGROUPS_2 = ["unshare", "--mount", "sh", "-c", 'umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"', "sh"]
 
-pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("container")]  # one build for all
+pytestmark = pytest.mark.nightly
 
 
 @dataclass(frozen=True)
