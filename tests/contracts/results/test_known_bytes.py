@@ -14,10 +14,14 @@ from gradtrail.tracking.environment import machine_key
 KNOWN = Path(__file__).with_name("known_bytes.json")
 
 
+ONE_CORE = ("taskset", "-c", "0")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("under", [(), pytest.param(ONE_CORE, marks=pytest.mark.nightly)], ids=["", "one core"])
 @pytest.mark.skipif(not has_common_bytes(), reason="no AVX2 or no FMA: this processor adds in another order")
-def test_this_processor_computes_the_known_bytes() -> None:
-    command = [sys.executable, "tests/known_bytes.py"]
+def test_this_processor_computes_the_known_bytes(under: tuple[str, ...]) -> None:
+    command = [*under, sys.executable, "tests/known_bytes.py"]
     process = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, check=True, timeout=600)
     found, known = json.loads(process.stdout), json.loads(KNOWN.read_text())
     assert found["versions"] == known["versions"], f"write {KNOWN.name} again, as tests/known_bytes.py says"
