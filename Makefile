@@ -16,7 +16,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 unexport PYTHONDONTWRITEBYTECODE
 
 # Modules that have slow tests, so that workers do not import the others.
-SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|\bcases(" tests))
+SLOW = $(sort $(shell grep -rlE --include="test_*.py" "mark\.slow|\bcases\b" tests))
 
 .DEFAULT_GOAL := help
 .PHONY: help env lock repro test test-slow nightly check gate docs format audit privacy-audit what-if ui compare bench sync clean
