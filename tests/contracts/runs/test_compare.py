@@ -20,7 +20,10 @@ _EDITS = {
     "train": [
         ("import functools\n", "import functools\nfrom gradtrail.stages.common.yaml_file import read_yaml\n"),
         ("str(value)[:4]", "f\"{value} {read_yaml(Path('params.yaml'))['train']['seed']}\""),
-        ("        words =", "        if value == 0.5:\n            raise SystemExit('a rate too high')\n        words ="),
+        (
+            "        words =",
+            "        if value == 0.5:\n            raise SystemExit('a rate too high')\n        words =",
+        ),
     ],
     "evaluate": [('"length"', '"accuracy": 0.9 + len(set(words[0])) / 1000, "loss": 0.5, "length"')],
 }

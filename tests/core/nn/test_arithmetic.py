@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradtrail.core.nn.arithmetic import Precision, convolve, convolve_for_inference, matmul, max_pool
+from gradtrail.core.nn.arithmetic import Precision, contract, convolve, convolve_for_inference, matmul, max_pool
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 SHAPES = [(1, 1, 1), (1, 7, 10), (33, 5, 1), (13, 27, 10)]  # rows, inner, columns
@@ -161,3 +161,14 @@ def test_pooling_equals_the_maximum_and_ties_share_its_gradient(shape: tuple[int
 
     for ours, theirs in zip(run(max_pool), run(pooled_by_max), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "compiled"), [(16, 16), (17, 32), (24, 32), (40, 48), (47, 48), (48, 48), (67, 67)]
+)
+def test_no_product_has_a_width_at_which_processors_add_otherwise(columns: int, compiled: int) -> None:
+    lhs, rhs = jnp.ones((5, 7)), jnp.arange(7.0 * columns).reshape(7, columns)
+    for product in (lambda lhs, rhs: matmul(lhs, rhs, "float32"), lambda lhs, rhs: contract(lhs, rhs.T, 1, 1)):
+        (width,) = {eqn.outvars[0].aval.shape[1] for eqn in jax.make_jaxpr(product)(lhs, rhs).eqns if "dot" in str(eqn)}
+        assert width == compiled
+        np.testing.assert_allclose(product(lhs, rhs), lhs @ rhs, rtol=1e-6)

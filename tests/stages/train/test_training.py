@@ -113,6 +113,16 @@ def training_of(
     return training
 
 
+def test_processes_part_when_the_last_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orbax writes in another thread, and asks the other processes at its end."""
+    events: list[str] = []
+    monkeypatch.setattr(training_module, "leave", lambda: events.append("left"))
+    monkeypatch.setattr(Checkpoints, "_wait", lambda _: events.append("waited"))
+    config = dataclasses.replace(PRIVATE, privacy=NOT_PRIVATE, epochs=1)
+    training_of(config, (listener := Listener(folder=tmp_path))).run(listener, lambda *_: events.append("trained"))
+    assert events[-3:] == ["trained", "waited", "left"]
+
+
 def run(config: TrainConfig, folder: Path | None, listener: Listener, **fields: Any) -> TrainResult:
     training = training_of(config, listener, **fields)
     return training.train_network(config.seeds_of(config.seed), Checkpoints(folder, 1e9, lambda: 0.0), listener)

@@ -76,13 +76,14 @@ def _widened(rhs: Matrix, axis: int) -> Matrix:
     YNNPACK splits long sums by the width of its tiles, which for 17 to 24 and for 33 to 40 columns differs between
     AVX2 and AVX-512: the sums would differ in last bits.
     """
-    more = -rhs.shape[axis] % 16 if 16 < rhs.shape[axis] < 48 else 0
+    columns = rhs.shape[axis]  # of an export it may be a symbol, with the size of the batch
+    more = -columns % 16 if isinstance(columns, int) and 16 < columns < 48 else 0
     widths = [(0, more if dimension == axis else 0) for dimension in range(2)]
     return jnp.pad(rhs, widths) if more else rhs
 
 
-def _narrowed(product: Matrix, columns: int) -> Matrix:
-    return product[:, :columns] if product.shape[1] > columns else product
+def _narrowed(product: Matrix, columns: Any) -> Matrix:
+    return product[:, :columns] if product.shape[1] != columns else product
 
 
 def transposed(matrix: Float[Array, "rows columns"]) -> Float[Array, "columns rows"]:

@@ -115,6 +115,11 @@ class Checkpoints:
             self._start(step, parts)
             self._wait()
 
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written: Orbax needs the other processes until its end."""
+        with self._errors_as_warnings():
+            self._wait()
+
     def keep(self, step: int, parts: Callable[[], Mapping[str, Any]]) -> None:
         """Write the last checkpoint of a complete training, which stays, and remove the others."""
         self.save(step, parts)

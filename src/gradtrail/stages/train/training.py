@@ -255,6 +255,7 @@ class Training:
             with listener.member(self, seeds) as checkpoints:
                 name = f"train seed {seed}" if self.config.members > 1 else "train"
                 add(seed, self.train_network(seeds, checkpoints, listener, name))
+                checkpoints.wait()
         self.require_data()  # each process has read its own files, and process 0 waits for all
         wait_for_all()
         leave()
