@@ -28,7 +28,7 @@ BUDGETS = {
     "src + pipeline": (31_488, 25_000),
     "tests": (33_834, 24_000),
     "benchmarks": (5_279, 4_400),
-    "docs (words)": (25_984, 26_000),
+    "docs (words)": (25_986, 26_000),
     "docs (pages)": (25, 25),
     "README.md": (93, 100),
     "root (tracked entries)": (24, 24),
