@@ -256,6 +256,7 @@ class LiveRun:
 
     def _close(self, record: Record, status: str) -> None:
         info = self._finished or self._info()
+        self._timings["seconds"] |= {"tracking": self._seconds}
         record.write_json(f"{ATTEMPT}/timings.json", json.loads(json.dumps(self._timings, default=float)))
         record.write(dataclasses.replace(info, status=status, ended=time.time()))
         record.flush()
