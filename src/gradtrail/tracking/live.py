@@ -239,9 +239,9 @@ class LiveRun:
 
             return render.describe(record, self.stage, tags, made, began=began)
 
-        with ThreadPoolExecutor(1) as pool:
-            self._described = pool.submit(describe)
-            pool.shutdown(wait=False)
+        pool = ThreadPoolExecutor(1)
+        self._described = pool.submit(describe)
+        pool.shutdown(wait=False)
         ensure_shipper()
 
     def _info(self) -> RunInfo:

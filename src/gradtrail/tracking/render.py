@@ -4,16 +4,16 @@ Results are rendered as images and tables too, if MLflow's UI has a view for the
 which DVC's cache has, are named by their digests, unless `runtime.copy_outs` asks for copies of weights and tables.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-import pyarrow as pa
 from PIL import Image
 from ruamel.yaml import YAML
 
@@ -35,6 +35,9 @@ from gradtrail.tracking.names import (
 from gradtrail.tracking.record import ARTIFACTS, ATTEMPT, FINISHED, MODEL, Dataset, Record, RunInfo, own_store
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.tags import BYTES, REBUILT, output_tags, param_text, stage_params, state_tags
+
+if TYPE_CHECKING:
+    import pandas as pd  # which stages without tables do not import
 
 CURVE_POINTS = 200
 EXPORT = "models/export"  # the output that becomes a model
@@ -141,12 +144,15 @@ def is_referenced(stage: Stage, out: str) -> bool:
 
 def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> dict[str, dict[int, float]]:
     """Read the curves of a stage from its folder of results, if it has any."""
+    noise = folder / "noise_scale.csv"
+    if not (noise.is_file() or (folder / "epochs.csv").is_file()):
+        return {}
+    import pandas as pd
+
     with _readable(folder):
-        if (noise := folder / "noise_scale.csv").is_file():
+        if noise.is_file():
             table = pd.read_csv(noise)
             return _finite({metric_name(stage, "noise_scale"): (table["epoch"], table["noise_scale"])})
-        if not (folder / "epochs.csv").is_file():
-            return {}
         epochs, steps = pd.read_csv(folder / "epochs.csv"), pd.read_parquet(folder / "steps.parquet")
         result = curves(epochs, steps, metrics["planned_steps"])
     if "epsilon_each" in metrics and "train/epsilon" in result:  # the metric `epsilon` is of all members together
@@ -175,7 +181,7 @@ def _readable(folder: Path) -> Iterator[None]:
     """Raise UserError, one line, if results cannot be read, such as those of a commit with other tables."""
     try:
         yield
-    except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{folder}: damaged, or of another version: {error!r}"[:400]) from None
 
 
@@ -196,8 +202,13 @@ def _add_results(record: Record, folder: Path, *, tables: bool) -> None:
 
 def _add_tables(record: Record, folder: Path, costs: Path) -> list[str]:
     """Write the tables of results as MLflow's UI reads them; return their paths, the first of which opens."""
+    tables = sorted(folder.glob("*.csv"))
+    if not (tables or costs.is_file()):
+        return []
+    import pandas as pd
+
     with _readable(folder):
-        frames = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
+        frames = {path.stem: pd.read_csv(path) for path in tables}
         for name, column in _RANKED.items():
             if (path := folder / f"{name}.parquet").is_file():
                 frames[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(_MAX_TABLE_ROWS, column)
