@@ -271,7 +271,7 @@ class LiveRun:
             if time.monotonic() - began >= limit:
                 why = f"MLflow's store failed (no response within {limit:.3g} s, `runtime.tracking_seconds`)"
                 print(_warning(why), file=sys.stderr)
-                record.mark_as_told()
+                record.tell("")
                 return
             time.sleep(_POLL_SECONDS)
 

@@ -20,6 +20,7 @@ from gradtrail.tracking.record import (
     ATTEMPT,
     FINISHED,
     KILLED,
+    RUN,
     RUNNING,
     SHIPPED,
     Record,
@@ -51,12 +52,14 @@ class Shipment:
     def __init__(self, client: MlflowClient, record: Record):
         self.info = record.read()
         self.record = record
+        self._written = 0  # when its `run.json` was read
         self._client = client
         self._use(self._continued() or self._opened())
 
     def advance(self) -> bool:
         """Ship what is new; return True once the run is closed, and the record not needed any more."""
-        self.info = self.record.read()
+        if (written := (self.record.folder / RUN).stat().st_mtime_ns) != self._written:
+            self.info, self._written = self.record.read(), written
         if self.info.status == RUNNING and not is_alive(_plain(self.info.tags)):
             self.info = dataclasses.replace(self.info, status=KILLED, ended=self.record.last_change())
         self._ship_points()
