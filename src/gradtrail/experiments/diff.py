@@ -30,7 +30,8 @@ from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.lookup import find_run
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.stored_run import REBUILT, attempt_file
+from gradtrail.tracking.stored_run import attempt_file
+from gradtrail.tracking.tags import REBUILT
 
 Rows = list[dict[str, Any]]
 

@@ -17,6 +17,7 @@ from PIL import Image
 from gradtrail.stages.common.files import read_json
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.names import SMALL_FIGURE, is_hidden_spread, metric_name, rounded
+from gradtrail.tracking.tags import TABLES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 CURVE_POINTS = 200
 _SMALL_WIDTH = 680  # pixels on the page of a run, on a screen of 1,280
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
-_TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _GALLERIES = {  # image → the group of charts that shows it
     "samples": "data",
     "mistakes": "eval",
@@ -128,8 +128,8 @@ def log_small_figure(client: MlflowClient, run_id: str, path: Path) -> None:
 
 def announce_tables(client: MlflowClient, run_id: str, paths: Iterable[str]) -> None:
     """Add artifacts to those that the UI shows as tables; the first one opens."""
-    before = client.get_run(run_id).data.tags.get(_TABLES_TAG, "[]")
+    before = client.get_run(run_id).data.tags.get(TABLES, "[]")
     announced = {table["path"] for table in json.loads(before)}
     after = json.dumps([{"path": path, "type": "table"} for path in sorted(announced | {*paths})])
     if after != before:
-        client.set_tag(run_id, _TABLES_TAG, after)
+        client.set_tag(run_id, TABLES, after)

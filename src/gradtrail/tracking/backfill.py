@@ -34,7 +34,6 @@ from gradtrail.tracking.models import log_export, logged_exports
 from gradtrail.tracking.recorded import consistent_stages, recorded_origin, recorded_states, snapshot_of
 from gradtrail.tracking.registry_history import keep_registry
 from gradtrail.tracking.runs import (
-    PARENT,
     RunIndex,
     copy_headlines,
     find_equivalent_run,
@@ -44,16 +43,24 @@ from gradtrail.tracking.runs import (
 from gradtrail.tracking.state import Experiment, Identity, Snapshot
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.stored_run import (
-    BYTES,
     LINEAGE,
-    REBUILT,
-    REPLACED,
     close_dead_runs,
     find_own_run,
     open_run,
     remove_run,
 )
-from gradtrail.tracking.tags import flat_params, is_of_this_host, outputs, param_text, process_tags, stage_params
+from gradtrail.tracking.tags import (
+    BYTES,
+    PARENT,
+    REBUILT,
+    REPLACED,
+    flat_params,
+    is_of_this_host,
+    outputs,
+    param_text,
+    process_tags,
+    stage_params,
+)
 
 Result = tuple[str, str]  # state, digest of its outputs: other types of machine may have made others
 

@@ -25,11 +25,11 @@ from gradtrail.support.tables import table
 from gradtrail.tracking.models import models_of, registered_models
 from gradtrail.tracking.recorded import RecordedStates, consistent_stages, last_stage, recorded_states
 from gradtrail.tracking.relocate import local_path, own_database
-from gradtrail.tracking.runs import PARENT, RunIndex, find_equivalent_run, search
+from gradtrail.tracking.runs import RunIndex, find_equivalent_run, search
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import open_store, store_lock
 from gradtrail.tracking.sync import sync
-from gradtrail.tracking.tags import outputs
+from gradtrail.tracking.tags import PARENT, outputs
 from gradtrail.tracking.unused import KEPT_SECONDS, size_of, unused_folders
 
 _LAST_LINE = "DVC's cache is unchanged; after `dvc gc`, `gradtrail gc` removes the runs of what was deleted from it."

@@ -39,7 +39,8 @@ from gradtrail.support.running_time import peak_memory_bytes, seconds_running
 from gradtrail.support.signals import stop_request
 from gradtrail.tracking.environment import environment
 from gradtrail.tracking.state import Identity, Snapshot, state_lock
-from gradtrail.tracking.tags import origin_tags, process_tags, write_diff
+from gradtrail.tracking.tags import origin_tags, process_tags
+from gradtrail.tracking.working_diff import write_diff
 
 if TYPE_CHECKING:
     from gradtrail.core.nn.models import HostParams

@@ -54,8 +54,8 @@ from gradtrail.tracking.journal import (
 from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.state import Identity, lock_file
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.stored_run import REPLACED, Points, StoredRun, attempt_file, continue_run, open_run, remove_run
-from gradtrail.tracking.tags import ALERT, outputs
+from gradtrail.tracking.stored_run import Points, StoredRun, attempt_file, continue_run, open_run, remove_run
+from gradtrail.tracking.tags import ALERT, REPLACED, outputs
 
 Event = dict[str, Any]
 _RUN = "run.json"  # the run that a logger opened for the journal

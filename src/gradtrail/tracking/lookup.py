@@ -12,9 +12,9 @@ from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git
 from gradtrail.tracking.recorded import consistent_stages, find_experiments, snapshot_of, working_snapshot
-from gradtrail.tracking.runs import PARENT, RunIndex, find_equivalent_run
+from gradtrail.tracking.runs import RunIndex, find_equivalent_run
 from gradtrail.tracking.state import Snapshot
-from gradtrail.tracking.tags import outputs
+from gradtrail.tracking.tags import PARENT, outputs
 
 _PREFIX = re.compile("[0-9a-f]{4,64}")  # of an id or a state
 _COMMIT = re.compile(r"HEAD[~^\d]*|[0-9a-f]{40}")

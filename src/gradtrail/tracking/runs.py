@@ -13,12 +13,11 @@ from mlflow.entities import Metric, Run, RunTag, ViewType
 from gradtrail.stages.common.params import active_params
 from gradtrail.tracking.journal import EXPORT
 from gradtrail.tracking.models import attach_points, link_evaluation
-from gradtrail.tracking.names import NOTE, is_headline, note, summary_in
+from gradtrail.tracking.names import is_headline, note, summary_in
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import experiment_id
-from gradtrail.tracking.tags import WEIGHTS, flat_params, is_alive, outputs, param_text, stage_params
+from gradtrail.tracking.tags import NOTE, PARENT, WEIGHTS, flat_params, is_alive, outputs, param_text, stage_params
 
-PARENT = "mlflow.parentRunId"
 MAX_RESULTS = 50_000  # MLflow's limit for one query
 
 

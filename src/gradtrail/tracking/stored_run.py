@@ -17,12 +17,26 @@ from gradtrail.tracking.artifacts import announce_tables, log_results, log_small
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.journal import EXPORT
 from gradtrail.tracking.models import delete_models, log_export
-from gradtrail.tracking.names import COMPILED, FIGURES, NOTE, note, rounded, run_metrics, run_name, summary_in
-from gradtrail.tracking.runs import PARENT, StoredRuns, link_runs, training_of, trainings_of
+from gradtrail.tracking.names import (
+    COMPILED,
+    FIGURES,
+    best_values,
+    note,
+    rounded,
+    run_metrics,
+    run_name,
+    summary_in,
+)
+from gradtrail.tracking.runs import StoredRuns, link_runs, training_of, trainings_of
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import (
     BEGAN,
+    BYTES,
+    NOTE,
+    PARENT,
+    REBUILT,
+    environment_tags,
     is_alive,
     is_of_this_host,
     output_tags,
@@ -32,7 +46,6 @@ from gradtrail.tracking.tags import (
     state_tags,
 )
 
-REBUILT, REPLACED, BYTES = "rebuilt", "replaced_by", "bytes"
 _WEIGHTS = "models/"
 LINEAGE = "lineage.json"
 _PAGE = ".html"  # suffix of an output that is a single page
@@ -83,7 +96,9 @@ class StoredRun:
         """
         metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
         single = {name: {0: value} for name, value in run_metrics(stage.name, metrics).items()}
-        self.log_points((single | read_curves(folder, stage.name, metrics), time.time()))
+        curves = read_curves(folder, stage.name, metrics)
+        best = {name: {0: value} for name, value in best_values(curves).items()}
+        self.log_points((single | curves | best, time.time()))
         costs = stage.folder / "results" / "costs" / f"{stage.name}.json"
         log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
         for out in stage.spec.outs:
@@ -172,8 +187,7 @@ def open_run(
     experiment = experiment_id(client, stage.experiment)
     tags = dict(tags)
     if environment:
-        tags |= {"machine": environment["machine"], "jax": environment["packages"].get("jax", "")}
-        tags[BYTES] = environment["bytes"]
+        tags |= environment_tags(environment)
     began_ms = int((began or time.time()) * 1000)
     with store_lock(client.tracking_uri):  # until the run names its process: no other process closes or removes it
         existing = None if is_new else find_own_run(client, stage, tags.get(BYTES))

@@ -26,9 +26,8 @@ from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.runs import Find, StoredRuns
 from gradtrail.tracking.state import PlannedStages, state_key
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.stored_run import REBUILT
 from gradtrail.tracking.sync import sync
-from gradtrail.tracking.tags import BEGAN, outputs, param_text
+from gradtrail.tracking.tags import BEGAN, REBUILT, outputs, param_text
 
 _MEMBERS_TABLE = "results/members.csv"  # artifact of an evaluation: a row per member
 _EPOCHS = "train.epochs"
