@@ -125,10 +125,6 @@ def test_best_values_are_those_of_the_curves_in_validation() -> None:
             },
             rel=1e-3,
         )
-
-
-def test_curve_without_values_has_no_best_one() -> None:
-    """A redacted training has blank columns."""
     redacted = {"train/validation_loss": {}, "train/validation_accuracy": {1: math.nan}}
     assert best_values(redacted) == {}
 

@@ -150,12 +150,12 @@ def best_values(curves: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
 
     They are biased towards the better. A curve without finite values, as some of a redacted training, has none.
     """
-    result = {}
-    for name, curve in curves.items():
-        finite = [value for value in curve.values() if math.isfinite(value)]
-        if finite and (best := _metric(name).best):
-            result[name.replace("/", "/best_", 1)] = rounded(best(finite))
-    return result
+    finite = {name: [value for value in curve.values() if math.isfinite(value)] for name, curve in curves.items()}
+    return {
+        name.replace("/", "/best_", 1): rounded(best(values))
+        for name, values in finite.items()
+        if values and (best := _metric(name).best)
+    }
 
 
 def is_logged(stage: str, key: str, metrics: Mapping[str, Any]) -> bool:
@@ -220,9 +220,7 @@ def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int
     sentences = []
     for other in _OTHERS if precision == _REFERENCE else [precision]:
         name = metric_name("profile", f"{other}{_OVER}")
-        if f"{name}_high" not in metrics:
-            continue
-        word, ratio, low, high = "slower", *(metrics[f"{name}{end}"] for end in ("", "_low", "_high"))
+        word, ratio, low, high = "slower", *(metrics.get(f"{name}{end}", 1.0) for end in ("", "_low", "_high"))
         if precision == _REFERENCE:
             word, ratio, low, high = "faster", 1 / ratio, 1 / high, 1 / low
         if low > 1 and ratio >= _LEAST_FACTOR:

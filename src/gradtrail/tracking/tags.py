@@ -24,7 +24,7 @@ from gradtrail.tracking.working_diff import has_changes
 
 # The table of tags: what each says; who reads it, a module or else. Of runs:
 STAGE = "stage"  # name of the stage; every search
-STATE = "state"  # key of the state, see `state`; every search
+STATE = "state"  # key of the state, `Identity.state`; every search
 TRAIN_STATE = "train_state"  # state of the training that the stage is below; `runs`, `show`
 WEIGHTS = "weights"  # digest of a training's final weights, which the run wrote or read; `runs`
 OUTS = "mlflow.gradtrail.outs"  # digests of all outputs, as JSON; `outputs`
