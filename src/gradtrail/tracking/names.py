@@ -55,7 +55,7 @@ class Metric:
     is_averaged: bool = True  # False: a run of several members has no mean of it
     is_headline: bool = False  # True: it is copied to the training's run
     spread: tuple[str, ...] = ()  # ends of the spread of a mean over members that are logged; the others are in files
-    best: Callable[[Iterable[float]], float] | None = None  # chooses the point of a curve that is logged too
+    best: Callable[[Iterable[float]], float] | None = None  # chooses the value of a curve that is logged as best
     sentence: str = ""  # of a training's description
 
 
