@@ -1,8 +1,8 @@
 """Look for wrong labels: `data/processed` → a score, a proposal and a probability for every label, figures."""
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.support.memory import require_memory, require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.compile_report import compiling
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,8 +1,8 @@
 """Evaluate a model on the test split: `models`, `data/processed` → predictions, figures."""
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 import itertools
 from pathlib import Path
@@ -18,7 +18,7 @@ from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.earlier import warn_of_earlier_model
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,8 +1,8 @@
 """Export the evaluated model as programs that need no Flax and none of this code: `models` → `models/export`."""
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.compile_report import compiling
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,13 +1,13 @@
 """Fetch the data set: a mirror, a folder or scikit-learn → `data/raw`."""
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.fetch import FetchConfig, acquire
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 
 
 def main(stage: Stage) -> None:

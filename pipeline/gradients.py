@@ -1,8 +1,8 @@
 """Score every example by its gradient: `models`, `data/processed` → scores, figures, and a summary in words."""
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 import itertools
 from pathlib import Path
@@ -19,7 +19,7 @@ from gradtrail.stages.gradients import figures, inputs, outputs, summary
 from gradtrail.stages.gradients.every_example import NAME, score_every_example
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.compile_report import compiling
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 
 
 def main(stage: Stage) -> None:

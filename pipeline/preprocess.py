@@ -1,8 +1,8 @@
 """Split the data set, with label noise and corrections if asked for: `data/raw` → `data/processed`, figures."""
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.preprocess import corrections, figures
 from gradtrail.support.progress import progress_bar
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,8 +1,8 @@
 """Compile and time variants of the configured training: params → static costs, figures; times go to MLflow."""
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ from gradtrail.stages.common.files import write_csv
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.profile import figures, timings
 from gradtrail.tracking.compile_report import compiling
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 from gradtrail.tracking.names import metric_name, precision_note
 
 

@@ -1,8 +1,8 @@
 """Show the results of all stages on one page: metrics, tables, figures and params → `results/report.html`."""
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.report.gallery import make_gallery
 from gradtrail.stages.report.numbers import read_sources
 from gradtrail.stages.report.page import ReportConfig, render
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,8 +1,8 @@
 """Train a model: `data/processed` → `models`, history, figures. A stopped one resumes from its last checkpoint."""
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 import sys
 
@@ -14,7 +14,7 @@ from gradtrail.stages.train.outputs import Outputs
 from gradtrail.stages.train.tables import COMPARED
 from gradtrail.stages.train.training import NullListener, Training
 from gradtrail.tracking.compile_report import compiling
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 from gradtrail.tracking.training_log import TrainingLog
 from gradtrail.tracking.unused import forget_old_members
 

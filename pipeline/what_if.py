@@ -1,8 +1,8 @@
 """What if a training example had not been there? `data/processed`, `models` → predicted changes of outputs."""
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.support.memory import require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.compile_report import compiling
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 
 
 def main(stage: Stage) -> None:

@@ -25,6 +25,7 @@ from warm_python import made_once, warm_python
 
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
+from gradtrail.tracking.tags import is_alive
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
@@ -58,6 +59,7 @@ class Project:
 
     def copy(self, to: Path) -> "Project":
         """Copy the folder; what first opens the store there relocates its artifacts."""
+        self.wait_for_shipping()
         return Project(Path(shutil.copytree(self.folder, to, symlinks=True)))
 
     def run(self, *command: str, env: Mapping[str, str] | None = None, status: int = 0) -> str:
@@ -166,11 +168,11 @@ class Project:
     @contextlib.contextmanager
     def holding(self, stage: str) -> Iterator[Callable[[], bool]]:
         """Let a stage wait at the start of its work while `.git/hold` exists; yield whether its last run is open."""
-        code = self.folder / "src/gradtrail/tracking/journal.py"  # no code dep of a stage
-        whole, begin = code.read_text(), "            yield journal\n"
+        code = self.folder / "src/gradtrail/tracking/live.py"  # no code dep of a stage
+        whole, begin = code.read_text(), "                yield run\n"
         assert whole.count(begin) == 1
-        wait = f"while stage.name == {stage!r} and Path('.git/hold').exists():\n                time.sleep(0.01)"
-        code.write_text(whole.replace(begin, f"            {wait}\n{begin}"))
+        wait = f"while stage.name == {stage!r} and Path('.git/hold').exists():\n                    time.sleep(0.01)"
+        code.write_text(whole.replace(begin, f"                {wait}\n{begin}"))
         (self.folder / ".git" / "hold").write_text(stage)
 
         def has_begun() -> bool:
@@ -196,6 +198,7 @@ class Project:
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the runs of the project's store, the newest first, read from its tables: importing MLflow is slow."""
+        self.wait_for_shipping()
         queries = {
             "tags": "select key, value from tags where run_uuid = ?",
             "params": "select key, value from params where run_uuid = ?",
@@ -212,6 +215,21 @@ class Project:
                 for found in [{kind: dict(store.execute(query, (run,))) for kind, query in queries.items()}]
             ]
 
+    def wait_for_shipping(self) -> None:
+        """Wait until the records of stages that have ended are in the store, or nobody ships them."""
+        deadline = time.monotonic() + 60
+        while self._has_records_to_ship() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _has_records_to_ship(self) -> bool:
+        with contextlib.suppress(OSError):  # it was shipped meanwhile
+            for path in self.folder.glob(".gradtrail/records/*/*/run.json"):
+                info = json.loads(path.read_text())
+                has_ended = info["status"] != "RUNNING" or not is_alive(info["tags"])
+                if has_ended and not path.with_name("fault").exists() and _is_running("gradtrail.tracking.shipper"):
+                    return True
+        return False
+
     def empty_store(self) -> None:
         """Put a store without runs in the place of the project's: what is left of one that was lost and made anew."""
         path = self.folder / "mlflow.db"
@@ -225,6 +243,10 @@ class Project:
 
     def runs_of(self, stage: str) -> list[dict[str, Any]]:
         return [run for run in self.runs() if run["tags"].get("stage") == stage]
+
+
+def _is_running(module: str) -> bool:
+    return any(module in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
 
 
 def stop(process: subprocess.Popen[str], number: signal.Signals, *, when: Callable[[], bool]) -> tuple[str, float]:

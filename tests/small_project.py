@@ -17,9 +17,9 @@ _SMALL_STAGE = '''
 It runs `.git/before_reading.sh` and `.git/after_reading.sh`, if they exist, before and after it reads its data.
 """
 
-from gradtrail.tracking.journal import start_logger
+from gradtrail.tracking.live import start_shipper
 
-start_logger(__name__)
+start_shipper(__name__)
 
 import functools
 import os
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from gradtrail.core.{core} import WORD
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 
 READS, PARAM, WRITES = {reads!r}, {param!r}, {writes!r}
 

@@ -75,8 +75,8 @@ HISTORY, TRAIN, TRACKING = "gradtrail.core.train.history", "gradtrail.stages.tra
 KILLS = {
     "at a chunk": (HISTORY, "History", "check", 150, "before"),
     "while a checkpoint is written": (f"{TRAIN}.checkpoints", "Checkpoints", "_start", 2, "after"),
-    "between the outs and their log": (f"{TRACKING}.journal", "Journal", "outs", 1, "before"),
-    "while it waits for what is not logged": (f"{TRACKING}.journal", "Journal", "end", 1, "before"),
+    "between the outs and their log": (f"{TRACKING}.live", "LiveRun", "outs", 1, "before"),
+    "while its record is closed": (f"{TRACKING}.live", "LiveRun", "end", 1, "before"),
 }
 
 

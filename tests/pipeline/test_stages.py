@@ -16,8 +16,6 @@ from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.stages.common.yaml_file import read_yaml
-from gradtrail.tracking.journal import read_identity, write_identity
-from gradtrail.tracking.logger import SYSTEM_METRICS
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.tags import state_tags
 
@@ -34,19 +32,6 @@ def test_metrics_are_flat_and_name_the_data_set(project: Project, stage: str) ->
     assert metrics["dataset"] == "digits"
     assert len(metrics["dataset_digest"]) == 12
     assert all(isinstance(value, int | float | str) for value in metrics.values())
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_journal_keeps_the_identity_of_a_stage(
-    project: Project, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(project.folder)
-    stage = Identity(name)
-    write_identity(tmp_path, stage)
-    expected = stage.describe_lineage(), state_tags(stage), stage.experiment
-    monkeypatch.chdir(tmp_path)
-    kept = read_identity(tmp_path)
-    assert (kept.describe_lineage(), state_tags(kept), kept.experiment) == expected
 
 
 def test_figures_of_a_quick_training(project: Project) -> None:

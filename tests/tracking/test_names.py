@@ -13,8 +13,8 @@ from factories import ROOT
 from gradtrail.stages.common.params import flatten
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.tracking import ui_view
-from gradtrail.tracking.artifacts import curves
 from gradtrail.tracking.names import best_values, is_headline, name_of, note, rounded, run_metrics, summary_in
+from gradtrail.tracking.render import curves
 from gradtrail.tracking.ui_view import share_view, view_state
 
 RUN = "0123456789abcdef" * 2

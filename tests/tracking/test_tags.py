@@ -33,9 +33,13 @@ def tags_set_by(source: str) -> Iterator[str]:
                 keys += keys_of(value)
             case ast.Assign(targets=[ast.Subscript(value=ast.Name(id="tags"), slice=key)]):
                 keys.append(key)
-            case ast.Assign(targets=[target], value=value) | ast.AugAssign(target=target, value=value):
-                names = {name.id for name in ast.walk(target) if isinstance(name, ast.Name)}
-                keys += keys_of(value) if "tags" in names else []
+            case (
+                ast.Assign(targets=[target], value=ast.expr() as value)
+                | ast.AugAssign(target=target, value=value)
+                | ast.AnnAssign(target=target, value=ast.expr() as value)
+            ):
+                names = [name.id for name in ast.walk(target) if isinstance(name, ast.Name)]
+                keys += keys_of(value) if any(name.endswith("tags") for name in names) else []
             case ast.FunctionDef(name=name) if re.fullmatch(r"\w+_tags?", name):
                 keys += [key for part in ast.walk(node) if isinstance(part, ast.Return) for key in keys_of(part)]
         for key in keys:
@@ -64,12 +68,13 @@ client.log_batch(run_id, tags=[RunTag(C, words)])
 stored.set_tags({NOTE: words} | {"d": words})
 client.create_run(experiment, tags={STAGE: stage, "e": ""})
 source, tags = model, {"f": ""}
-tags |= {"g": ""}
+tags |= {"j": ""}
+made_tags: dict[str, str] = {"g": ""}
 tags["h"] = ""
 def made_tags():
     return {"i": ""} if state else {}
 """
-    assert {*tags_set_by(source)} - {*TABLE.values()} == {*"abCdefghi"}
+    assert {*tags_set_by(source)} - {*TABLE.values()} == {*"abCdefghij"}
 
 
 def test_process_is_alive_until_it_ends() -> None:

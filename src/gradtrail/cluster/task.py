@@ -213,11 +213,11 @@ def copy_objects(md5s: Iterable[str], source: Any, target: Any) -> None:
 def _log_runs(experiment: Experiment, recorded: state.Experiment, snapshot: Snapshot) -> None:
     """Complete the runs of an experiment in MLflow; wait for a server that is down.
 
-    A run is logged from its journal, or rebuilt from the files if the journal was lost with its node.
+    A run is shipped from its record, or rebuilt from the files if the record was lost with its node.
     """
     from gradtrail.tracking.backfill import backfill_experiment  # late: these import MLflow
-    from gradtrail.tracking.logger import log_journals
     from gradtrail.tracking.runs import StoredRuns
+    from gradtrail.tracking.shipper import ship_records
     from gradtrail.tracking.store import open_store
 
     names = [*stages_before(experiment.stage, snapshot.pipeline), experiment.stage][-1 - len(experiment.shared) :]
@@ -225,7 +225,7 @@ def _log_runs(experiment: Experiment, recorded: state.Experiment, snapshot: Snap
     deadline = time.monotonic() + _STORE_SECONDS
     while True:
         try:
-            log_journals()
+            ship_records()
             find = StoredRuns(open_store())
             if not all(find({"state": stage.state}, finished=True) for stage in stages):
                 backfill_experiment(recorded)

@@ -29,8 +29,8 @@ from gradtrail.support.tables import table
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.lookup import find_run
 from gradtrail.tracking.runs import RunIndex
+from gradtrail.tracking.ship import attempt_file
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.stored_run import attempt_file
 from gradtrail.tracking.tags import REBUILT
 
 Rows = list[dict[str, Any]]

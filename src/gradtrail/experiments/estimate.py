@@ -25,8 +25,8 @@ from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.runs import StoredRuns
+from gradtrail.tracking.ship import attempt_file
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.stored_run import attempt_file
 from gradtrail.tracking.tags import param_text
 
 _RUNS = 5  # most similar earlier runs that an estimate is made of

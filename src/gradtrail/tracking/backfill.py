@@ -9,6 +9,7 @@ import dataclasses
 import json
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -28,27 +29,17 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.paths import private_folder
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.environment import machine_key
-from gradtrail.tracking.journal import EXPORT, is_referenced
-from gradtrail.tracking.logger import log_journals
+from gradtrail.tracking.links import copy_headlines, training_of
 from gradtrail.tracking.models import log_export, logged_exports
+from gradtrail.tracking.record import create_record
 from gradtrail.tracking.recorded import consistent_stages, recorded_origin, recorded_states, snapshot_of
 from gradtrail.tracking.registry_history import keep_registry
-from gradtrail.tracking.runs import (
-    RunIndex,
-    copy_headlines,
-    find_equivalent_run,
-    is_finished_or_live,
-    training_of,
-)
+from gradtrail.tracking.render import EXPORT, LINEAGE, add_outs, describe, is_referenced
+from gradtrail.tracking.runs import RunIndex, find_equivalent_run, is_finished_or_live
+from gradtrail.tracking.ship import Shipment, close_dead_runs, find_own_run, remove_run
+from gradtrail.tracking.shipper import ship_records
 from gradtrail.tracking.state import Experiment, Identity, Snapshot
 from gradtrail.tracking.store import experiment_id, open_store
-from gradtrail.tracking.stored_run import (
-    LINEAGE,
-    close_dead_runs,
-    find_own_run,
-    open_run,
-    remove_run,
-)
 from gradtrail.tracking.tags import (
     BYTES,
     PARENT,
@@ -72,7 +63,7 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
         The report; and the open runs of other hosts, or None while a process of this host works on a run.
     """
     client = open_store()
-    num_completed = len(log_journals())
+    num_completed = len(ship_records())
     states = States(client)
     states.counts["completed"] = num_completed
     states.remove_duplicates()
@@ -216,39 +207,35 @@ class States:
         if f"results/metrics/{stage.name}.json" not in stage.out_digests():  # another layout
             return None
         with tempfile.TemporaryDirectory() as name:
-            place, stored = Path(name).resolve(), None
+            place = Path(name).resolve() / "outs"
             if not all(
                 is_here(out, md5) if is_referenced(stage, out) else restore(out, md5, place, stage.commit)
                 for out, md5 in stage.out_digests().items()
             ):
                 self.counts["absent"] += 1
                 return None
-            stage = dataclasses.replace(stage, place=place)
-            began = find_own_run(self._client, stage, None)  # another process may have created it meanwhile
-            if began and is_finished_or_live(began):
-                self.index.refresh([began.info.run_id])
-                return str(began.info.run_id)
+            stage, record = dataclasses.replace(stage, place=place), create_record(Path(name) / "record")
             try:
-                stored = open_run(self._client, stage, process_tags() | recorded_origin(stage))
-                stored.describe(stage)
-                stored.log_outs(stage, stage.out_digests())
+                info = describe(record, stage, process_tags() | recorded_origin(stage))
+                info = add_outs(record, info, stage, stage.out_digests())
             except UserError as error:
                 _warn(stage, f"no run can be rebuilt ({error})")
                 self.counts["unreadable"] += 1
-                if stored:
-                    self._client.set_terminated(stored.run_id, "FAILED")
-                if stored and not began:
-                    self._client.delete_run(stored.run_id)
                 return None
-        self._client.set_tag(stored.run_id, REBUILT, "true")
-        self._client.set_terminated(stored.run_id, "FINISHED")
-        self.index.refresh([stored.run_id])
+            began = find_own_run(self._client, info)  # another process may have created it meanwhile
+            if began and is_finished_or_live(began):
+                self.index.refresh([began.info.run_id])
+                return str(began.info.run_id)
+            record.write(dataclasses.replace(info, ended=time.time()))
+            shipment = Shipment(self._client, record)
+            shipment.advance()
+        self.index.refresh([shipment.run_id])
         self.rebuilt[stage.name] += 1
         own_bytes = (machine_key(), *[COMMON] * has_common_bytes())
         tags = [run.data.tags for run in self.index({"state": stage.state}, finished=True)]
         if any(tag.get(BYTES) in own_bytes and REBUILT not in tag for tag in tags):
             _warn(stage, "records other outputs than its execution here wrote; both have a run")
-        return stored.run_id
+        return shipment.run_id
 
     def _ensure_model(self, stage: Identity, train: Run) -> None:
         """Log an export as a model of its training's run, if its files are there."""

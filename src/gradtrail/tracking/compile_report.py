@@ -24,7 +24,7 @@ from gradtrail.core.xla.compiler import CompiledFunction, Compiler, Wrapper
 from gradtrail.stages.common.files import scratch_folder, write_csv
 from gradtrail.stages.common.setup import compute_in_float32, only_compiler, set_up_cache, take_cache_faults
 from gradtrail.support.tracing import recording
-from gradtrail.tracking.journal import Journal
+from gradtrail.tracking.live import LiveRun
 from gradtrail.tracking.names import COMPILED, rounded
 
 _MIB = 2**20
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 @contextlib.contextmanager
-def compiling(run: Journal) -> Iterator[Compiler]:
+def compiling(run: LiveRun) -> Iterator[Compiler]:
     """Yield the compiler of a stage; when the block ends without an error, log what was compiled. Changes no result.
 
     A stage compiles ahead of time, or computes on the host: a compilation that a call causes is a warning with the
@@ -59,7 +59,7 @@ def compiling(run: Journal) -> Iterator[Compiler]:
 
 
 @contextlib.contextmanager
-def _tracing(run: Journal) -> Iterator[Wrapper | None]:
+def _tracing(run: LiveRun) -> Iterator[Wrapper | None]:
     """Yield a wrapper of functions whose calls are recorded, and log `trace/`; None without `runtime.trace`."""
     stage = run.stage
     if not (stage.runtime.trace and run.is_open):
@@ -74,7 +74,7 @@ def _tracing(run: Journal) -> Iterator[Wrapper | None]:
             print(f"{stage.name}: runtime.trace: no trace: no compiled function was called twice", file=sys.stderr)
 
 
-def _log_profile(run: Journal, compiler: Compiler, log: CompileLog, process: dict[str, float]) -> None:
+def _log_profile(run: LiveRun, compiler: Compiler, log: CompileLog, process: dict[str, float]) -> None:
     """Log metrics, timings and the folder `compile/`; `process` is what was measured of the whole stage.
 
     `functions.csv` has a row for each ahead-of-time compilation, `calls.csv` one for each that a call caused;

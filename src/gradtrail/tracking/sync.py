@@ -25,7 +25,7 @@ from gradtrail.tracking.relocate import is_moved
 
 _PARTS = {  # texts of a report, by its keys; all other keys are stages, with the number of rebuilt runs
     "present": "{} runs present",
-    "completed": "completed from their journals: {}",
+    "completed": "completed from their records: {}",
     "absent": "states whose files are not here: {}; "
     "`dvc checkout dvc.yaml`, or `dvc fetch --all-commits` with a remote, then sync again",
     "misrecorded": "recorded for other params or data than made them, so without a run: {}",
@@ -104,6 +104,6 @@ def _sources() -> Iterator[object]:
     yield [line for line in refs if " refs/exps/" not in line]
     yield sorted((one.name, one.baseline, one.commit) for one in find_experiments())
     yield sorted(path.name for path in entry_files())
-    yield sorted(str(path) for path in private_folder().glob("journal/*/*"))
+    yield sorted(str(path) for path in private_folder().glob("records/*/*"))
     with contextlib.suppress(OSError), os.scandir(file_folder()) as folders:
         yield sorted((folder.name, folder.stat().st_mtime_ns) for folder in folders)

@@ -50,6 +50,7 @@ COLOR = "mlflow.runColor"  # color in charts; MLflow
 PARENT = "mlflow.parentRunId"  # run of the training that the run is below; `lookup`, `gc`, `backfill`, MLflow
 NOTE = "mlflow.note.content"  # description, of a model or an experiment too; `names.summary_in`, MLflow
 TABLES = "mlflow.loggedArtifacts"  # artifacts that are shown as tables, as JSON; MLflow
+IMAGES = "mlflow.loggedImages"  # true if the run has images; MLflow
 CONTEXT = "mlflow.data.context"  # of the run's data set: what it is used for; MLflow
 # Of logged models, and of versions of registered ones:
 MODEL_WEIGHTS = "weights"  # final or best; `models`

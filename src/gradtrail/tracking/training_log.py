@@ -17,15 +17,16 @@ from gradtrail.stages.train.privacy import redacted_history, redacted_steps
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.stages.train.training import Training
 from gradtrail.tracking.alerts import NOT_FINITE, Alert, Sender, Watch, silent
-from gradtrail.tracking.artifacts import Curves, curves
-from gradtrail.tracking.journal import Journal
+from gradtrail.tracking.live import LiveRun
+from gradtrail.tracking.record import Points
+from gradtrail.tracking.render import curves
 from gradtrail.tracking.state import state_lock
 
 
 class TrainingLog:
     """Logs a compiled training to its run: the listener that `Training.run` takes."""
 
-    def __init__(self, run: Journal, training: Training):
+    def __init__(self, run: LiveRun, training: Training):
         self._run = run
         self._training = training
         self._sender = Sender(training.runtime.alert)
@@ -100,7 +101,7 @@ class TrainingLog:
         self._sender.send(about | {"epoch": epoch, "metrics": metrics})
 
 
-def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] = ()) -> Curves:
+def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] = ()) -> Points:
     """Return the points that a training's last epoch adds to its curves."""
     steps_before = sum(len(part.loss) for part in history.steps[:-1])
     epochs = epoch_table(history.epochs[-1:], epsilons)

@@ -20,12 +20,12 @@ _MAX_MEMBERS = 64  # checkpoints of complete members
 
 
 def unused_folders() -> Iterator[Path]:
-    """Yield the checkpoints, journals and unfinished outputs in which nothing has changed for 30 days.
+    """Yield the checkpoints, records and unfinished outputs in which nothing has changed for 30 days.
 
     A stage that works on one of them changes it every few seconds, and a stopped one can resume for 30 days.
     """
     private = private_folder()
-    for folder in [*private.glob("resume/*-*"), *private.glob("journal/*"), *working_folder().glob(".outs/*")]:
+    for folder in [*private.glob("resume/*-*"), *private.glob("records/*"), *working_folder().glob(".outs/*")]:
         if folder.is_dir():
             changed = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
             if time.time() - changed > KEPT_SECONDS:

@@ -24,7 +24,7 @@ from pathlib import Path
 from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.toy.config import ToyConfig
-from gradtrail.tracking.journal import tracked
+from gradtrail.tracking.live import tracked
 
 
 def main(stage: Stage) -> None:

@@ -1,0 +1,424 @@
+"""The run of a stage that works: it is recorded on disk, and a process beside the stage ships the record to MLflow.
+
+The stage imports no MLflow, and does not wait: all that its run needs is on the disk when it ends, and shipping goes on
+while the next stage starts; for a server, which this machine may not outlive, it waits `runtime.tracking_seconds` at
+most. The store is an index of the outputs, so no fault here costs the work: it is one warning, or a traceback for a bug
+of this project, and the stage goes on with exit status 0, as DVC would discard complete outputs otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import importlib
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import psutil
+from filelock import Timeout
+
+import gradtrail
+from gradtrail.stages.common.dvc_cache import restoring_outs
+from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, adapt_variables, require_jax
+from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.stage import Stage
+from gradtrail.support.errors import UserError, is_store_fault, one_line, redacted
+from gradtrail.support.paths import SQLITE, is_copy, root, same_command, store_uri
+from gradtrail.support.ranks import is_follower
+from gradtrail.support.running_time import peak_memory_bytes, seconds_running
+from gradtrail.support.signals import stop_request
+from gradtrail.tracking.environment import environment
+from gradtrail.tracking.names import metric_name
+from gradtrail.tracking.record import (
+    ARTIFACTS,
+    ATTEMPT,
+    FAILED,
+    FINISHED,
+    KILLED,
+    Points,
+    Record,
+    RunInfo,
+    new_record,
+    shipper_lock,
+    take_notices,
+)
+from gradtrail.tracking.state import Identity, state_lock
+from gradtrail.tracking.tags import ALERT, origin_tags, process_tags
+from gradtrail.tracking.working_diff import write_diff
+
+if TYPE_CHECKING:
+    from gradtrail.core.nn.models import HostParams
+    from gradtrail.core.train.step import TrainState
+
+OUTPUT = "output.txt"  # artifact: what the stage printed
+_SHIPPER = "gradtrail.tracking.shipper"
+_POLL_SECONDS = 0.02
+_HURRIED_SECONDS = 2.0
+_SAMPLE_AFTER_SECONDS, _SAMPLE_SECONDS = 60.0, 5.0  # shorter runs have no use for samples of processor and memory
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def start_shipper(module: str) -> None:
+    """Start the process that ships records at the beginning of a stage's script, so that both import in parallel.
+
+    The garbage collector pauses until `run_stage`, which also reports bad params. If JAX cannot be imported, this ends
+    the script, as `run_stage` is not reached. If another import fails, such as that of code with a wrong line, the
+    outputs that DVC removed are restored before Python prints the traceback.
+
+    Args:
+        module: `__name__` of the script; nothing is done if it is imported instead of run, nor in a process that only
+            helps another one.
+    """
+    if module != "__main__":
+        return
+    adapt_variables()
+    if is_follower():
+        return
+    gc.disable()
+    stage = Path(sys.argv[0]).stem
+    sys.excepthook = functools.partial(_restore_outs, stage)
+    try:
+        runtime = load_section("runtime", RuntimeConfig)
+        flags = load_section("environment", EnvironmentConfig).all_flags
+    except UserError:
+        return
+    if runtime.tracking:
+        with contextlib.suppress(OSError, UserError):
+            ensure_shipper()
+    try:
+        with restoring_outs(stage):
+            require_jax(flags)
+    except UserError as error:
+        print(f"{stage}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _restore_outs(stage: str, *fault: Any) -> None:
+    """Restore the outputs of a stage whose script failed, then print the traceback."""
+    with contextlib.suppress(Exception), restoring_outs(stage):
+        raise RuntimeError
+    sys.__excepthook__(*fault)
+
+
+def ensure_shipper() -> None:
+    """Start a process that ships records, in a session of its own, unless one is at work.
+
+    It serves all stages of a `dvc repro`, and outlives them: it runs in the root with the root's code, and has none of
+    the stage's streams, so that whoever
+    reads what a stage prints does not wait for it.
+    """
+    try:
+        shipper_lock().acquire(timeout=0).lock.release()
+    except Timeout:
+        return
+    code = root() / "src" if is_copy() else Path(gradtrail.__file__).parents[1]
+    path = os.pathsep.join([str(code), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    subprocess.Popen(
+        [sys.executable, "-P", "-m", _SHIPPER],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=root(),
+        env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "DVC_ROOT": str(root())},
+        start_new_session=True,
+    )
+
+
+class LiveRun:
+    """The run of one execution of a stage.
+
+    Args:
+        stage: The state that the execution makes.
+        record: Its record; None without tracking: then nothing is written.
+    """
+
+    def __init__(self, stage: Identity, record: Record | None):
+        self.stage = stage
+        self._record = record
+        self._described: Future[RunInfo]
+        self._finished: RunInfo | None = None
+        self._is_broken = False
+        self._has_outs = False
+        self._is_hurried = False
+        self._seconds = 0.0  # of recording
+        self._alerts: list[str] = []
+        self._timings = dict[str, Any]()
+        self._at_end: list[Callable[[], object]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is written: False after a fault."""
+        return self._record is not None and not self._is_broken
+
+    def begin(self) -> None:
+        """Begin the record, with the commit and the changes in the working folder as they are before an edit.
+
+        The states before this one are read meanwhile: their data may be large.
+        """
+        self._record_by(self._begin)
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """Record metrics that were measured, under the stage's prefix: each attempt adds a point, the last one counts.
+
+        Those of compiling are cold at first, and from the cache later.
+        """
+        named = {metric_name(self.stage.name, key): value for key, value in values.items()}
+        self._record_by(lambda record: record.add_metrics(named))
+
+    def curves(self, points: Points) -> None:
+        """Record many points at once, without a prefix."""
+        self._record_by(lambda record: record.add_points(points))
+
+    def alert(self, message: str) -> None:
+        """Add a line to the tag `alert` of the run."""
+        self._alerts.append(message)
+        self._record_by(lambda record: record.write(self._info()))
+
+    def files(self, path: Path, under: str) -> None:
+        """Record the files of a folder, as they are now, as artifacts; they replace earlier ones."""
+        self._record_by(lambda record: record.copy(path, f"{ARTIFACTS}/{under}"))
+
+    def checkpoint(self, state: TrainState, weights: HostParams) -> None:
+        """Record an Orbax checkpoint of a training state as `checkpoint/`, without the final weights."""
+        from gradtrail.tracking.checkpoints import save_checkpoint  # late: only training needs Orbax
+
+        self._record_by(lambda record: save_checkpoint(record.artifacts / "checkpoint", state, weights))
+
+    def outs(self) -> None:
+        """Record all outputs once the stage has finished: metrics, curves, figures, tables and digests."""
+        self._has_outs = True
+
+    def timings(self, **values: Any) -> None:
+        """Add plain values to the attempt's `timings.json`; see `end` and `compile_report`."""
+        self._timings |= values
+
+    def at_end(self, action: Callable[[], object]) -> None:
+        """Register an action for the time after the run is closed; it is not done if the stage was stopped."""
+        self._at_end.append(action)
+
+    def complete(self) -> None:
+        """Do the actions that were registered by `at_end`."""
+        for action in self._at_end:
+            action()
+
+    def hurry(self) -> None:
+        """Wait two more seconds at most for a server, because the process was asked to stop."""
+        self._is_hurried = True
+
+    def end(self, status: str) -> None:
+        """Close the record, as FAILED if not everything was written; all of it is on the disk when this returns."""
+        if self._record is None:
+            return
+        if self._has_outs and status == FINISHED:  # not those of a refused result
+            self._record_by(self._add_outs)
+        with contextlib.suppress(Exception) if self._is_broken else self.best_effort():
+            self._close(self._record, FAILED if self._is_broken else status)
+        for notice in take_notices():
+            print(notice, file=sys.stderr)
+
+    def _begin(self, record: Record) -> None:
+        origin, made = origin_tags(), environment()
+        if origin.get("git.dirty") == "true":
+            write_diff(record.artifacts / "git.diff")
+        tags, began = process_tags() | origin, time.time()
+
+        def describe() -> RunInfo:
+            from gradtrail.tracking import render  # late: it imports Pandas, while the stage works
+
+            return render.describe(record, self.stage, tags, made, began=began)
+
+        pool = ThreadPoolExecutor(1)
+        self._described = pool.submit(describe)
+        pool.shutdown(wait=False)
+        ensure_shipper()
+
+    def _info(self) -> RunInfo:
+        """Return what the run is by now."""
+        info = self._described.result()
+        return dataclasses.replace(info, tags=info.tags | ({ALERT: "\n".join(self._alerts)} if self._alerts else {}))
+
+    def _add_outs(self, record: Record) -> None:
+        from gradtrail.tracking.render import add_outs
+
+        self._finished = add_outs(record, self._info(), self.stage, self.stage.out_digests())
+
+    def _close(self, record: Record, status: str) -> None:
+        info = self._finished or self._info()
+        self._timings["seconds"] |= {"tracking": self._seconds}
+        record.write_json(f"{ATTEMPT}/timings.json", json.loads(json.dumps(self._timings, default=float)))
+        record.write(dataclasses.replace(info, status=status, ended=time.time()))
+        record.flush()
+        self._wait_for_server(record)
+
+    def _wait_for_server(self, record: Record) -> None:
+        """Wait until the record is shipped, if the store is a server; warn if that takes too long."""
+        began, limit = time.monotonic(), self.stage.runtime.tracking_seconds
+        if store_uri().startswith(SQLITE):
+            return
+        while record.folder.exists() and not record.has_fault:
+            if self._is_hurried:
+                limit, self._is_hurried = min(limit, time.monotonic() - began + _HURRIED_SECONDS), False
+            if time.monotonic() - began >= limit:
+                why = f"MLflow's store failed (no response within {limit:.3g} s, `runtime.tracking_seconds`)"
+                print(_warning(why), file=sys.stderr)
+                return
+            time.sleep(_POLL_SECONDS)
+
+    @contextlib.contextmanager
+    def copied_output(self) -> Iterator[None]:
+        """Record what the block prints, and the exception that ends it."""
+        if self._record is None:
+            yield
+            return
+        with (self._record.artifacts / OUTPUT).open("w", encoding="utf-8", buffering=1) as file:
+            streams: Any = _Copied(sys.stdout, file), _Copied(sys.stderr, file)
+            try:
+                with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+                    yield
+            except Exception as error:
+                file.write(f"{error}\n" if isinstance(error, UserError) else redacted(traceback.format_exc()))
+                raise
+
+    @contextlib.contextmanager
+    def sampled(self) -> Iterator[None]:
+        """Record the use of processor, memory and GPU while the block runs, from its second minute on."""
+        stop = threading.Event()
+        sampler = threading.Thread(target=_sample, args=(self, stop), daemon=True)
+        if self.is_open and self.stage.runtime.system_metrics:
+            sampler.start()
+        try:
+            yield
+        finally:
+            stop.set()
+
+    def _record_by(self, action: Callable[[Record], object]) -> None:
+        """Let an action write the record, unless there is none, and take the time."""
+        if self._record is None or self._is_broken:
+            return
+        began = time.perf_counter()
+        with self.best_effort():
+            action(self._record)
+        self._seconds += time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def best_effort(self) -> Iterator[None]:
+        """Run a block that only records: the first exception is reported, and ends the recording, not the stage."""
+        try:
+            yield
+        except Exception as error:  # a bug too: the work counts for more
+            if not self._is_broken:
+                report_fault(error)
+            self._is_broken = True
+
+
+@contextlib.contextmanager
+def tracked(stage: Stage) -> Iterator[LiveRun]:
+    """Record the run of the state that `stage` is about to make; it ends as FINISHED, FAILED or KILLED.
+
+    The record is shipped while the stage works, so that curves are live. Only one process at a time makes a state.
+    """
+    identity = Identity(stage.name, read_entries={stage.name: stage.inputs.entry})
+    since_imports = time.time() - stage.made_at
+    seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
+    if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):
+        off = "MLflow would get the trace, and runtime.tracking is off"
+        why = off if stage.computes else "this stage calls no functions of JAX"
+        print(f"{stage.name}: runtime.trace: no trace: {why}", file=sys.stderr)
+    with state_lock(identity.name, identity.state):
+        run = LiveRun(identity, _new_record(identity.state) if stage.runtime.tracking else None)
+        run.begin()
+        work_began = time.time()
+        status = FAILED
+        try:
+            with run.copied_output(), run.sampled():
+                yield run
+                stage.inputs.require_unchanged()
+            status = FINISHED
+        except KeyboardInterrupt:
+            status = KILLED
+            run.hurry()
+            raise
+        finally:
+            run.timings(seconds=seconds | {"work": time.time() - work_began}, peak_memory_bytes=peak_memory_bytes())
+            with stop_request(run.hurry) as request:
+                run.end(status)
+        request.obey(f"stopped; {same_command()} restarts {stage.name}")
+        stage.inputs.require_unchanged()  # once more, as late as possible: DVC reads them after the command has ended
+        run.complete()
+
+
+def _new_record(state: str) -> Record | None:
+    try:
+        return new_record(state)
+    except OSError as error:  # a full disk
+        report_fault(error)
+        return None
+
+
+class _Copied:
+    """A stream whose lines are also written to a file, as a terminal would show them in the end."""
+
+    def __init__(self, stream: TextIO, file: TextIO):
+        self._stream, self._file, self._line = stream, file, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = f"{self._line}{text}".replace("\r\n", "\n").split("\n")
+        for line in lines:
+            self._file.write(redacted(_CONTROL.sub("", line.rpartition("\r")[2])) + "\n")
+        self._line = self._line.rpartition("\r")[2]
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _sample(run: LiveRun, stop: threading.Event) -> None:
+    """Record the use of processor, memory and the first GPU, by MLflow's names, until the work ends."""
+    if stop.wait(_SAMPLE_AFTER_SECONDS):
+        return
+    for step in itertools.count():
+        memory = psutil.virtual_memory()
+        values = {
+            "cpu_utilization_percentage": psutil.cpu_percent(),
+            "system_memory_usage_megabytes": memory.used / 1e6,
+        }
+        with contextlib.suppress(Exception):  # no NVIDIA GPU, or none of its library
+            pynvml = importlib.import_module("pynvml")
+            pynvml.nvmlInit()
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+            values["gpu_0_utilization_percentage"] = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu
+            values["gpu_0_memory_usage_megabytes"] = pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6
+        run.curves({f"system/{name}": {step: value} for name, value in values.items()})
+        if stop.wait(_SAMPLE_SECONDS):
+            return
+
+
+def fault_text(error: Exception) -> str:
+    """Return a warning for a fault of the store or the system, a traceback and a line for a bug."""
+    if isinstance(error, UserError):
+        return _warning(str(error))
+    if is_store_fault(error):
+        return _warning(f"MLflow's store failed ({type(error).__name__}: {one_line(error)[:200]})")
+    return "".join(traceback.format_exception(error)) + _warning("logging to MLflow failed because of the bug above")
+
+
+def report_fault(error: Exception) -> None:
+    """Print why a run is incomplete, and the consequences."""
+    print(fault_text(error), file=sys.stderr)
+
+
+def _warning(reason: str) -> str:
+    return redacted(f"warning: {reason}; the results are unaffected; `gradtrail sync` completes this run later")

@@ -1,0 +1,268 @@
+"""A run as files: what a stage, or its outputs later, say about it, before MLflow has it.
+
+A record is a folder `.gradtrail/records/<state>/<attempt>/`:
+
+    run.json       what the run is, as `RunInfo`, with a digest of itself
+    metrics.jsonl  a point per line: key, value, step, time; a point without a step is one per attempt
+    artifacts/     laid out as in MLflow
+    attempt/       artifacts that each attempt adds; from the second attempt on, their names end with its number
+    model/         an export, which becomes a logged model of its training
+
+`render.py` writes it, and knows no MLflow; `ship.py` brings it to MLflow, and knows no stages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pydantic
+from filelock import FileLock
+
+from gradtrail.stages.common.files import atomic_file, write_json
+from gradtrail.support.errors import one_line
+from gradtrail.support.paths import SQLITE, database_path, private_folder, root, store_uri
+from gradtrail.tracking.names import rounded
+
+VERSION = 1
+RUN, METRICS, ARTIFACTS, ATTEMPT, MODEL = "run.json", "metrics.jsonl", "artifacts", "attempt", "model"
+FAULT, SHIPPED = "fault", "shipped.json"  # shipping failed; the run that a shipper opened for the record
+RUNNING, FINISHED, FAILED, KILLED = "RUNNING", "FINISHED", "FAILED", "KILLED"
+Points = Mapping[str, Mapping[int, float]]  # name → step → value
+
+
+class BadRecordError(Exception):
+    """A record cannot be read: it is damaged, or of another version."""
+
+
+class Point(NamedTuple):
+    """A value of a metric."""
+
+    key: str
+    value: float
+    step: int | None  # None: one point per attempt
+    time: float  # seconds since the epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A data set that a run read."""
+
+    name: str
+    digest: str
+    uri: str
+    context: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What MLflow's page of a run shows, apart from metrics and artifacts."""
+
+    version: int = VERSION
+    store: str  # the store's address; empty for the database in the root, which may move
+    experiment: str  # data | models
+    stage: str
+    state: str
+    name: str
+    tags: dict[str, str | None]  # None removes a tag of an earlier attempt
+    params: dict[str, str]
+    began: float  # seconds since the epoch
+    ended: float | None = None
+    status: str = RUNNING
+    outs: dict[str, str] | None = None  # path → digest, once the stage has finished
+    datasets: list[Dataset] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)  # artifacts that MLflow's UI shows as tables
+
+
+class Record:
+    """The record of one attempt, or of a run that is rebuilt."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.artifacts = folder / ARTIFACTS
+        self._written: set[tuple[str, int | None]] = set()
+        self._lock = threading.Lock()
+
+    def write(self, info: RunInfo) -> None:
+        """Write what the run is, in one step."""
+        content = dataclasses.asdict(info)
+        write_json(self.folder / RUN, content | {"digest": _digest(content)})
+
+    def read(self) -> RunInfo:
+        """Return what the run is; raise BadRecordError for a damaged record or one of another version."""
+        try:
+            content = json.loads((self.folder / RUN).read_bytes())
+            if content.pop("digest") != _digest(content):
+                raise ValueError("its digest differs from its content")
+            return pydantic.TypeAdapter(RunInfo).validate_python(content)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise BadRecordError(f"{self.folder / RUN}: {one_line(error)[:200]}") from None
+
+    def add_points(self, points: Points) -> None:
+        """Add points of curves, of now; a point that the record has stays as it is."""
+        self._add((key, step, value) for key, curve in points.items() for step, value in curve.items())
+
+    def add_metrics(self, values: Mapping[str, float]) -> None:
+        """Add metrics that were measured: each attempt adds a point."""
+        self._add((key, None, value) for key, value in values.items())
+
+    def _add(self, points: Iterable[tuple[str, int | None, float]]) -> None:
+        with self._lock, (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            for key, step, value in points:
+                if (key, step) not in self._written:
+                    self._written.add((key, step))
+                    point = Point(key, rounded(value), None if step is None else int(step), time.time())
+                    file.write(json.dumps(point._asdict()) + "\n")
+
+    def points(self, offset: int = 0) -> tuple[list[Point], int]:
+        """Return the points after an offset in bytes, and the offset after them; a line that is not whole yet waits."""
+        path = self.folder / METRICS
+        if not path.exists() or path.stat().st_size <= offset:
+            return [], offset
+        with path.open("rb") as file:
+            file.seek(offset)
+            lines = file.read()
+        whole = lines[: lines.rfind(b"\n") + 1]
+        try:
+            points = [Point(**json.loads(line)) for line in whole.splitlines()]
+            if any(type(one.key) is not str or type(one.step) not in (int, type(None)) for one in points):
+                raise ValueError("not a point")
+            return [one._replace(value=float(one.value), time=float(one.time)) for one in points], offset + len(whole)
+        except (ValueError, TypeError) as error:
+            raise BadRecordError(f"{path}: {one_line(error)[:200]}") from None
+
+    def copy(self, path: Path, to: str) -> None:
+        """Copy a file, or the files of a folder, as they are now, in place of earlier ones."""
+        target = self.folder / to
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, target, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(path, target)
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file of the record."""
+        write_json(self.folder / name, content)
+
+    def flush(self) -> None:
+        """Return once all is on the disk, so that it survives a loss of power."""
+        for path in (*self.folder.rglob("*"), self.folder, self.folder.parent):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def last_change(self) -> float:
+        """Return when the record was written last, in seconds since the epoch: the end of a stage that was killed."""
+        return max((self.folder / name).stat().st_mtime for name in (RUN, METRICS) if (self.folder / name).exists())
+
+    @property
+    def has_fault(self) -> bool:
+        """Whether shipping failed."""
+        return (self.folder / FAULT).exists()
+
+    def tell(self, fault: str) -> None:
+        """Write why the record is not in MLflow yet, for the next command to tell."""
+        leave_notice(fault)
+        with contextlib.suppress(OSError):
+            (self.folder / FAULT).touch()
+
+    def remove(self) -> None:
+        """Remove the record: MLflow has it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the state has other records
+            self.folder.parent.rmdir()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its process was killed before it had written what the run is."""
+        pid = self.folder.name.rpartition("-")[2]
+        return not (self.folder / RUN).exists() and not (pid.isdecimal() and psutil.pid_exists(int(pid)))
+
+    def set_aside(self) -> Path:
+        """Move a record that cannot be read out of the way; return its new place."""
+        place = private_folder() / "bad_records" / f"{self.folder.parent.name}-{self.folder.name}"
+        place.parent.mkdir(exist_ok=True)
+        self.folder.rename(place)
+        return place
+
+
+def records_folder() -> Path:
+    """Return the folder of all records of this clone."""
+    return private_folder() / "records"
+
+
+def new_record(state: str) -> Record:
+    """Return an empty record of an attempt that begins now; names sort by time."""
+    return create_record(records_folder() / state[:32] / f"{time.time_ns()}-{os.getpid()}")
+
+
+def create_record(folder: Path) -> Record:
+    """Return an empty record in a new folder."""
+    (folder / ARTIFACTS).mkdir(parents=True)
+    (folder / ATTEMPT).mkdir()
+    return Record(folder)
+
+
+def all_records() -> Iterator[Record]:
+    """Yield the records that MLflow does not have whole, the oldest first."""
+    folders = (path for path in records_folder().glob("*/*") if path.is_dir())
+    yield from (Record(path) for path in sorted(folders, key=lambda path: path.name))
+
+
+def shipping_lock(state: str) -> FileLock:
+    """Return the lock of whoever ships the records of a state, not acquired."""
+    return FileLock(private_folder() / "locks" / f"ship-{state[:32]}.lock")
+
+
+def shipper_lock() -> FileLock:
+    """Return the lock of the process that ships the records for a store, not acquired."""
+    name = hashlib.sha256(own_store().encode()).hexdigest()[:8]
+    return FileLock(private_folder() / "locks" / f"shipper-{name}.lock")
+
+
+def own_store() -> str:
+    """Return the store's address as records have it; empty for the database in the root."""
+    uri = store_uri()
+    return "" if uri == f"{SQLITE}{root() / 'mlflow.db'}" else uri
+
+
+def store_identity() -> tuple[int, int] | None:
+    """Return what tells a database from another one in its place; None if there is none, or for a server."""
+    with contextlib.suppress(OSError):
+        if (uri := store_uri()).startswith(SQLITE):
+            status = database_path(uri).stat()
+            return status.st_dev, status.st_ino
+    return None
+
+
+def leave_notice(text: str) -> None:
+    """Keep what a process without a terminal has to say, for the next command to tell."""
+    with contextlib.suppress(OSError), atomic_file(private_folder() / "notices" / f"{time.time_ns()}.txt") as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def take_notices() -> list[str]:
+    """Return the notices that were left, each once."""
+    notices = []
+    for path in sorted((private_folder() / "notices").glob("*.txt")):
+        with contextlib.suppress(OSError):
+            notices.append(path.read_text(encoding="utf-8"))
+            path.unlink()
+    return notices
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,262 @@
+"""Renders a record: what a run shows, from a state and its outputs, so that it can be rebuilt. Knows no MLflow.
+
+Results are rendered as images and tables too, if MLflow's UI has a view for them. Data, weights and parquet tables,
+which DVC's cache has, are named by their digests, unless `runtime.copy_outs` asks for copies of weights and tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+from ruamel.yaml import YAML
+
+from gradtrail.stages.artifacts.data_files import DIGEST_LENGTH
+from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.stages.common.params import PARAMS, active_params
+from gradtrail.stages.common.stage import Stage
+from gradtrail.support.errors import UserError
+from gradtrail.tracking.names import (
+    COMPILED,
+    FIGURES,
+    SMALL_FIGURE,
+    best_values,
+    is_hidden_spread,
+    metric_name,
+    rounded,
+    run_metrics,
+    run_name,
+)
+from gradtrail.tracking.record import ARTIFACTS, ATTEMPT, FINISHED, MODEL, Dataset, Record, RunInfo, own_store
+from gradtrail.tracking.state import Identity
+from gradtrail.tracking.tags import (
+    DATASET,
+    DATASET_DIGEST,
+    IMAGES,
+    REBUILT,
+    environment_tags,
+    output_tags,
+    param_text,
+    stage_params,
+    state_tags,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd  # which stages without tables do not import
+
+CURVE_POINTS = 200
+EXPORT = "models/export"  # the output that becomes a model
+LINEAGE, DIFF, SUMMARY = "lineage.json", "git.diff", "results/summary.md"  # artifacts
+_WEIGHTS = "models/"
+_PAGE = ".html"  # suffix of an output that is a single page
+_SMALL_WIDTH = 680  # pixels on the page of a run, on a screen of 1,280
+_THUMBNAIL = 256  # pixels of the longer side, as MLflow's own
+_STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
+_GALLERIES = {  # image → the group of charts that shows it
+    "samples": "data",
+    "mistakes": "eval",
+    **dict.fromkeys(("largest", "suspects_train", "suspects_test"), "gradients"),
+}
+_MAX_TABLE_ROWS = 1000  # rows that a browser can still sort
+_RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all examples → the column that ranks its rows
+Environment = Mapping[str, Any]  # as `environment` returns it
+
+
+def describe(
+    record: Record,
+    stage: Identity,
+    tags: Mapping[str, str],
+    environment: Environment | None = None,
+    *,
+    began: float | None = None,
+) -> RunInfo:
+    """Write what is known of a run before its outputs: name, tags, params and lineage.
+
+    Args:
+        tags: Process, commit and experiment.
+        environment: Environment of the process; None for a run that is rebuilt.
+        began: Start in seconds since the epoch; by default now.
+    """
+    _write_lineage(record, stage)
+    sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
+    with (record.artifacts / PARAMS).open("w", encoding="utf-8") as file:
+        YAML(typ="safe", pure=True).dump({key: value for section in sections for key, value in section.items()}, file)
+    made_tags: dict[str, str | None] = {REBUILT: "true"}
+    if environment:
+        record.write_json(f"{ATTEMPT}/environment.json", environment)
+        made_tags = {**environment_tags(environment), REBUILT: None}
+    info = RunInfo(
+        store=own_store(),
+        experiment=stage.experiment,
+        stage=stage.name,
+        state=stage.state,
+        name=run_name(stage),
+        tags={**state_tags(stage), **tags, **made_tags},
+        params={key: param_text(value) for key, value in active_params(stage_params(stage)).items()},
+        began=began or time.time(),
+    )
+    record.write(info)
+    return info
+
+
+def add_outs(record: Record, info: RunInfo, stage: Identity, outs: Mapping[str, str]) -> RunInfo:
+    """Add the outputs of a stage, which its folder has, and their digests: curves, results, tables, data sets.
+
+    Raises:
+        UserError: the outputs cannot be read, as those of other code.
+    """
+    metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
+    single = {name: {0: value} for name, value in run_metrics(stage.name, metrics).items()}
+    curves = read_curves(folder, stage.name, metrics)
+    record.add_points(single | curves | {name: {0: value} for name, value in best_values(curves).items()})
+    if folder.is_dir():
+        _add_results(record, folder, tables=stage.runtime.copy_outs)
+    tables = _add_tables(record, folder, stage.folder / "results" / "costs" / f"{stage.name}.json")
+    for out in stage.spec.outs:
+        path = stage.folder / out
+        # The weights of the epochs are DVC's alone
+        is_copied = stage.runtime.copy_outs and out.startswith(_WEIGHTS) and path.is_file()
+        if out.endswith(_PAGE) or is_copied:
+            record.copy(path, f"{ARTIFACTS}/{'models/' if is_copied else ''}{path.name}")
+    if EXPORT in stage.spec.outs:
+        record.copy(stage.folder / EXPORT, MODEL)
+    if stage.name in FIGURES and (figure := folder / FIGURES[stage.name][0]).is_file():
+        small = Image.open(figure).convert("RGB")
+        small.thumbnail((_SMALL_WIDTH, small.height))  # MLflow's UI does not scale figures
+        small.save(record.artifacts / SMALL_FIGURE)
+    _write_lineage(record, stage, outs)
+    if (record.artifacts / COMPILED).exists():
+        tables.append(COMPILED.as_posix())
+    tags = {DATASET: metrics["dataset"], DATASET_DIGEST: metrics["dataset_digest"][:DIGEST_LENGTH]}
+    tags |= output_tags(stage, outs)
+    if any(record.artifacts.glob("images/*")):
+        tags[IMAGES] = "True"
+    return dataclasses.replace(
+        info,
+        tags=info.tags | tags,
+        outs=dict(outs),
+        datasets=[_dataset(stage, metrics)],
+        tables=tables,
+        status=FINISHED,
+    )
+
+
+def is_referenced(stage: Stage, out: str) -> bool:
+    """Whether a run has only the digest of a file or folder."""
+    is_copied = out == EXPORT or stage.runtime.copy_outs
+    return out.startswith("data/") or (out.startswith(_WEIGHTS) and not is_copied)
+
+
+def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """Read the curves of a stage from its folder of results, if it has any."""
+    noise = folder / "noise_scale.csv"
+    if not (noise.is_file() or (folder / "epochs.csv").is_file()):
+        return {}
+    import pandas as pd
+
+    with _readable(folder):
+        if noise.is_file():
+            table = pd.read_csv(noise)
+            return _finite({metric_name(stage, "noise_scale"): (table["epoch"], table["noise_scale"])})
+        epochs, steps = pd.read_csv(folder / "epochs.csv"), pd.read_parquet(folder / "steps.parquet")
+        result = curves(epochs, steps, metrics["planned_steps"])
+    if "epsilon_each" in metrics and "train/epsilon" in result:  # the metric `epsilon` is of all members together
+        result["train/epsilon_each"] = result.pop("train/epsilon")
+    return result
+
+
+def curves(epochs: pd.DataFrame, steps: pd.DataFrame, planned_steps: int) -> dict[str, dict[int, float]]:
+    """Return the metrics of epochs by epoch, and those of about 200 of the planned steps by step, if finite."""
+    sampled = steps[steps["step"] % max(1, planned_steps // CURVE_POINTS) == 0]
+    shown_of_epochs = [name for name in epochs.columns.drop("epoch") if not is_hidden_spread("train", name, epochs)]
+    by_epoch = {metric_name("train", name): (epochs["epoch"], epochs[name]) for name in shown_of_epochs}
+    by_step = {f"steps/{name}": (sampled["step"], sampled[name]) for name in _STEP_METRICS if name in sampled}
+    return _finite(by_epoch | by_step)
+
+
+def _finite(columns: Mapping[str, tuple[pd.Series, pd.Series]]) -> dict[str, dict[int, float]]:
+    return {
+        name: {int(step): float(value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)}
+        for name, (steps, values) in columns.items()
+    }
+
+
+@contextlib.contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Raise UserError, one line, if results cannot be read, such as those of a commit with other tables."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{folder}: damaged, or of another version: {error!r}"[:400]) from None
+
+
+def _add_results(record: Record, folder: Path, *, tables: bool) -> None:
+    """Copy a stage's folder of results, parquet files if `tables`; galleries are also images that the UI compares."""
+    for path in folder.rglob("*"):
+        if path.is_file() and (tables or path.suffix != ".parquet"):  # which a browser does not show
+            record.copy(path, f"{ARTIFACTS}/results/{path.relative_to(folder)}")
+    for name, group in _GALLERIES.items():
+        if (path := folder / f"{name}.png").is_file():
+            # The names that `MlflowClient.log_image` gives; without time and random digits an attempt replaces its own
+            image = f"{ARTIFACTS}/images/{group}~{name}+step+0+timestamp+0+{name}"
+            record.copy(path, f"{image}.png")
+            small = Image.open(path).convert("RGB")
+            small.thumbnail((_THUMBNAIL, _THUMBNAIL))
+            small.save(record.folder / f"{image}+compressed.webp")
+
+
+def _add_tables(record: Record, folder: Path, costs: Path) -> list[str]:
+    """Write the tables of results as MLflow's UI reads them; return their paths, the first of which opens."""
+    tables = sorted(folder.glob("*.csv"))
+    if not (tables or costs.is_file()):
+        return []
+    import pandas as pd
+
+    with _readable(folder):
+        frames = {path.stem: pd.read_csv(path) for path in tables}
+        for name, column in _RANKED.items():
+            if (path := folder / f"{name}.parquet").is_file():
+                frames[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(_MAX_TABLE_ROWS, column)
+        if costs.is_file():
+            frames["functions"] = pd.DataFrame([{"function": name, **cost} for name, cost in read_json(costs).items()])
+    for name, full in frames.items():
+        table = full.map(lambda value: rounded(value) if isinstance(value, float) else value)
+        path = record.artifacts / "tables" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(table.to_json(orient="split", index=False), encoding="utf-8")
+    return sorted(f"tables/{name}.json" for name in frames)
+
+
+def _write_lineage(record: Record, stage: Identity, outs: Mapping[str, str] | None = None) -> None:
+    lineage = stage.describe_lineage()
+    if outs is not None:
+        lineage[stage.name]["outs"] = dict(outs)
+    write_json(record.artifacts / LINEAGE, lineage)
+
+
+def _dataset(stage: Identity, metrics: Mapping[str, Any]) -> Dataset:
+    is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
+    name = metrics["dataset"]
+    if is_split and stage.experiment == "data":
+        name = f"{name} splits"  # MLflow keeps the first source of a name and digest, that of `fetch`
+    return Dataset(
+        name=name,
+        digest=metrics["dataset_digest"][:DIGEST_LENGTH],
+        uri="data/processed" if is_split else "data/raw",
+        context="training" if stage.name == "train" else stage.name,
+    )
+
+
+def _read_metrics(stage: Stage) -> dict[str, Any]:
+    """Read the metrics file of a stage; raise UserError if it does not name the data set."""
+    metrics = stage.read_metrics()
+    for key in ("dataset", "dataset_digest"):
+        if not isinstance(metrics.get(key), str):
+            raise UserError(f"results/metrics/{stage.name}.json: {key} should be text, got {metrics.get(key)!r}")
+    return metrics

@@ -1,0 +1,171 @@
+"""Ships the records of a clone to MLflow: in a process beside the stages, or for `gradtrail sync`.
+
+    python -m gradtrail.tracking.shipper
+
+One process serves all stages of a clone that log to one store: it imports MLflow once, and ends some seconds after the
+last record. A record is shipped while its stage works, and removed once its run is complete. What cannot be shipped
+stays, and `gradtrail sync` ships it; a record that cannot be read is set aside.
+"""
+
+import contextlib
+import functools
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from mlflow import MlflowClient
+
+from gradtrail.tracking.live import fault_text
+from gradtrail.tracking.record import (
+    RUN,
+    RUNNING,
+    BadRecordError,
+    Record,
+    RunInfo,
+    all_records,
+    own_store,
+    shipper_lock,
+    shipping_lock,
+    store_identity,
+)
+from gradtrail.tracking.ship import Shipment
+from gradtrail.tracking.store import open_store
+from gradtrail.tracking.tags import is_alive
+
+_POLL_SECONDS = 0.1
+_IDLE_SECONDS = 10.0  # longer than DVC takes from the end of a stage to the work of the next one
+_LOCK_SECONDS = 60.0  # longest that `gradtrail sync` waits for a process that ships the same record
+_REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")  # codes of errors that a second try does not change
+
+
+def ship_records() -> list[str]:
+    """Ship the records of stages that have ended; return the names of the stages.
+
+    A record that cannot be read, or that MLflow refuses, is set aside with a warning, and stops nothing.
+
+    Raises:
+        Exception: MLflow failed, or there is a bug.
+    """
+    client, shipped = open_store(), list[str]()
+    for record in all_records():
+        try:
+            if record.is_abandoned:
+                record.remove()
+                continue
+            info = record.read()
+            if is_at_work(info):
+                continue
+            with shipping_lock(info.state).acquire(timeout=_LOCK_SECONDS):
+                if record.folder.exists():  # else another process has just shipped it
+                    Shipment(client, record).advance()
+                    record.remove()
+                    shipped.append(info.stage)
+        except Timeout:
+            continue
+        except Exception as error:
+            if not (isinstance(error, BadRecordError) or getattr(error, "error_code", "") in _REFUSED):
+                raise
+            print(f"warning: {record.set_aside()}: set aside, as it cannot be logged: {error}", file=sys.stderr)
+    return shipped
+
+
+def is_at_work(info: RunInfo) -> bool:
+    """Whether the stage of a record still works."""
+    tags = {key: value for key, value in info.tags.items() if value is not None}
+    return info.status == RUNNING and is_alive(tags)
+
+
+class Shipper:
+    """Ships the records for one store as stages write them."""
+
+    def __init__(self, client: MlflowClient):
+        self._client = client
+        self._store, self._database = own_store(), store_identity()
+        self._shipments: dict[str, tuple[Shipment, FileLock]] = {}  # state → what is being shipped
+        self._given_up = set[Path]()
+
+    def serve(self) -> bool:
+        """Ship until there has been nothing to do for some seconds; return whether this process cannot ship the rest.
+
+        That is so if another database is in the place of the store: MLflow keeps the file open that was there.
+        """
+        last = time.monotonic()
+        while time.monotonic() - last < _IDLE_SECONDS:
+            if store_identity() != self._database:
+                return True
+            if self.turn():
+                last = time.monotonic()
+            time.sleep(_POLL_SECONDS)
+        return False
+
+    def turn(self) -> bool:
+        """Ship what is new; return whether anything is being shipped."""
+        for record in self.waiting():
+            if record.folder.parent.name not in self._shipments:
+                self._try(record, functools.partial(self._begin, record))
+        for state, (shipment, _) in [*self._shipments.items()]:
+            self._try(shipment.record, functools.partial(self._advance, state, shipment))
+        return bool(self._shipments)
+
+    def waiting(self) -> list[Record]:
+        """Return the records, but for those that could not be shipped."""
+        return [record for record in all_records() if record.folder not in self._given_up]
+
+    def _begin(self, record: Record) -> None:
+        if record.is_abandoned:
+            record.remove()
+        elif (record.folder / RUN).exists() and (info := record.read()).store == self._store:
+            lock = shipping_lock(info.state)
+            with contextlib.suppress(Timeout):  # `gradtrail sync` ships it
+                lock.acquire(timeout=0)
+                try:
+                    self._shipments[record.folder.parent.name] = Shipment(self._client, record), lock
+                except BaseException:
+                    lock.release()
+                    raise
+
+    def _advance(self, state: str, shipment: Shipment) -> None:
+        is_whole = False
+        try:
+            is_whole = shipment.advance()
+        finally:
+            if is_whole:
+                shipment.record.remove()
+            if is_whole or sys.exc_info()[0]:
+                self._shipments.pop(state)[1].release()
+
+    def _try(self, record: Record, action: Callable[[], None]) -> None:
+        """Do a step for a record; after a fault, which the next command tells, it is left to `gradtrail sync`."""
+        try:
+            action()
+        except Exception as error:  # bugs too: they stop no other record
+            self._given_up.add(record.folder)
+            if not isinstance(error, BadRecordError):  # which `gradtrail sync` sets aside
+                record.tell(fault_text(error))
+
+
+def main() -> None:
+    """Ship records, as the only process that does so for this store."""
+    gc.freeze()
+    try:
+        with shipper_lock().acquire(timeout=0):
+            try:
+                shipper = Shipper(open_store())
+            except Exception as error:
+                for record in all_records():
+                    record.tell(fault_text(error))
+                return
+            is_replaced = shipper.serve()
+    except Timeout:
+        return
+    # A stage that began a record meanwhile saw the lock, and started no other process
+    if is_replaced or any(record.read().store == own_store() for record in shipper.waiting()):
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "gradtrail.tracking.shipper"])  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()

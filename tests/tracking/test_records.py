@@ -1,0 +1,576 @@
+"""Whatever befalls the store, the shipper or the stage: the work goes on, and the run has all that the record says."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from projects import Project
+from small_project import make_small_project
+
+from gradtrail.stages.common import stage as stage_module
+from gradtrail.stages.common.stage import Stage
+from gradtrail.support.errors import UserError
+from gradtrail.tracking import live, record, shipper
+from gradtrail.tracking.live import LiveRun, tracked
+from gradtrail.tracking.names import NOTE, metric_name
+from gradtrail.tracking.record import RUN, Record, all_records, records_folder, take_notices
+from gradtrail.tracking.shipper import Shipper, ship_records
+from gradtrail.tracking.store import StoreClient, open_store, store_uri
+from gradtrail.tracking.tags import BEGAN, PROCESS
+from gradtrail.tracking.tags import OUTS as OUTS_TAG
+
+DEAD_SERVER = "http://127.0.0.1:9"
+REQUESTS = (
+    *("create_run", "log_batch", "log_text", "log_artifact", "log_artifacts", "log_inputs", "set_tag"),
+    *("set_terminated", "update_run"),
+)
+OUTS = ["models/final.safetensors", "results/metrics/train.json"]
+DEAD_PROCESS = f"{os.uname().nodename}:4194305:no boot:0"
+GONE = ConnectionError("the server\nis gone")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = make_small_project(tmp_path_factory.mktemp("project") / "project")
+    (project.folder / "data").mkdir()
+    (project.folder / "data/words.txt").write_text("words")
+    return project
+
+
+@pytest.fixture
+def stage(project: Project, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The stage `train` in a folder whose store has no runs, and which has no shipper."""
+    monkeypatch.chdir(project.folder)
+    use_new_store(monkeypatch)
+    monkeypatch.setattr(live, "ensure_shipper", lambda: None)
+    monkeypatch.setattr(stage_module, "seconds_running", lambda: 0.0)  # a stage refuses code younger than its process
+    for left in all_records():
+        left.remove()
+    take_notices()
+    return Stage("train")
+
+
+def use_new_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name a store without runs, in a folder of its own."""
+    folder = Path(tempfile.mkdtemp(dir="."), "mlflow.db").resolve().parent
+    Project(folder).empty_store()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+
+
+def write_all(run: LiveRun, weights: str = "weights", seconds: float = 2.0) -> None:
+    """Do what a stage does, with everything that a record has."""
+    for epoch in range(3):
+        run.curves({"train/loss": {epoch: 1.0 / (1 + epoch)}, "train/elapsed_seconds": {epoch: epoch}})
+        run.alert(f"stalled: {epoch}")
+    run.metrics({"seconds": seconds, "compile/total_seconds": 1.0})
+    Path("profile").mkdir(exist_ok=True)
+    Path("profile/process.csv").write_text("quantity,value\n")
+    run.files(Path("profile"), "compile")
+    Path("profile/process.csv").write_text("written over")
+    run.timings(classes=10)
+    Path("models").mkdir(exist_ok=True)
+    Path("models/final.safetensors").write_text(weights)
+    about = {"dataset": "words", "dataset_digest": "0" * 64, "loss": 2, "validation_accuracy": 0.5}
+    Path("results/metrics").mkdir(parents=True, exist_ok=True)
+    Path("results/metrics/train.json").write_text(json.dumps(about))
+    run.outs()
+
+
+def execute(**options: Any) -> None:
+    """Run the stage as a whole."""
+    with tracked(Stage("train")) as run:
+        write_all(run, **options)
+
+
+def contents() -> dict[str, Any]:
+    """Return what the only run of the store has, except times and names of processes."""
+    client = MlflowClient(store_uri())
+    (run,) = client.search_runs(["1", "2"])
+    points = {
+        name: [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
+        for name in run.data.metrics
+    }
+    folder = Path(run.info.artifact_uri.removeprefix("file://"))
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    timings = json.loads(files["timings.json"].read_text()) if "timings.json" in files else {}
+    return {
+        "status": run.info.status,
+        "params": run.data.params,
+        "tags": {key: value for key, value in run.data.tags.items() if key not in (BEGAN, NOTE)},
+        "metrics": run.data.metrics,
+        "points": points,
+        "files": sorted(files),
+        "profile": files["compile/process.csv"].read_text() if "compile/process.csv" in files else "",
+        "output": files["output.txt"].read_text() if "output.txt" in files else "",
+        "timed": sorted(timings.get("seconds", {})),
+        "times": (run.info.start_time, run.info.end_time),
+    }
+
+
+def change(place: Record, **changes: Any) -> None:
+    """Change what a record says of its run, as another process would have written it."""
+    info = place.read()
+    place.write(dataclasses.replace(info, **changes | {"tags": info.tags | changes.get("tags", {})}))
+
+
+def test_run_has_all_that_the_stage_wrote(stage: Stage) -> None:
+    execute()
+    assert ship_records() == ["train"]
+    found = contents()
+    assert found["status"] == "FINISHED"
+    assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
+    assert found["points"][metric_name("train", "compile/total_seconds")] == [(0, 1.0)]
+    assert found["profile"] == "quantity,value\n", "a file is logged as it was"
+    assert sorted(json.loads(found["tags"][OUTS_TAG])) == OUTS
+    assert found["tags"]["attempts"] == "1"
+    assert found["tags"]["alert"] == "stalled: 0\nstalled: 1\nstalled: 2"
+    assert found["timed"] == ["data", "imports", "tracking", "work"]
+    assert not [*all_records()]
+    assert not [*records_folder().iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [(None, "FINISHED"), (ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")]
+)
+def test_status_says_how_the_stage_ended(stage: Stage, fault: type[BaseException] | None, status: str) -> None:
+    with pytest.raises(fault) if fault else contextlib.nullcontext(), tracked(stage) as run:
+        run.curves({"train/loss": {0: 1.0}})
+        if fault:
+            raise fault
+    ship_records()
+    assert contents()["status"] == status
+    assert contents()["points"] == {"train/loss": [(0, 1.0)]}
+
+
+def test_what_the_stage_prints_is_an_artifact_as_a_terminal_shows_it(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "opensesame")
+    with pytest.raises(ValueError, match="fault"), tracked(stage):
+        print("1 %\r50 %\r\x1b[1m100 %\x1b[0m")
+        print("opensesame", file=sys.stderr)
+        raise ValueError("fault")
+    ship_records()
+    assert "1 %\r50 %" in capsys.readouterr().out
+    first, second, *rest = contents()["output"].splitlines()
+    assert (first, second) == ("100 %", "***")
+    assert rest[0].startswith("Traceback")
+    assert rest[-1] == "ValueError: fault"
+
+
+def break_after(count: int, fault: Exception, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let each request to the store after the first `count` fail; return the list of the requests."""
+    made = list[str]()
+    for name in REQUESTS:
+
+        def request(*args: Any, real: Any, **kwargs: Any) -> Any:
+            if len(made) >= count:
+                raise fault
+            made.append(real.__name__)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(StoreClient, name, functools.partialmethod(request, real=getattr(StoreClient, name)))
+    return made
+
+
+def test_shipping_that_breaks_at_any_request_is_completed_later(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle is the run of a shipping that did not break."""
+    execute()
+    with pytest.MonkeyPatch.context() as patch:
+        requests = break_after(1000, GONE, patch)
+        ship_records()
+    expected, number = contents(), len(requests)
+    assert number > 10
+    for count in range(0, number, 1 if os.environ.get("NIGHTLY") else 3):
+        use_new_store(monkeypatch)
+        execute()
+        with pytest.MonkeyPatch.context() as patch:
+            break_after(count, GONE, patch)
+            with pytest.raises(ConnectionError):
+                ship_records()
+        Path("models/final.safetensors").write_text("of another state")
+        assert ship_records() == ["train"]
+        found = contents()
+        assert found | {"times": None} == expected | {"times": None}, count
+        assert not [*all_records()]
+    assert ship_records() == []
+
+
+def test_shipper_ships_the_points_of_a_stage_that_works_and_closes_its_run(stage: Stage) -> None:
+    with tracked(stage) as run:
+        ship = Shipper(open_store())
+        run.curves({"train/loss": {0: 1.0}})
+        run._described.result()
+        assert ship.turn()
+        assert contents()["status"] == "RUNNING"
+        assert contents()["points"]["train/loss"] == [(0, 1.0)]
+        run.curves({"train/loss": {1: 0.5}})
+        run.alert("stalled")
+        ship.turn()
+        assert contents()["points"]["train/loss"] == [(0, 1.0), (1, 0.5)]
+        assert contents()["tags"]["alert"] == "stalled"
+        write_all(run)
+        assert ship_records() == [], "a stage at work is not for `gradtrail sync`"
+    assert not ship.turn()
+    assert contents()["status"] == "FINISHED"
+    assert contents()["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
+    assert not [*all_records()]
+
+
+def test_fault_of_the_shipper_is_told_once_by_the_next_command_and_stops_no_other_record(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute()
+    ship = Shipper(open_store())
+    with pytest.MonkeyPatch.context() as patch:
+        break_after(2, GONE, patch)
+        assert not ship.turn()
+    capsys.readouterr()
+    execute()
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: MLflow's store failed (ConnectionError: the server is gone); the results are unaffected; "
+        "`gradtrail sync` completes this run later"
+    ]
+    assert take_notices() == []
+    ship.turn()
+    assert [place.has_fault for place in all_records()] == [True], "the second record is in the store"
+    assert ship_records() == ["train"]
+    assert contents()["status"] == "FINISHED"
+    assert contents()["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
+
+
+def test_bug_of_the_shipper_is_told_with_its_traceback(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute()
+    monkeypatch.setattr(StoreClient, "log_inputs", lambda *_: 1 / 0)
+    Shipper(open_store()).turn()
+    (notice,) = take_notices()
+    assert notice.startswith("Traceback")
+    assert notice.splitlines()[-1].startswith("warning: logging to MLflow failed because of the bug above")
+
+
+def test_record_of_another_store_is_left_to_sync(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute()
+    use_new_store(monkeypatch)
+    assert not Shipper(open_store()).turn()
+    assert len([*all_records()]) == 1
+    assert ship_records() == ["train"]
+
+
+def test_shipper_starts_anew_where_another_database_is_in_the_place_of_its_own(stage: Stage) -> None:
+    ship, path = Shipper(open_store()), Path(store_uri().removeprefix("sqlite:///"))
+    path.rename(path.with_suffix(".moved"))
+    Project(path.parent).empty_store()
+    assert ship.serve()
+
+
+def test_times_are_those_of_the_stage_if_the_store_was_down(stage: Stage) -> None:
+    began = time.time()
+    execute()
+    ended = time.time()
+    time.sleep(0.1)
+    ship_records()
+    assert all(began - 1 <= at / 1000 <= ended for at in contents()["times"])
+
+
+def test_clock_that_is_set_back_changes_no_order(stage: Stage) -> None:
+    seconds = itertools.count(time.time(), -60)
+    clock = {"time": lambda: next(seconds), "time_ns": time.time_ns, "monotonic": time.monotonic, "sleep": time.sleep}
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (live, record):
+            patch.setattr(module, "time", SimpleNamespace(**clock, perf_counter=time.perf_counter))
+        execute()
+    assert ship_records() == ["train"]
+    found = contents()
+    assert found["status"] == "FINISHED"
+    assert sorted(found["points"]["train/loss"]) == [(0, 1.0), (1, 0.5), (2, 0.3333)], "MLflow lists them by time"
+
+
+def test_record_of_a_killed_stage_is_shipped_as_killed_and_the_next_attempt_continues_its_run(stage: Stage) -> None:
+    execute()
+    (killed,) = all_records()
+    change(killed, status="RUNNING", ended=None, outs=None, tags={PROCESS: DEAD_PROCESS, OUTS_TAG: None})
+    lines = (killed.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    torn = [line for line in lines if "train/loss" in line]
+    (killed.folder / "metrics.jsonl").write_text("".join(torn[:2]) + torn[2][:9])
+    assert ship_records() == ["train"]
+    assert contents()["status"] == "KILLED"
+    assert contents()["points"]["train/loss"] == [(0, 1.0), (1, 0.5)], "of the lines before the cut"
+    execute()
+    ship_records()
+    assert contents()["status"] == "FINISHED"
+    assert contents()["tags"]["attempts"] == "2"
+    assert contents()["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
+    assert contents()["points"][metric_name("train", "compile/total_seconds")] == [(1, 1.0)], (
+        "a point for each attempt that compiles"
+    )
+
+
+def test_record_that_was_only_begun_is_removed(stage: Stage) -> None:
+    (records_folder() / "0123" / "1-4194305").mkdir(parents=True)
+    assert ship_records() == []
+    assert not [*all_records()]
+
+
+def test_measured_metrics_and_the_start_are_those_of_the_last_attempt(stage: Stage) -> None:
+    for seconds in (2.0, 3.0):
+        began = time.time()
+        execute(seconds=seconds)
+        ship_records()
+    (stored,) = MlflowClient(store_uri()).search_runs(["1", "2"])
+    assert contents()["metrics"]["train/seconds"] == 3.0
+    assert sorted(contents()["points"]["train/seconds"]) == [(0, 2.0), (1, 3.0)]
+    assert stored.info.start_time / 1000 < began - 0.001 <= int(stored.data.tags[BEGAN]) / 1000
+    assert {"timings.json", "timings-2.json", "environment-2.json"} <= {*contents()["files"]}
+
+
+def test_record_that_another_process_ships_is_waited_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute()
+    (waiting,) = all_records()
+    monkeypatch.setattr(shipper, "_LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(record, "FileLock", lambda path: FileLock(path, is_singleton=False))
+    with record.shipping_lock(waiting.read().state):
+        assert ship_records() == []
+        assert waiting.folder.exists()
+    assert ship_records() == ["train"]
+
+
+def damaged(path: Path) -> Iterator[str]:
+    """Damage a file in several ways, one after the other; yield what was done to it."""
+    whole = path.read_bytes()
+    places = random.Random(0).sample(range(len(whole)), 40 if os.environ.get("NIGHTLY") else 12)
+    for place in places:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+        yield f"byte {place} of {path.name}"
+    for name, content in {"cut": whole[: len(whole) // 2], "empty": b"", "zeros": bytes(9), "null": b"null\n"}.items():
+        path.write_bytes(content)
+        yield f"{path.name}: {name}"
+    path.write_bytes(whole)
+
+
+def test_damaged_record_is_set_aside_with_one_warning_and_all_others_are_shipped(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    execute()
+    (template,) = all_records()
+    kept = Record(tmp_path / "kept" / "1-1")
+    kept.folder.parent.mkdir()
+    template.folder.rename(kept.folder)
+    for name in (RUN, "metrics.jsonl"):
+        for damage in damaged(kept.folder / name):
+            use_new_store(monkeypatch)
+            bad = Record(records_folder() / "0123" / f"{time.time_ns()}-1")
+            bad.copy(kept.folder, ".")
+            execute()
+            capsys.readouterr()
+            shipped = ship_records()
+            warnings = capsys.readouterr().err.splitlines()
+            # A digit may become another one, and a last line that is cut off was not written whole
+            assert shipped == ["train"] if warnings else shipped == ["train", "train"], damage
+            assert len(warnings) <= 1, damage
+            assert all("set aside" in line for line in warnings), damage
+            assert (name != RUN) or warnings, damage
+            assert contents()["status"] == "FINISHED", damage
+            assert not [*all_records()], damage
+            assert ship_records() == []
+
+
+def test_run_in_progress_elsewhere_is_not_joined_and_one_run_remains(stage: Stage) -> None:
+    """Two clones that share a store work on one state: the second does not write into the curve of the first."""
+    execute()
+    (first,) = all_records()
+    change(first, status="RUNNING", ended=None, outs=None, tags={PROCESS: "another host:1:a:1", OUTS_TAG: None})
+    client = open_store()
+    foreign = shipper.Shipment(client, first)
+    foreign._ship_points()
+    first.remove()
+    execute()
+    ship_records()
+    runs = client.search_runs(["1", "2"])
+    assert sorted(run.info.status for run in runs) == ["FINISHED", "RUNNING"]
+    assert {run.data.tags["attempts"] for run in runs} == {"1"}
+    outs = next(run.data.tags[OUTS_TAG] for run in runs if OUTS_TAG in run.data.tags)
+    client.set_tag(foreign.run_id, OUTS_TAG, outs)  # the first one ends too
+    client.set_terminated(foreign.run_id)
+    execute()
+    ship_records()
+    (run,) = client.search_runs(["1", "2"])
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "train/loss")] == [0, 1, 2]
+
+
+def test_closed_run_without_outs_gives_way_to_one_that_finished(stage: Stage) -> None:
+    execute()
+    (first,) = all_records()
+    change(first, status="RUNNING", ended=None, outs=None, tags={PROCESS: "another host:1:a:1", OUTS_TAG: None})
+    client = open_store()
+    foreign = shipper.Shipment(client, first)
+    first.remove()
+    with tracked(Stage("train")) as run:
+        ship = Shipper(client)
+        run._described.result()
+        ship.turn()
+        client.set_terminated(foreign.run_id, "KILLED")
+        write_all(run)
+    ship.turn()
+    assert contents()["status"] == "FINISHED"
+    assert client.get_run(foreign.run_id).data.tags["replaced_by"]
+
+
+def test_bug_in_the_stage_side_is_a_traceback_and_the_run_is_closed_as_failed(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tracked(stage) as run:
+        run.metrics({"accuracy": 1.0})
+        run.checkpoint(None, {})  # type: ignore[arg-type]
+        assert not run.is_open
+        run.metrics({"loss": 1.0})
+        run.outs()
+    ship_records()
+    assert contents()["status"] == "FAILED"
+    assert list(contents()["points"]) == ["train/accuracy"]
+    *traceback, line = capsys.readouterr().err.splitlines()
+    assert traceback[0].startswith("Traceback")
+    assert line.startswith("warning: logging to MLflow failed because of the bug above; the results are unaffected")
+
+
+def test_run_that_cannot_be_begun_is_reported_once(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "environment", lambda: 1 / 0)
+        with tracked(stage) as run:
+            run.metrics({"loss": 1.0})
+    assert capsys.readouterr().err.count("warning:") == 1
+
+
+def test_commit_and_changes_are_those_that_the_stage_began_with(stage: Stage) -> None:
+    code = Path("pipeline/code.py")
+    code.write_text("at the start\n")
+    try:
+        with tracked(stage):
+            code.write_text("edited later\n")
+    finally:
+        code.unlink()
+    ship_records()
+    (run,) = MlflowClient(store_uri()).search_runs(["1", "2"])
+    diff = Path(run.info.artifact_uri.removeprefix("file://"), "git.diff").read_text()
+    assert run.data.tags["git.dirty"] == "true"
+    assert "+at the start" in diff
+    assert "edited later" not in diff
+
+
+def test_other_bytes_of_a_later_attempt_get_a_run_of_their_own(stage: Stage) -> None:
+    execute()
+    ship_records()
+    first = contents()["tags"][OUTS_TAG]
+    execute(weights="other")
+    ship_records()
+    assert ["an earlier attempt wrote other bytes" in notice for notice in take_notices()] == [True]
+    found = contents()
+    assert found["tags"][OUTS_TAG] != first
+    assert found["profile"] == "quantity,value\n"
+    assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
+
+
+def test_refused_result_leaves_the_run_of_an_earlier_attempt(stage: Stage) -> None:
+    execute()
+    ship_records()
+    first = contents()
+
+    def run_on_touched_data() -> None:
+        with tracked(Stage("train")) as run:
+            write_all(run, weights="other")
+            os.utime("data/words.txt")
+
+    with pytest.raises(UserError, match=r"^data/words\.txt was written while train ran"):
+        run_on_touched_data()
+    ship_records()
+    assert take_notices() == []
+    assert contents()["status"] == "FINISHED"
+    assert contents()["tags"][OUTS_TAG] == first["tags"][OUTS_TAG]
+
+
+def wait(stage: Stage, monkeypatch: pytest.MonkeyPatch, *, hurry: bool = False) -> float:
+    """Return the seconds for which a stage waits at its end for a server that nobody ships to."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD_SERVER)
+    with tracked(stage) as run:
+        if hurry:
+            threading.Timer(0.2, run.hurry).start()
+        began = time.monotonic()
+    return time.monotonic() - began
+
+
+def test_only_a_server_is_waited_for_and_no_longer_than_the_limit(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = dataclasses.replace(stage.runtime, tracking_seconds=0.3)
+    monkeypatch.setattr(Stage, "runtime", runtime)
+    with tracked(stage):
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.3
+    assert capsys.readouterr().err == ""
+    assert wait(stage, monkeypatch) >= 0.3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no response within 0.3 s, `runtime.tracking_seconds`" in line
+
+
+def test_request_to_stop_lowers_the_limit(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "_HURRIED_SECONDS", 0.1)
+    monkeypatch.setattr(Stage, "runtime", dataclasses.replace(stage.runtime, tracking_seconds=600.0))
+    assert wait(stage, monkeypatch, hurry=True) < 60
+    assert "no response within " in capsys.readouterr().err
+
+
+def test_use_of_processor_and_memory_is_sampled_with_a_step_each(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stage, "runtime", dataclasses.replace(stage.runtime, system_metrics=True))
+    for name in ("_SAMPLE_AFTER_SECONDS", "_SAMPLE_SECONDS"):
+        monkeypatch.setattr(live, name, 0.01)
+    with tracked(stage) as run:
+        place: Any = run._record
+        while len(place.points()[0]) < 4:
+            time.sleep(0.01)
+    ship_records()
+    points = contents()["points"]
+    assert [step for step, _ in points["system/cpu_utilization_percentage"][:2]] == [0, 1]
+    assert all(0 < value < 1e7 for _, value in points["system/system_memory_usage_megabytes"])
+
+
+def test_checkpoint_is_an_artifact(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradtrail.tracking import checkpoints
+
+    def save(folder: Path, *_: object) -> None:
+        folder.mkdir()
+        (folder / "state").write_text("state")
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", save)
+    with tracked(stage) as run:
+        run.checkpoint(SimpleNamespace(), {})  # type: ignore[arg-type]
+    ship_records()
+    assert "checkpoint/state" in contents()["files"]
+
+
+@pytest.mark.parametrize("make", [lambda: Metric("a b/c", 1.0, 0, 0)])
+def test_metric_that_mlflow_refuses_sets_its_record_aside(
+    stage: Stage, make: Callable[[], Metric], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tracked(stage) as run:
+        run.curves({"a\nb": {0: 1.0}})
+    capsys.readouterr()
+    assert ship_records() == []
+    assert "set aside, as it cannot be logged" in capsys.readouterr().err
+    assert not [*all_records()]
