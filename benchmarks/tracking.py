@@ -5,7 +5,7 @@
 Works in a clone of this repository in a temporary folder, on the results that DVC's cache has (run `dvc repro` first).
 Every stage runs by hand, with tracking and without in turn, into a store that has no run; the first pair warms up. Of
 `profile` only the run with tracking takes times, since they are logged and no out. The load of the machine is told:
-other work on it lengthens everything, and the shares too where no core is free for the logger. With `--states 0` there
+other work on it lengthens everything, and the shares too where no core is free for the shipper. With `--states 0` there
 is no sync; else as many commits are made as there are states to be, each with another seed of the training in its
 `dvc.lock` and the same outs, and a store without runs is brought up to date.
 """

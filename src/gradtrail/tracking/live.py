@@ -68,6 +68,7 @@ _SHIPPER = "gradtrail.tracking.shipper"
 _POLL_SECONDS = 0.02
 _HURRIED_SECONDS = 2.0
 _SAMPLE_AFTER_SECONDS, _SAMPLE_SECONDS = 60.0, 5.0  # shorter runs have no use for samples of processor and memory
+_started: list[subprocess.Popen[bytes]] = []  # shippers, by this process
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -120,21 +121,18 @@ def ensure_shipper() -> None:
     the stage's streams, so that whoever
     reads what a stage prints does not wait for it.
     """
+    if _started and _started[-1].poll() is None:
+        return
     try:
         shipper_lock().acquire(timeout=0).lock.release()
     except Timeout:
         return
     code = root() / "src" if is_copy() else Path(gradtrail.__file__).parents[1]
     path = os.pathsep.join([str(code), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    subprocess.Popen(
-        [sys.executable, "-P", "-m", _SHIPPER],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=root(),
-        env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "DVC_ROOT": str(root())},
-        start_new_session=True,
-    )
+    env = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "DVC_ROOT": str(root())}
+    streams: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    command = [sys.executable, "-P", "-m", _SHIPPER]
+    _started.append(subprocess.Popen(command, cwd=root(), env=env, start_new_session=True, **streams))
 
 
 class LiveRun:
@@ -274,6 +272,7 @@ class LiveRun:
             if time.monotonic() - began >= limit:
                 why = f"MLflow's store failed (no response within {limit:.3g} s, `runtime.tracking_seconds`)"
                 print(_warning(why), file=sys.stderr)
+                record.mark_as_told()
                 return
             time.sleep(_POLL_SECONDS)
 

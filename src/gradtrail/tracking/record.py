@@ -170,12 +170,17 @@ class Record:
 
     @property
     def has_fault(self) -> bool:
-        """Whether shipping failed."""
+        """Whether shipping failed, or took too long, and somebody was told."""
         return (self.folder / FAULT).exists()
 
     def tell(self, fault: str) -> None:
         """Write why the record is not in MLflow yet, for the next command to tell."""
-        leave_notice(fault)
+        if not self.has_fault:
+            leave_notice(fault)
+        self.mark_as_told()
+
+    def mark_as_told(self) -> None:
+        """Note that somebody was told that shipping failed, or that it takes long."""
         with contextlib.suppress(OSError):
             (self.folder / FAULT).touch()
 

@@ -1,4 +1,4 @@
-"""A stage imports what it computes with, and nothing else that takes long (MLflow is for its logger). No pickle."""
+"""A stage imports what it computes with, and nothing else that takes long (MLflow is for the shipper). No pickle."""
 
 import json
 import os
@@ -26,7 +26,7 @@ MAY_IMPORT = {"fetch": {"requests"}, "preprocess": {"matplotlib"}, "report": TAB
 OPTIONAL = ("audit", "privacy_audit", "what_if")
 ONLY_WHILE_IT_RUNS = {
     "fetch": {"sklearn", "scipy", *TABLES},  # the digits are scikit-learn's, which imports the others
-    "train": {"orbax", "tensorstore"},  # the checkpoint that goes to MLflow, while the logger logs the outs
+    "train": {"orbax", "tensorstore"},  # the checkpoint that goes to MLflow
     "export": {"scipy"},  # whose LAPACK jax registers where an exported program is called
     "gradients": {"sklearn", "scipy"},  # where labels are noisy: how well their order finds the wrong ones
 }
@@ -120,6 +120,6 @@ def test_repro_with_nothing_to_do_imports_nothing_heavy(project: Project) -> Non
     assert not heavy_packages(imported)
 
 
-def test_logger_starts_without_jax() -> None:
-    code = f"import json, sys; import gradtrail.tracking.logger; {IMPORTED}"
+def test_shipper_starts_without_jax() -> None:
+    code = f"import json, sys; import gradtrail.tracking.shipper; {IMPORTED}"
     assert not heavy_packages(run_with_real_python(code, ROOT)) & {*COMPUTES, "orbax", "dvc", "sklearn", "matplotlib"}

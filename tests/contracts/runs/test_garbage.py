@@ -120,7 +120,7 @@ def answer_on_a_terminal(project: Project, answer: bytes) -> str:
 
 
 def test_folders_of_killed_stages_are_removed_after_30_days_and_a_question(project: Project) -> None:
-    names = (".gradtrail/resume/0123-cpu1", ".gradtrail/journal/0123/1", ".outs/train")
+    names = (".gradtrail/resume/0123-cpu1", ".gradtrail/records/0123/1", ".outs/train")
     old = [make_folder(project, name, days=31) for name in names]
     os.utime(old[1].parent, (1, 1))
     young = make_folder(project, ".gradtrail/resume/4567-cpu1", days=29)

@@ -230,27 +230,27 @@ class Histories(RuleBasedStateMachine):
 
     @rule(change=CHANGES)
     def lose_the_server(self, change: tuple[str, Any]) -> None:
-        """Run the stages while no store can be reached: their journals stay."""
+        """Run the stages while no store can be reached: their records stay."""
         self.project.set(*change)
         self.project.dvc("repro", env={"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"})
 
     @rule(change=CHANGES, seconds=st.floats(0, 8))
-    def kill_a_logger(self, change: tuple[str, Any], seconds: float) -> None:
+    def kill_a_shipper(self, change: tuple[str, Any], seconds: float) -> None:
         self.project.set(*change)
         process = self.project.start(sys.executable, "-m", "dvc", "repro", "--force")
         time.sleep(seconds)
-        for logger in self.project.processes("gradtrail.tracking.logger"):
+        for shipper in self.project.processes("gradtrail.tracking.shipper"):
             with contextlib.suppress(psutil.NoSuchProcess):
-                logger.kill()
+                shipper.kill()
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
 
     @rule(share=st.floats(0, 1))
-    def lose_the_ends_of_journals(self, share: float) -> None:
+    def lose_the_ends_of_records(self, share: float) -> None:
         """Do what a loss of power does to files that are not on the disk yet."""
-        for events in self.project.folder.glob(".gradtrail/journal/*/*/events.jsonl"):
-            written = events.read_bytes()
-            events.write_bytes(written[: round(share * len(written))])
+        for path in self.project.folder.glob(".gradtrail/records/*/*/*.json*"):
+            written = path.read_bytes()
+            path.write_bytes(written[: round(share * len(written))])
 
     @rule()
     def sync(self) -> None:
@@ -408,10 +408,10 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.branch_and_remove_an_experiment((BINS, 7))
         machine.kill_a_repro((CLIP, 5.0))
         machine.lose_the_server((RATE, 0.005))
-        machine.lose_the_ends_of_journals(0.9)
+        machine.lose_the_ends_of_records(0.9)
         machine.lose_the_server((RATE, 0.5))
         machine.sync()
-        machine.kill_a_logger((CLIP, 1.0), 3.0)
+        machine.kill_a_shipper((CLIP, 1.0), 3.0)
         machine.edit_while_a_stage_runs((RATE, 0.7), "train", 1.0)
         machine.change_data_while_a_stage_reads_them("evaluate")
         for commands in LIES:

@@ -135,7 +135,7 @@ def test_unusable_server_costs_a_warning_and_sync_creates_the_runs(
     for run in server.runs():  # of the slow and the dying one
         assert run["status"] == "RUNNING"
     client = Client(project.folder, server.uri)
-    assert "completed from their journals: " in client.sync()
+    assert "completed from their records: " in client.sync()
     check_runs(client, server)
     assert client.sync() == "4 runs present\n"
 

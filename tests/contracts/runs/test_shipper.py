@@ -1,6 +1,5 @@
-"""A stage and its logger, each killed while the other works: the results stand, no run is lost, nobody is left."""
+"""A stage and the shipper of its record, each killed while the other works: the results stand, no run is lost."""
 
-import contextlib
 import signal
 import subprocess
 import time
@@ -16,9 +15,8 @@ from gradtrail.tracking.tags import PROCESS, is_alive
 
 pytestmark = pytest.mark.slow
 
-MODULE, LR = "gradtrail.tracking.logger", "train.adamw.learning_rate"
+MODULE, LR = "gradtrail.tracking.shipper", "train.adamw.learning_rate"
 OF_THE_PROJECT = ("moved or copied from ", "no weights file of this project")  # whose weights are words
-WARNING = "the results are unaffected; `gradtrail sync` completes this run later"
 
 
 @pytest.fixture
@@ -30,14 +28,14 @@ def project(project: Project) -> Project:
 
 
 def start(project: Project) -> tuple[subprocess.Popen[str], psutil.Process]:
-    """Start the stage; return its process and that of its logger, once its run is open."""
+    """Start the stage; return its process and that of the shipper, once its run is open."""
     stage = project.start_stage("train")
     deadline = time.monotonic() + 120
     while not any(run["status"] == "RUNNING" and "attempts" in run["tags"] for run in runs(project)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    (logger,) = project.processes(MODULE)
-    return stage, logger
+    (shipper,) = project.processes(MODULE)
+    return stage, shipper
 
 
 def runs(project: Project) -> list[dict[str, Any]]:
@@ -53,45 +51,57 @@ def go_on(project: Project, stage: subprocess.Popen[str]) -> list[str]:
     (project.folder / ".git/hold").unlink()
     output, _ = stage.communicate(timeout=120)
     assert stage.returncode == 0, output
-    assert not project.processes(MODULE)
     return besides_progress(line for line in output.splitlines() if not any(words in line for words in OF_THE_PROJECT))
 
 
 def test_a_run_names_the_process_and_the_machine_of_its_stage(project: Project) -> None:
-    stage, logger = start(project)
+    stage, shipper = start(project)
     (run,) = runs(project)
     assert f":{stage.pid}:" in run["tags"][PROCESS]
     assert is_alive(run["tags"])
     assert run["tags"]["machine"] == machine_key()
     assert run["tags"]["bytes"] == ("x86-64-v3" if has_common_bytes() else machine_key())
-    assert logger.pid != stage.pid
+    assert shipper.pid != stage.pid
     assert go_on(project, stage) == []
     assert statuses(project) == ["FINISHED"]
 
 
-def test_logger_that_is_killed_costs_a_warning_and_sync_completes_its_run(project: Project) -> None:
-    stage, logger = start(project)
-    logger.kill()
-    assert go_on(project, stage) == [f"warning: the process that logs to MLflow ended with status -9; {WARNING}"]
+def test_shipper_serves_the_next_stage_too_and_ends_after_the_last(project: Project) -> None:
+    stage, shipper = start(project)
+    assert go_on(project, stage) == []
+    project.run_stage("evaluate")
+    assert [process.pid for process in project.processes(MODULE)] == [shipper.pid]
+    shipper.wait(timeout=60)
+    assert not list(project.folder.glob(".gradtrail/records/*"))
+
+
+def test_shipper_that_is_killed_costs_nothing_and_sync_completes_its_run(project: Project) -> None:
+    stage, shipper = start(project)
+    shipper.kill()
+    assert go_on(project, stage) == []
     assert statuses(project) == ["RUNNING"]
-    project.sync()  # DVC did not record the state: it is the journal that has the outputs
+    project.sync()  # DVC did not record the state: it is the record that has the outputs
     (run,) = runs(project)
     assert (run["status"], run["tags"]["attempts"], "rebuilt" in run["tags"]) == ("FINISHED", "1", False)
     assert sorted(run["outs"]) == ["models/final.safetensors", "results/metrics/train.json"]
     assert (run["artifacts"] / "timings.json").exists()
 
 
-def test_next_attempt_continues_the_open_run_of_a_killed_stage(project: Project) -> None:
-    stage, logger = start(project)
+def test_run_of_a_killed_stage_is_closed_and_the_next_attempt_continues_it(project: Project) -> None:
+    stage, _ = start(project)
     stage.send_signal(signal.SIGKILL)
     stage.communicate(timeout=120)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        logger.wait(timeout=60)
-    assert statuses(project) == ["RUNNING"]
+    assert statuses(project) == ["KILLED"]
     (project.folder / ".git/hold").unlink()
     project.run_stage("train")
     (run,) = runs(project)
     assert (run["status"], run["tags"]["attempts"]) == ("FINISHED", "2")
-    project.sync()  # which finds the journal of the first attempt
+    project.sync()
     (run,) = runs(project)
     assert (run["status"], run["tags"]["attempts"]) == ("FINISHED", "2")
+
+
+def test_what_reads_the_output_of_a_stage_does_not_wait_for_the_shipper(project: Project) -> None:
+    stage, shipper = start(project)
+    go_on(project, stage)  # reads until the end of the stream
+    assert shipper.is_running()
