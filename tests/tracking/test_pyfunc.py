@@ -23,6 +23,7 @@ from mlflow.exceptions import MlflowException
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.stages.common.files import digest
 from gradtrail.tracking.gc import purge, unneeded_runs
+from gradtrail.tracking.links import copy_headlines
 from gradtrail.tracking.models import (
     LOADED,
     delete_models,
@@ -34,7 +35,7 @@ from gradtrail.tracking.models import (
 )
 from gradtrail.tracking.pyfunc import ServedModel, _load_pyfunc
 from gradtrail.tracking.recorded import RecordedStates
-from gradtrail.tracking.runs import RunIndex, copy_headlines
+from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.state import Snapshot
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.tags import EXPORT_DIGEST, EXPORT_OUT, MODEL_WEIGHTS, NOTE
