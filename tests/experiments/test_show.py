@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gradtrail.experiments import show as module
 from gradtrail.experiments.show import show_experiments
-from gradtrail.tracking.tags import CUT_OFF, NOT_IN_GIT
+from gradtrail.tracking.working_diff import CUT_OFF, NOT_IN_GIT
 
 EXPERIMENTS = """Experiment,rev,State,validation_accuracy,accuracy,train.model,train.mlp.hidden,train.precision
 ,workspace,,0.9535,0.9444,mlp,"[256, 128]",float32

@@ -27,7 +27,8 @@ from gradtrail.tracking.recorded import committed_snapshots, find_experiments, w
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.state import Identity, Snapshot
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.tags import is_cut_off, outputs
+from gradtrail.tracking.tags import outputs
+from gradtrail.tracking.working_diff import is_cut_off
 
 _SHORT = 12  # digits of a state or an id in the output
 _FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")

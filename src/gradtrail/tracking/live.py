@@ -56,7 +56,8 @@ from gradtrail.tracking.record import (
     take_notices,
 )
 from gradtrail.tracking.state import Identity, state_lock
-from gradtrail.tracking.tags import ALERT, origin_tags, process_tags, write_diff
+from gradtrail.tracking.tags import ALERT, origin_tags, process_tags
+from gradtrail.tracking.working_diff import write_diff
 
 if TYPE_CHECKING:
     from gradtrail.core.nn.models import HostParams

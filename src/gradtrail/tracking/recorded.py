@@ -42,6 +42,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.git import CommandError, blob_ids, git, git_bytes, unpack
 from gradtrail.support.paths import private_folder, working_folder
 from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
+from gradtrail.tracking.tags import BASELINE, COMMIT, DIRTY, EXPERIMENT_NAME
 
 Section = dict[str, Any]  # of a stage in a `dvc.lock`, or an entry of the run-cache
 
@@ -157,10 +158,10 @@ def last_stage(snapshot: Snapshot) -> Identity:
 def recorded_origin(stage: Identity) -> dict[str, str]:
     """Return tags of a recorded state: experiment, commit, and whether the state has other code or params than that."""
     experiment = stage.snapshot.experiment if stage.snapshot else None
-    tags = {"dvc.exp_name": experiment.name, "dvc.exp_baseline": experiment.baseline} if experiment else {}
+    tags = {EXPERIMENT_NAME: experiment.name, BASELINE: experiment.baseline} if experiment else {}
     if stage.commit:
         is_dirty = str(not _commit_has(stage)).lower()
-        tags |= {"mlflow.source.git.commit": stage.commit, "git.dirty": is_dirty}
+        tags |= {COMMIT: stage.commit, DIRTY: is_dirty}
     return tags
 
 
