@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,9 @@ from gradtrail.tracking.recorded import Section, committed_snapshots, difference
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.state import Identity, Snapshot, state_key
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.tags import CUT_OFF, NOT_IN_GIT, outputs
+from gradtrail.tracking.tags import NOT_IN_GIT, is_cut_off, outputs
 
+_READ = ("src/", "pipeline/")  # code, and data that git has
 _METRICS = "results/metrics/"  # git has these outputs, DVC's cache all others
 _IDENTITY = {f"GIT_{who}_{what}": "gradtrail" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 _VISIBLE = b"!/dvc.yaml\n"  # as `gradtrail repro` writes
@@ -69,7 +70,7 @@ def checkout(word: str, place: Path, *, allow_missing: bool) -> int:
         raise UserError(f"{run.info.run_id}: its artifact lineage.json is missing")
     entries = {name: Entry(cmd=one["cmd"], params=one["params"], deps=one["deps"]) for name, one in lineage.items()}
 
-    base, tree = _code(run, entries[run.data.tags["stage"]], client)
+    base, tree, changed = _code(run, entries, client)
     sections = _sections(run, entries, index, snapshot_of(base))
     plan = _plan(tree, base, sections)
     remedy = f"{'`dvc pull` fetches or ' if has_remote() else ''}`dvc repro` computes them"
@@ -90,6 +91,8 @@ def checkout(word: str, place: Path, *, allow_missing: bool) -> int:
         if status := subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
             return status
     print(f"outs: {len(plan.outs)}, with those of {', '.join(sections) or 'no stage of the run'}")
+    if changed:
+        print(f"of other code or params: {', '.join(changed)}; `dvc repro` runs them again")
     if absent := [*plan.missing, *(f"those of {name}" for name in entries if name not in sections)]:
         print(f"missing: {', '.join(absent)}; {remedy}")
     if commit != head:
@@ -106,18 +109,17 @@ def _require_committed() -> str:
     return head
 
 
-def _code(run: Run, entry: Entry, client: MlflowClient) -> tuple[str, str]:
-    """Return a commit, and the tree of it or of it with changes, that has the code and params of a run's stage.
+def _code(run: Run, entries: Mapping[str, Entry], client: MlflowClient) -> tuple[str, str, list[str]]:
+    """Return a commit, the tree of it or of it with changes, and stages before the run's whose code or params it lacks.
 
-    HEAD if it records the run, or else the newest commit or experiment that does, or else the commit of the run.
+    HEAD if it records the run and has code and params of all its stages, or else the newest commit or experiment that
+    does, or else the run's commit with its `git.diff`.
     """
-    in_git = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep) or dep.startswith("pipeline/")}
-    entry = dataclasses.replace(entry, deps=in_git)
-    listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", *in_git).split(b"\0")
+    listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", *_READ).split(b"\0")
     untracked = [os.fsdecode(name) for name in listed if name]
     for snapshot in (snapshot_of(head_commit()), *reversed(committed_snapshots()[0])):
-        if snapshot and _records(snapshot, run) and not difference(snapshot.commit, entry, untracked):
-            return snapshot.commit, snapshot.commit
+        if snapshot and _records(snapshot, run) and not _differences(snapshot.commit, entries, untracked):
+            return snapshot.commit, snapshot.commit, []
 
     tags, run_id = run.data.tags, run.info.run_id
     commit = tags.get("mlflow.source.git.commit", "")
@@ -127,13 +129,28 @@ def _code(run: Run, entry: Entry, client: MlflowClient) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         file = download(client, run_id, "git.diff", Path(folder))
         diff = file.read_bytes() if file else b""
+    text = diff.decode(errors="replace")
+    if tags.get("git.dirty") == "true" and (not diff or is_cut_off(text)):
+        why = "missing" if not diff else "cut off, as the changes were too many"
+        raise UserError(f"{run_id}: ran with changes of commit {commit[:12]}, and its git.diff is {why}")
     tree = _tree(commit, diff)
-    if other := difference(tree, entry, untracked):
-        notes = [line for line in diff.decode(errors="replace").splitlines() if line.startswith((NOT_IN_GIT, CUT_OFF))]
-        notes += ["its git.diff is missing"] if tags.get("git.dirty") == "true" and not diff else []
-        notes += [f"untracked: {name}" for name in untracked]
-        raise UserError("; ".join([f"{run_id}: commit {commit[:12]} has not what the run read: {other}", *notes]))
-    return commit, tree
+    differences = _differences(tree, entries, untracked)
+    if mismatch := differences.pop(tags["stage"], ""):
+        files = [line for line in text.splitlines() if line.startswith(NOT_IN_GIT)]
+        files += [f"untracked: {name}" for name in untracked]
+        raise UserError("; ".join([f"{run_id}: commit {commit[:12]} has not what the run read: {mismatch}", *files]))
+    return commit, tree, [*differences]
+
+
+def _differences(tree: str, entries: Mapping[str, Entry], untracked: Sequence[str]) -> dict[str, str]:
+    """Return stage → what a tree has otherwise than the code and params that the stage read."""
+    pairs = ((name, difference(tree, _in_git(entry), untracked)) for name, entry in entries.items())
+    return {name: other for name, other in pairs if other}
+
+
+def _in_git(entry: Entry) -> Entry:
+    deps = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep) or dep.startswith(_READ)}
+    return dataclasses.replace(entry, deps=deps)
 
 
 def _records(snapshot: Snapshot, run: Run) -> bool:
@@ -176,15 +193,15 @@ def _plan(tree: str, base: str, sections: Mapping[str, Section]) -> _Plan:
     plan, contents = _Plan(), blobs(tree, FILES)
     for file, lock_file in zip(FILES[::2], FILES[1::2], strict=True):
         stages = parse_pipeline(parse_yaml(contents[file], file), file) if file in contents else {}
-        own = {name: sections[name] for name in stages if name in sections}
-        if file != FILES[0] and not own:
+        needed = {name: sections[name] for name in stages if name in sections}
+        if file != FILES[0] and not needed:
             continue  # DVC does not see an optional pipeline that never ran
         lock = parse_yaml(contents.get(lock_file, b"schema: '2.0'"), lock_file)
-        locked: dict[str, Section] = lock.get("stages", {}) | own
+        locked: dict[str, Section] = lock.get("stages", {}) | needed
         plan.files.update({lock_file: _as_yaml(lock | {"stages": locked})} if locked != lock.get("stages") else {})
         plan.files.update({str(Path(file).with_name(".dvcignore")): _VISIBLE} if file != FILES[0] else {})
         for name in (name for name in stages if name in locked):
-            _add_outs(plan, locked[name], base, is_own=name in own)
+            _add_outs(plan, locked[name], base, is_own=name in needed)
     return plan
 
 
