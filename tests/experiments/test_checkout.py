@@ -21,6 +21,15 @@ from gradtrail.tracking.tags import CUT_OFF, NOT_IN_GIT
 LR = "train.adamw.learning_rate"
 MODEL, TRAINED = "models/final.safetensors", "results/metrics/train.json"
 CODE, NEW = "src/gradtrail/core/third.py", "src/gradtrail/core/new.py"
+AUDIT = """stages:
+  audit:
+    wdir: ../..
+    cmd: sh pipeline/stage.sh audit
+    deps: [models/final.safetensors, pipeline/audit.py]
+    params: [audit]
+    outs: [results/audit/words.txt]
+    metrics: [{results/metrics/audit.json: {cache: false}}]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +230,46 @@ def test_experiment_is_brought_back_with_all_its_stages_and_without_its_commit_t
     assert outs_of(project, trained) == trained["outs"]
     assert recorded_states(project)["train"] == trained["tags"]["state"]
     assert project.get(LR) == 0.5
+
+
+@pytest.mark.slow
+def test_run_whose_code_is_lost_is_brought_back_with_code_that_wrote_the_same(project: Project) -> None:
+    """A run that sync made of a `dvc.lock` that was committed with other code has no diff."""
+    run, script = project.runs_of("evaluate")[-1], project.folder / "pipeline/evaluate.py"
+    script.write_text(f"{script.read_text()}# a comment\n")
+    project.git("commit", "-aq", "--amend", "--no-edit")
+    in_store("update tags set value = 'true' where key = 'git.dirty' and run_uuid = :run")(project, run)
+    with pytest.raises(UserError, match=r"its git.diff is missing$"):
+        checkout(run["id"], Path(), allow_missing=False)
+    project.dvc("repro")
+    project.commit("a lock of this code")
+    in_store("update runs set lifecycle_stage = 'deleted' where run_uuid = :run")(
+        project, project.runs_of("evaluate")[0]
+    )
+    before = files_of(project)
+    project.gradtrail("checkout", run["id"])
+    assert files_of(project) == before
+
+
+@pytest.mark.slow
+def test_run_of_an_optional_pipeline_is_brought_back_with_its_lock(project: Project) -> None:
+    script = (project.folder / "pipeline/evaluate.py").read_text()
+    for old, new in (("'evaluate'", "'audit'"), ("results/evaluate", "results/audit"), ("calibration_bins", "folds")):
+        script = script.replace(old, new)
+    (project.folder / "pipeline/audit.py").write_text(script)
+    (project.folder / "pipeline/audit").mkdir()
+    (project.folder / "pipeline/audit/dvc.yaml").write_text(AUDIT)
+    project.commit("an optional pipeline")
+    project.gradtrail("repro", "pipeline/audit/dvc.yaml")
+    (run,) = project.runs_of("audit")
+    with pytest.raises(UserError, match=r"^pipeline/audit/.dvcignore: not in git"):
+        checkout(run["id"], Path(), allow_missing=False)
+    project.git("clean", "-fdq", "pipeline", "results")
+    shutil.rmtree(project.folder / "results/audit")
+    project.gradtrail("checkout", run["id"])
+    assert outs_of(project, run) == run["outs"]
+    assert project.dvc("status").strip() == "Data and pipelines are up to date."
+    assert recorded_states(project)["audit"] == run["tags"]["state"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from gradtrail.support.git import blobs, git, git_bytes, head_commit, strict_git
 from gradtrail.tracking.artifacts import download, read_artifact
 from gradtrail.tracking.lookup import look_up
 from gradtrail.tracking.recorded import Section, committed_snapshots, difference, fits, snapshot_of
-from gradtrail.tracking.runs import RunIndex
+from gradtrail.tracking.runs import RunIndex, find_equivalent_run
 from gradtrail.tracking.state import Identity, Snapshot, state_key
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.tags import NOT_IN_GIT, is_cut_off, outputs
@@ -39,7 +39,17 @@ from gradtrail.tracking.tags import NOT_IN_GIT, is_cut_off, outputs
 _READ = ("src/", "pipeline/")  # code, and data that git has
 _METRICS = "results/metrics/"  # git has these outputs, DVC's cache all others
 _IDENTITY = {f"GIT_{who}_{what}": "gradtrail" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-_VISIBLE = b"!/dvc.yaml\n"  # as `gradtrail repro` writes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """Where the code and the params of a run are, and what it is recorded as."""
+
+    commit: str
+    tree: str  # the commit, or the id of its tree with the run's changes
+    stages: list[str]  # the run's stage, last, and those before it
+    sections: dict[str, Section]  # of `dvc.lock`, for the stages whose outputs are known
+    changed: list[str] = field(default_factory=list)  # stages before the run's that read other code or params
 
 
 @dataclass(frozen=True)
@@ -65,35 +75,29 @@ def checkout(word: str, place: Path, *, allow_missing: bool) -> int:
     if len(matches) > 1:
         raise UserError(f"{word}: {len(matches)} runs; `gradtrail show {word}` lists them")
     (run,) = matches
-    lineage = json.loads(read_artifact(client, run.info.run_id, "lineage.json") or "{}")
-    if not lineage:
-        raise UserError(f"{run.info.run_id}: its artifact lineage.json is missing")
-    entries = {name: Entry(cmd=one["cmd"], params=one["params"], deps=one["deps"]) for name, one in lineage.items()}
-
-    base, tree, changed = _code(run, entries, client)
-    sections = _sections(run, entries, index, snapshot_of(base))
-    plan = _plan(tree, base, sections)
+    source = _recorded(run, index) or _with_diff(run, index, client)
+    plan = _plan(source)
     remedy = f"{'`dvc pull` fetches or ' if has_remote() else ''}`dvc repro` computes them"
     if plan.missing and not allow_missing:
         names = ", ".join(f"{out} ({md5})" for out, md5 in plan.missing.items())
         rest = f"`gradtrail checkout {word} --allow-missing` brings back the rest, then {remedy}"
         raise UserError(f"not in DVC's cache: {names}; {rest}")
-    commit = _commit(run, base, _tree(tree, files=plan.files))
+    commit = _commit(run, source.commit, _tree(source.tree, files=plan.files))
     _require_saved(commit, plan.outs)
 
     branch = git("symbolic-ref", "--quiet", "--short", "HEAD")
     if commit != head:
         strict_git("-c", f"core.hooksPath={os.devnull}", "checkout", "--detach", commit)  # DVC has a hook that may fail
-    about = "" if commit == base else f", made of {base[:12]} for this run; `git switch -c NAME` gives it a branch"
-    print(f"code and params: commit {commit[:12]}{about}", flush=True)
+    made = f", made of {source.commit[:12]} for this run; `git switch -c NAME` gives it a branch"
+    print(f"code and params: commit {commit[:12]}{made if commit != source.commit else ''}", flush=True)
     if plan.outs:
         command = [sys.executable, "-m", "dvc", "checkout", "--force", *plan.outs]
         if status := subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
             return status
-    print(f"outs: {len(plan.outs)}, with those of {', '.join(sections) or 'no stage of the run'}")
-    if changed:
-        print(f"of other code or params: {', '.join(changed)}; `dvc repro` runs them again")
-    if absent := [*plan.missing, *(f"those of {name}" for name in entries if name not in sections)]:
+    print(f"outs: {len(plan.outs)}, with those of {', '.join(source.sections) or 'no stage of the run'}")
+    if source.changed:
+        print(f"of other code or params: {', '.join(source.changed)}; `dvc repro` runs them again")
+    if absent := [*plan.missing, *(f"those of {name}" for name in source.stages if name not in source.sections)]:
         print(f"missing: {', '.join(absent)}; {remedy}")
     if commit != head:
         print(f"to go back: git {f'switch {branch}' if branch else f'checkout {head[:12]}'} && dvc checkout dvc.yaml")
@@ -109,18 +113,28 @@ def _require_committed() -> str:
     return head
 
 
-def _code(run: Run, entries: Mapping[str, Entry], client: MlflowClient) -> tuple[str, str, list[str]]:
-    """Return a commit, the tree of it or of it with changes, and stages before the run's whose code or params it lacks.
+def _recorded(run: Run, index: RunIndex) -> _Source | None:
+    """Return the commit or experiment that records the result of a run and has the code and params that made it.
 
-    HEAD if it records the run and has code and params of all its stages, or else the newest commit or experiment that
-    does, or else the run's commit with its `git.diff`.
+    One of the run's very state comes first, then one whose other code wrote the same; of either HEAD, then the newest.
     """
-    listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", *_READ).split(b"\0")
-    untracked = [os.fsdecode(name) for name in listed if name]
-    for snapshot in (snapshot_of(head_commit()), *reversed(committed_snapshots()[0])):
-        if snapshot and _records(snapshot, run) and not _differences(snapshot.commit, entries, untracked):
-            return snapshot.commit, snapshot.commit, []
+    name, tags = run.data.tags["stage"], run.data.tags
+    snapshots = [snapshot_of(head_commit()), *reversed(committed_snapshots()[0])]
+    stages = [Identity(name, from_lock=True, snapshot=one) for one in snapshots if one and name in one.pipeline]
+    sound = [stage for stage in stages if stage.is_sound]
+    same = [one for one in sound if one.state == tags["state"] and outputs(tags) in ({}, one.out_digests())]
+    alike = (
+        one for one in sound if (other := find_equivalent_run(index, one)) and other.info.run_id == run.info.run_id
+    )
+    for stage in (*same, *alike):
+        if stage.snapshot and not _differences(stage.commit, {name: stage.entry(name) for name in stage.lineage}):
+            sections = {name: stage.snapshot.lock[name] for name in stage.lineage}
+            return _Source(commit=stage.commit, tree=stage.commit, stages=stage.lineage, sections=sections)
+    return None
 
+
+def _with_diff(run: Run, index: RunIndex, client: MlflowClient) -> _Source:
+    """Return the commit that a run began with, and its changes; UserError if they lack what the run's stage read."""
     tags, run_id = run.data.tags, run.info.run_id
     commit = tags.get("mlflow.source.git.commit", "")
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
@@ -133,42 +147,39 @@ def _code(run: Run, entries: Mapping[str, Entry], client: MlflowClient) -> tuple
     if tags.get("git.dirty") == "true" and (not diff or is_cut_off(text)):
         why = "missing" if not diff else "cut off, as the changes were too many"
         raise UserError(f"{run_id}: ran with changes of commit {commit[:12]}, and its git.diff is {why}")
+    lineage = json.loads(read_artifact(client, run_id, "lineage.json") or "{}")
+    if not lineage:
+        raise UserError(f"{run_id}: its artifact lineage.json is missing")
+    entries = {name: Entry(cmd=one["cmd"], params=one["params"], deps=one["deps"]) for name, one in lineage.items()}
     tree = _tree(commit, diff)
-    differences = _differences(tree, entries, untracked)
+    differences = _differences(tree, entries)
     if mismatch := differences.pop(tags["stage"], ""):
         files = [line for line in text.splitlines() if line.startswith(NOT_IN_GIT)]
-        files += [f"untracked: {name}" for name in untracked]
+        files += [f"untracked: {name}" for name in _untracked()]
         raise UserError("; ".join([f"{run_id}: commit {commit[:12]} has not what the run read: {mismatch}", *files]))
-    return commit, tree, [*differences]
+    sections = _sections(run, entries, index, snapshot_of(commit))
+    return _Source(commit=commit, tree=tree, stages=[*entries], sections=sections, changed=[*differences])
 
 
-def _differences(tree: str, entries: Mapping[str, Entry], untracked: Sequence[str]) -> dict[str, str]:
-    """Return stage → what a tree has otherwise than the code and params that the stage read."""
-    pairs = ((name, difference(tree, _in_git(entry), untracked)) for name, entry in entries.items())
-    return {name: other for name, other in pairs if other}
+def _untracked() -> list[str]:
+    """Return the untracked files that stages may read: a checkout leaves them where they are."""
+    listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", *_READ).split(b"\0")
+    return [os.fsdecode(name) for name in listed if name]
 
 
-def _in_git(entry: Entry) -> Entry:
-    deps = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep) or dep.startswith(_READ)}
-    return dataclasses.replace(entry, deps=deps)
-
-
-def _records(snapshot: Snapshot, run: Run) -> bool:
-    """Whether a `dvc.lock` records the run's state, with the run's outputs: other machines may make others of it."""
-    stage = Identity(run.data.tags["stage"], from_lock=True, snapshot=snapshot)
-    if stage.name not in snapshot.pipeline or not stage.is_sound or stage.state != run.data.tags["state"]:
-        return False
-    return outputs(run.data.tags) in ({}, stage.out_digests())
+def _differences(tree: str, entries: Mapping[str, Entry]) -> dict[str, str]:
+    """Return stage → what a tree has otherwise than the code, params and data of git that the stage read."""
+    untracked, differences = _untracked(), {}
+    for name, entry in entries.items():
+        deps = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep) or dep.startswith(_READ)}
+        if other := difference(tree, dataclasses.replace(entry, deps=deps), untracked):
+            differences[name] = other
+    return differences
 
 
 def _sections(run: Run, entries: dict[str, Entry], index: RunIndex, snapshot: Snapshot | None) -> dict[str, Section]:
-    """Return the section of `dvc.lock` of each of a run's stages whose outputs are known.
-
-    Those of a snapshot that records the run, or else a section of each stage from the snapshot or the stage's run.
-    """
+    """Return a section of `dvc.lock` for each of a run's stages whose outputs a snapshot or a run has."""
     lock = snapshot.lock if snapshot else {}
-    if snapshot and _records(snapshot, run):
-        return {name: lock[name] for name in entries if name in lock}
     sections: dict[str, Section] = {}
     for name, entry in reversed(entries.items()):
         is_own = name == run.data.tags["stage"]
@@ -188,20 +199,20 @@ def _section(entry: Entry, outs: Mapping[str, str]) -> Section:
     return {"cmd": entry.cmd, "deps": items(entry.deps), "params": entry.params, "outs": items(outs)}
 
 
-def _plan(tree: str, base: str, sections: Mapping[str, Section]) -> _Plan:
-    """Return what makes of a tree, that of a commit or of it with changes, one that records these sections."""
-    plan, contents = _Plan(), blobs(tree, FILES)
+def _plan(source: _Source) -> _Plan:
+    """Return what makes of a source one that records the run's sections and has their metrics."""
+    plan, contents = _Plan(), blobs(source.tree, FILES)
     for file, lock_file in zip(FILES[::2], FILES[1::2], strict=True):
         stages = parse_pipeline(parse_yaml(contents[file], file), file) if file in contents else {}
-        needed = {name: sections[name] for name in stages if name in sections}
+        needed = {name: source.sections[name] for name in stages if name in source.sections}
         if file != FILES[0] and not needed:
             continue  # DVC does not see an optional pipeline that never ran
         lock = parse_yaml(contents.get(lock_file, b"schema: '2.0'"), lock_file)
         locked: dict[str, Section] = lock.get("stages", {}) | needed
         plan.files.update({lock_file: _as_yaml(lock | {"stages": locked})} if locked != lock.get("stages") else {})
-        plan.files.update({str(Path(file).with_name(".dvcignore")): _VISIBLE} if file != FILES[0] else {})
+        plan.files.update({str(Path(file).with_name(".dvcignore")): b"!/dvc.yaml\n"} if file != FILES[0] else {})
         for name in (name for name in stages if name in locked):
-            _add_outs(plan, locked[name], base, is_own=name in needed)
+            _add_outs(plan, locked[name], source.commit, is_own=name in needed)
     return plan
 
 
@@ -253,7 +264,7 @@ def _require_saved(commit: str, outs: Mapping[str, str]) -> None:
     added = git_bytes("diff", "--name-only", "-z", "--no-renames", "--diff-filter=A", "--relative", "HEAD", commit)
     for name in map(os.fsdecode, added.split(b"\0")[:-1]):
         if os.path.lexists(name):
-            raise UserError(f"{name}: not in git, and the run has a file in its place; move it away")
+            raise UserError(f"{name}: not in git, and the run has a file in its place; commit it or move it away")
     for out, md5 in outs.items():
         if Path(out).exists() and (current := digest(Path(out))) != md5 and not _is_cached(current):
             raise UserError(f"{out}: not in DVC's cache, and the run has another; move it away")
