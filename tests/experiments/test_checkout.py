@@ -200,6 +200,7 @@ def test_name_of_several_runs_is_refused(project: Project) -> None:
         checkout("same", Path(), allow_missing=False)
 
 
+@pytest.mark.slow
 def test_untracked_code_is_part_of_what_a_stage_reads(project: Project) -> None:
     """An untracked file in a folder that a stage reads gives it another state than that of the run."""
     (project.folder / "dvc.yaml").write_text(

@@ -38,7 +38,7 @@ from gradtrail.tracking.tags import NOT_IN_GIT, is_cut_off, outputs
 
 _READ = ("src/", "pipeline/")  # code, and data that git has
 _METRICS = "results/metrics/"  # git has these outputs, DVC's cache all others
-_IDENTITY = {f"GIT_{who}_{what}": "gradtrail" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+_IDENTITY = {f"GIT_{role}_{part}": "gradtrail" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
 
 
 @dataclass(frozen=True, kw_only=True)
