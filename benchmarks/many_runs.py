@@ -74,7 +74,7 @@ def commit_locks(clone: Clone, texts: Iterable[str]) -> None:
     for number, text in enumerate(texts):
         stream.append(f"commit refs/heads/many\ncommitter a <a@b> {1_700_000_000 + number} +0000\ndata 4\nseed\n")
         if number == 0:
-            stream.append(f"from {'refs/heads/many^0' if has_branch else 'refs/heads/main^0'}\n")
+            stream.append(f"from {'refs/heads/many^0' if has_branch else 'HEAD^0'}\n")
         stream.append(f"M 100644 inline dvc.lock\ndata {len(text.encode())}\n{text}\n")
     command = ["git", "fast-import", "--quiet"]
     subprocess.run(command, cwd=clone.folder, input="".join(stream).encode(), check=True)

@@ -1,0 +1,93 @@
+"""The training runs in MLflow's store, for a table.
+
+A database is read directly: importing MLflow and opening a client take seconds, the query a fiftieth of one. A server is
+asked by MLflow's client, as is a database that answers with no run, since the client creates what is missing, finds a
+renamed experiment, and explains a deleted one.
+"""
+
+import contextlib
+import math
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradtrail.support.paths import SQLITE, database_path, store_uri
+
+_EXPERIMENT = "models"
+_TRAININGS = """
+    select runs.run_uuid, runs.name, runs.status
+    from runs
+    join experiments on experiments.experiment_id = runs.experiment_id
+    join tags on tags.run_uuid = runs.run_uuid and tags.key = 'stage' and tags.value = 'train'
+    left join latest_metrics as sorted on sorted.run_uuid = runs.run_uuid and sorted.key = :metric
+    where experiments.name = :experiment and experiments.lifecycle_stage = 'active' and runs.lifecycle_stage = 'active'
+    order by sorted.is_nan is null, sorted.is_nan, sorted.value * :sign, runs.start_time desc, runs.run_uuid
+    limit :limit
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The run of a training."""
+
+    run_id: str
+    name: str
+    status: str  # as MLflow calls it, such as `FINISHED`
+    params: dict[str, str]
+    tags: dict[str, str]
+    metrics: dict[str, float]  # last values
+
+
+def find_trainings(sort_by: str, *, ascending: bool, limit: int | None) -> list[Training]:
+    """Return the training runs, at most `limit`, sorted by a metric; first NaN, then runs without it, come last."""
+    path = database_path(uri) if (uri := store_uri()).startswith(SQLITE) else None
+    trainings: list[Training] = []
+    if path and path.is_file() and path.stat().st_size:  # SQLite makes an empty file for whoever opens it
+        trainings = _in_database(path, sort_by, ascending=ascending, limit=limit)
+    return trainings or _by_client(sort_by, ascending=ascending, limit=limit)
+
+
+def _in_database(path: Path, sort_by: str, *, ascending: bool, limit: int | None) -> list[Training]:
+    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
+        values = {"metric": sort_by, "sign": 1 if ascending else -1, "limit": -1 if limit is None else limit}
+        runs = store.execute(_TRAININGS, values | {"experiment": _EXPERIMENT}).fetchall()
+        return [
+            Training(
+                run_id=run,
+                name=name,
+                status=status,
+                params=dict(store.execute("select key, value from params where run_uuid = ?", (run,))),
+                tags=dict(store.execute("select key, value from tags where run_uuid = ?", (run,))),
+                metrics={
+                    key: math.nan if is_nan else value
+                    for key, value, is_nan in store.execute(
+                        "select key, value, is_nan from latest_metrics where run_uuid = ?", (run,)
+                    )
+                },
+            )
+            for run, name, status in runs
+        ]
+
+
+def _by_client(sort_by: str, *, ascending: bool, limit: int | None) -> list[Training]:
+    from gradtrail.tracking.runs import MAX_RESULTS  # late: both import MLflow
+    from gradtrail.tracking.store import experiment_id, open_store
+
+    client = open_store()
+    runs = client.search_runs(
+        [experiment_id(client, _EXPERIMENT)],
+        "tags.stage = 'train'",
+        max_results=MAX_RESULTS if limit is None else limit,
+        order_by=[f"metrics.`{sort_by}` {'ASC' if ascending else 'DESC'}"],
+    )
+    return [
+        Training(
+            run_id=run.info.run_id,
+            name=run.info.run_name,
+            status=run.info.status,
+            params=run.data.params,
+            tags=run.data.tags,
+            metrics=run.data.metrics,
+        )
+        for run in runs
+    ]
