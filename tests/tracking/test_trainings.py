@@ -58,7 +58,8 @@ def test_client_is_not_opened_for_a_database_with_trainings(
 
 def test_experiment_is_found_by_its_tag_and_a_deleted_one_is_refused(client: MlflowClient) -> None:
     experiment = client.get_experiment_by_name("models")
-    assert experiment is not None and experiment.tags[EXPERIMENT] == "models"
+    assert experiment is not None
+    assert experiment.tags[EXPERIMENT] == "models"
     client.rename_experiment(experiment.experiment_id, "renamed")
     try:
         assert len(find_trainings(METRIC, ascending=True, limit=None)) == len(VALUES)

@@ -1,8 +1,8 @@
 """The training runs in MLflow's store, for a table.
 
-A database is read directly: importing MLflow and opening a client take seconds, the query a fiftieth of one. A server is
-asked by MLflow's client, as is a database that answers with no run, since the client creates what is missing, finds a
-renamed experiment, and explains a deleted one.
+A database is read directly: importing MLflow and opening its client take four seconds, the query a fiftieth of one.
+MLflow's client asks a server. It also asks a database in which the query finds no run, as it creates what is missing,
+finds a renamed experiment, and reports a deleted one.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _TRAININGS = """
     join experiments on experiments.experiment_id = runs.experiment_id
     join tags on tags.run_uuid = runs.run_uuid and tags.key = 'stage' and tags.value = 'train'
     left join latest_metrics as sorted on sorted.run_uuid = runs.run_uuid and sorted.key = :metric
-    where experiments.name = :experiment and experiments.lifecycle_stage = 'active' and runs.lifecycle_stage = 'active'
+    where experiments.name = :experiment and runs.lifecycle_stage = 'active'
     order by sorted.is_nan is null, sorted.is_nan, sorted.value * :sign, runs.start_time desc, runs.run_uuid
     limit :limit
 """
