@@ -6,7 +6,6 @@ finds a renamed experiment, and reports a deleted one.
 """
 
 import contextlib
-import math
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,14 @@ _TRAININGS = """
     order by sorted.is_nan is null, sorted.is_nan, sorted.value * :sign, runs.start_time desc, runs.run_uuid
     limit :limit
 """
+_VALUES = (
+    "select key, value from params where run_uuid = ?",
+    "select key, value from tags where run_uuid = ?",
+    "select key, iif(is_nan, 'nan', value) from latest_metrics where run_uuid = ?",
+)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Training:
     """The run of a training."""
 
@@ -49,24 +53,14 @@ def find_trainings(sort_by: str, *, ascending: bool, limit: int | None) -> list[
 
 def _in_database(path: Path, sort_by: str, *, ascending: bool, limit: int | None) -> list[Training]:
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
-        values = {"metric": sort_by, "sign": 1 if ascending else -1, "limit": -1 if limit is None else limit}
-        runs = store.execute(_TRAININGS, values | {"experiment": _EXPERIMENT}).fetchall()
-        return [
-            Training(
-                run_id=run,
-                name=name,
-                status=status,
-                params=dict(store.execute("select key, value from params where run_uuid = ?", (run,))),
-                tags=dict(store.execute("select key, value from tags where run_uuid = ?", (run,))),
-                metrics={
-                    key: math.nan if is_nan else value
-                    for key, value, is_nan in store.execute(
-                        "select key, value, is_nan from latest_metrics where run_uuid = ?", (run,)
-                    )
-                },
-            )
-            for run, name, status in runs
-        ]
+        sign, most = 1 if ascending else -1, -1 if limit is None else limit
+        values = {"experiment": _EXPERIMENT, "metric": sort_by, "sign": sign, "limit": most}
+        trainings = []
+        for run, name, status in store.execute(_TRAININGS, values).fetchall():
+            params, tags, metrics = (dict(store.execute(query, (run,))) for query in _VALUES)
+            metrics = {key: float(value) for key, value in metrics.items()}  # SQLite has no NaN
+            trainings.append(Training(run, name, status, params, tags, metrics))
+        return trainings
 
 
 def _by_client(sort_by: str, *, ascending: bool, limit: int | None) -> list[Training]:
@@ -81,13 +75,6 @@ def _by_client(sort_by: str, *, ascending: bool, limit: int | None) -> list[Trai
         order_by=[f"metrics.`{sort_by}` {'ASC' if ascending else 'DESC'}"],
     )
     return [
-        Training(
-            run_id=run.info.run_id,
-            name=run.info.run_name,
-            status=run.info.status,
-            params=run.data.params,
-            tags=run.data.tags,
-            metrics=run.data.metrics,
-        )
+        Training(run.info.run_id, run.info.run_name, run.info.status, run.data.params, run.data.tags, run.data.metrics)
         for run in runs
     ]
