@@ -84,6 +84,7 @@ def _stamps_of_cache() -> Iterator[list[str]]:
 
 
 def _never_the_same() -> list[str]:
+    """Return a stamp that differs at each call, for files that have none."""
     return [os.urandom(16).hex()]
 
 
