@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from postgres import postgres, why_no_postgres
-from registered import LABELS, evaluation, training
+from registered import LABELS, evaluation, training, write_export_params
 from servers import tracking_server
 
 from gradtrail.serving import release
@@ -222,7 +222,7 @@ def test_errors_are_one_line(client: MlflowClient, model: Callable[..., Run]):
     challenge(run)
     assert "no champion; nothing to roll back to" in refused(lambda: rollback(""))
     assert "params.yaml: export.name: version 1 of digits was trained on mnist" in refused(lambda: challenge(other))
-    Path("params.yaml").write_text("export: {name: letters, batch_sizes: [1]}\n")
+    write_export_params("letters")
     assert "was exported as digits" in refused(lambda: crown(run))
     export = find_candidate(run.info.run_id, client).export
     shutil.rmtree(export.folder)
@@ -319,7 +319,7 @@ def test_on_a_server(exported: Callable[[int], Path], tmp_path: Path, monkeypatc
         pytest.skip(why)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    Path("params.yaml").write_text("export: {name: digits, batch_sizes: [1]}\n")
+    write_export_params("digits")
     address = postgres() if database == "postgresql" else contextlib.nullcontext("")
     with address as uri, tracking_server(tmp_path, uri) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)

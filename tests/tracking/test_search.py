@@ -94,8 +94,10 @@ def test_index_finds_what_a_query_finds_after_runs_changed() -> None:
     stored = {name: run(name, name[0], {}) for name in ("a1", "a2", "b1")}
     for number, one in enumerate(stored.values()):
         one.info.start_time, one.info.status = number, "RUNNING"
+    experiment = SimpleNamespace(experiment_id="1", lifecycle_stage="active", creation_time=1)
     client: Any = SimpleNamespace(
-        get_experiment_by_name=lambda _: SimpleNamespace(experiment_id="1", lifecycle_stage="active"),
+        tracking_uri="sqlite:///mlflow.db",
+        search_experiments=lambda *_, **__: [experiment],
         search_runs=lambda *_, **__: stored.values(),
         get_run=lambda run_id: stored[run_id],
     )

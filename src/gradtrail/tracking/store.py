@@ -8,15 +8,19 @@ import contextlib
 import functools
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from filelock import FileLock
 
+from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.params import PARAMS, load_section
 from gradtrail.support.errors import UserError
-from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri
+from gradtrail.support.git import git
+from gradtrail.support.paths import SQLITE, database_path, private_folder, root, store_uri
 from gradtrail.tracking.relocate import EXPERIMENT, is_moved, relocate_artifacts
 
 # Defaults, which MLflow reads on import: no telemetry, no minutes of retries for a dead server, no progress bar for
@@ -29,7 +33,7 @@ os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two l
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, LifecycleStage
+from mlflow.entities import Experiment, LifecycleStage, ViewType
 from mlflow.exceptions import MlflowException
 
 for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool"):
@@ -38,7 +42,7 @@ logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # a line for each 
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_NOTES = {  # experiment → its description
+_NOTES = {  # kind of experiment → its description
     "data": "One run for each state of the data: fetched, and preprocessed.",
     "models": "One run for each trained state, and below it those of the stages that read it.",
 }
@@ -99,36 +103,56 @@ def store_lock(uri: str) -> FileLock:
     return FileLock(file, is_singleton=True)  # its holder may acquire it again
 
 
-def experiment_id(client: MlflowClient, name: str) -> str:
-    """Return the id of an experiment, which is created if needed; UserError if it was deleted."""
+def experiment_id(client: MlflowClient, kind: str) -> str:
+    """Return the id of this project's experiment for `data` or `models`, which is created if needed.
+
+    It is found by the tag that names it, as people rename experiments. UserError if it was deleted, or if an experiment
+    of somebody else has its name.
+    """
+    name = experiment_name(kind, client.tracking_uri)
     experiment = _find_experiment(client, name)
     if experiment is None:
         with store_lock(client.tracking_uri):
-            experiment = _find_experiment(client, name) or _create_experiment(client, name)
+            experiment = _find_experiment(client, name) or _create_experiment(client, kind, name)
     if experiment.lifecycle_stage == LifecycleStage.DELETED:
         restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
         raise UserError(f"MLflow's experiment {name!r} was deleted; `{restore}` restores it with its runs")
     return str(experiment.experiment_id)
 
 
+def experiment_name(kind: str, uri: str) -> str:
+    """Return the name of the experiment for `data` or `models`: with `runtime.experiment`, or the project, before it.
+
+    The project's name, that of git's remote `origin` or else of the root, is used on a server alone.
+    """
+    prefix = load_section("runtime", RuntimeConfig).experiment if PARAMS.exists() else ""
+    if not (prefix or uri.startswith(SQLITE)):
+        origin = git("-C", str(root()), "config", "--get", "remote.origin.url") or str(root())
+        project = re.split("[/:]", origin.rstrip("/"))[-1].removesuffix(".git")
+        prefix = re.sub(r"[^\w.-]+", "-", project)
+    return f"{prefix}-{kind}" if prefix else kind
+
+
 def _find_experiment(client: MlflowClient, name: str) -> Experiment | None:
-    """Return the experiment with a name, deleted or not, or else the one that was created with it and then renamed."""
-    renamed = f"tags.`{EXPERIMENT}` = '{name}'"
-    return client.get_experiment_by_name(name) or next(iter(client.search_experiments(filter_string=renamed)), None)
+    """Return the experiment that was created with a name, renamed or not; a deleted one only if there is no other."""
+    tagged = client.search_experiments(ViewType.ALL, filter_string=f"tags.`{EXPERIMENT}` = '{name}'")
+    return min(tagged, key=lambda one: (one.lifecycle_stage, one.creation_time or 0), default=None)
 
 
-def _create_experiment(client: MlflowClient, name: str) -> Experiment:
+def _create_experiment(client: MlflowClient, kind: str, name: str) -> Experiment:
     uri = client.tracking_uri
     location = _artifact_folder(uri).as_uri() if uri.startswith(SQLITE) else None
     # The kind opens MLflow's UI for training, not that for GenAI.
-    tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": _NOTES[name], EXPERIMENT: name}
+    tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": _NOTES[kind], EXPERIMENT: name}
     # A clone on another machine that shares the server may have created it meanwhile.
     with contextlib.suppress(MlflowException):
         client.create_experiment(name, artifact_location=location, tags=tags)
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        raise UserError(f"MLflow's store has no experiment {name}, and none can be created")
-    return experiment
+    if experiment := _find_experiment(client, name):
+        return experiment
+    if client.get_experiment_by_name(name):
+        other = "`runtime.experiment` in params.yaml gives this project's experiments other names"
+        raise UserError(f"MLflow's experiment {name!r} is not of this project; {other}")
+    raise UserError(f"MLflow's store has no experiment {name}, and none can be created")
 
 
 def _create_database(uri: str) -> None:
