@@ -16,13 +16,14 @@ from gradtrail.support.errors import UserError
 from gradtrail.tracking.artifacts import announce_tables, log_results, log_small_figure, read_curves
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.journal import EXPORT
-from gradtrail.tracking.models import delete_models, log_export
+from gradtrail.tracking.models import log_export, models_of, registered_models
 from gradtrail.tracking.names import COMPILED, FIGURES, NOTE, note, rounded, run_metrics, run_name, summary_in
 from gradtrail.tracking.runs import PARENT, StoredRuns, link_runs, training_of, trainings_of
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import (
     BEGAN,
+    clone_tag,
     is_alive,
     is_of_this_host,
     output_tags,
@@ -184,6 +185,7 @@ def open_run(
             run_name=run_name(stage),
         )
         attempt = int(run.data.tags.get("attempts", 0)) + 1
+        tags |= clone_tag(existing.data.tags if existing else {})
         tags |= {"attempts": str(attempt), BEGAN: str(began_ms)}
         read = active_params(stage_params(stage)).items()
         params = [Param(key, param_text(value)) for key, value in read if key not in run.data.params]
@@ -204,17 +206,21 @@ def attempt_file(kind: str, attempt: int) -> str:
     return f"{kind}.json" if attempt == 1 else f"{kind}-{attempt}.json"
 
 
-def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:
+def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> bool:
     """Delete a run and its models, with a tag `why` that names the run that replaces it; `gradtrail gc` purges it.
 
-    A run that a process opened meanwhile stays.
+    Returns:
+        False for a run that stays: a process opened it meanwhile, or MLflow's registry needs it.
     """
     with store_lock(client.tracking_uri):
-        if client.get_run(run.info.run_id).info.status == "RUNNING":
-            return
+        is_open = client.get_run(run.info.run_id).info.status == "RUNNING"
+        if is_open or run.info.run_id in registered_models(client):
+            return False
         client.set_tag(run.info.run_id, why, by)
-        delete_models(client, run)
+        for model in models_of(client, run):
+            client.delete_logged_model(model.model_id)
         client.delete_run(run.info.run_id)
+        return True
 
 
 def find_own_run(client: MlflowClient, stage: Identity, bytes_key: str | None) -> Run | None:

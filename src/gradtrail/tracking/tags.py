@@ -5,10 +5,12 @@ runs returns them as it returns all tags.
 """
 
 import colorsys
+import contextlib
 import getpass
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import sys
@@ -18,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock
 
+from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import MEMBERS, PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import CommandError, git, git_bytes, head_commit
+from gradtrail.support.paths import private_folder
 from gradtrail.tracking.state import Identity
 
 # Beginnings of lines in `git.diff` that are not part of the diff
@@ -30,6 +35,8 @@ WEIGHTS = "weights"  # tag: digest of a training's final weights
 ALERT = "alert"  # tag: lines about a training that diverged or stalled
 OUTS = "mlflow.gradtrail.outs"  # tag: digests of all outputs, as JSON
 PROCESS = "mlflow.gradtrail.process"  # tag: host, number and start of the process that worked on the run last
+CLONE = "mlflow.gradtrail.clone"  # tag: id of the clone that made the run, or `SHARED`
+SHARED = "shared"
 BEGAN = "mlflow.gradtrail.began"  # tag: start of the last attempt, in milliseconds
 _FINAL = "models/final.safetensors"
 _MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
@@ -91,6 +98,27 @@ def outputs(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each output of a run, by its path; empty for a run whose stage did not finish."""
     outs: dict[str, str] = json.loads(tags.get(OUTS, "{}"))
     return outs
+
+
+def clone_id() -> str:
+    """Return the random id of this clone, kept in `.gradtrail/clone`; a copy of the folder has an id of its own."""
+    path = private_folder() / "clone"
+    with FileLock(path.with_suffix(".lock")):
+        with contextlib.suppress(OSError, ValueError):
+            name, inode = path.read_text().split()
+            if path.stat().st_ino == int(inode):
+                return name
+        name = secrets.token_hex(8)
+        with atomic_file(path) as temporary:
+            temporary.touch()
+            temporary.write_text(f"{name} {temporary.stat().st_ino}")
+        return name
+
+
+def clone_tag(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tag for a run that this clone opens: its id for a new run, which has no tags, or one of its own."""
+    is_own = not tags or tags.get(CLONE) == clone_id()
+    return {CLONE: clone_id() if is_own else SHARED}
 
 
 def process_tags() -> dict[str, str]:
