@@ -1,0 +1,125 @@
+"""Runs that a person deleted in MLflow: they stay deleted, as `gradtrail sync` rebuilds none for their results.
+
+`.gradtrail/deleted.json` has them, so that they stay so after `mlflow gc` and in a new database. An execution of the
+state makes a run all the same, and `gradtrail sync --restore RUN` brings one back.
+"""
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mlflow import MlflowClient
+from mlflow.entities import LifecycleStage, Run, ViewType
+from mlflow.exceptions import MlflowException
+
+from gradtrail.stages.common.files import write_json
+from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.paths import private_folder
+from gradtrail.tracking.runs import StoredRuns, search
+from gradtrail.tracking.store import open_store
+from gradtrail.tracking.stored_run import REPLACED
+from gradtrail.tracking.tags import outputs
+
+_PREFIX = re.compile("[0-9a-f]{4,32}")  # of the id of a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletedRun:
+    """What is kept of a run that a person deleted."""
+
+    run_id: str
+    name: str
+    stage: str
+    state: str
+    outs: Mapping[str, str]
+    params: Mapping[str, str]
+
+    def is_of(self, state: str, outs: Mapping[str, str]) -> bool:
+        return self.state == state and self.outs == outs
+
+    @property
+    def label(self) -> str:
+        """Short id and name, for messages."""
+        return f"{self.run_id[:8]} ({self.name})"
+
+
+def is_deleted(state: str, outs: Mapping[str, str]) -> bool:
+    """Whether a person deleted the run of a state with these outputs, and no run of it was finished since."""
+    return any(one.is_of(state, outs) for one in _read())
+
+
+def find_deleted_runs(client: MlflowClient) -> list[Run]:
+    """Return the finished runs in the store that a person deleted, not this project in favor of another run."""
+    runs = search(client, view=ViewType.DELETED_ONLY)
+    finished = [run for run in runs if run.info.status == "FINISHED" and outputs(run.data.tags)]
+    return [run for run in finished if "state" in run.data.tags and REPLACED not in run.data.tags]
+
+
+def note_deleted(deleted: Iterable[Run], active: Iterable[Run]) -> list[DeletedRun]:
+    """Keep what was deleted in the store on disk, and forget results that have a finished run again; return the rest.
+
+    Args:
+        deleted: Runs of `find_deleted_runs`.
+        active: All runs of the store.
+    """
+    before = _read()
+    noted = {one.run_id: one for one in [*before, *map(_as_deleted, deleted)]}
+    results = [(run.data.tags.get("state"), outputs(run.data.tags)) for run in active if run.info.status == "FINISHED"]
+    deleted_runs = [one for one in noted.values() if (one.state, one.outs) not in results]
+    if deleted_runs != before:
+        _write(deleted_runs)
+    return deleted_runs
+
+
+def restore_run(name: str) -> DeletedRun:
+    """Restore a deleted run in the store, or else forget that it was deleted, so that the next sync rebuilds it.
+
+    Args:
+        name: Id of the run, a prefix of it with at least four digits, or its name.
+
+    Raises:
+        UserError: No deleted run is called so, or several are; the message lists them.
+    """
+    deleted_runs, client = _read(), open_store()
+    matches = [one for one in deleted_runs if name in (one.run_id, one.name)]
+    if not matches and _PREFIX.fullmatch(name):
+        matches = [one for one in deleted_runs if one.run_id.startswith(name)]
+    if len(matches) != 1:
+        labels = ", ".join(one.label for one in matches or deleted_runs) or "none"
+        why = f"{len(matches)} deleted runs have it; give the id of one" if matches else "not the name or id of any of"
+        raise UserError(f"--restore {one_line(name)[:100]}: {why}{'' if matches else ' the deleted runs'}: {labels}")
+    (chosen,) = matches
+    with contextlib.suppress(MlflowException):  # purged, or of a database that was lost
+        if client.get_run(chosen.run_id).info.lifecycle_stage == LifecycleStage.DELETED:
+            client.restore_run(chosen.run_id)
+    _write(one for one in deleted_runs if one != chosen)
+    return chosen
+
+
+def require_run(restored: DeletedRun) -> None:
+    """Raise UserError if a restored run could not be rebuilt."""
+    runs = StoredRuns(open_store())({"state": restored.state}, finished=True)
+    if not any(outputs(run.data.tags) == restored.outs for run in runs):
+        raise UserError(
+            f"--restore: {restored.label} is in no store any more, and no commit, experiment or cache has its outputs; "
+            "`gradtrail sync` rebuilds it once they are here, such as after `dvc fetch --all-commits`"
+        )
+
+
+def _as_deleted(run: Run) -> DeletedRun:
+    tags, info = run.data.tags, run.info
+    content = {"stage": tags["stage"], "state": tags["state"], "outs": outputs(tags), "params": dict(run.data.params)}
+    return DeletedRun(run_id=info.run_id, name=info.run_name, **content)
+
+
+def _read() -> list[DeletedRun]:
+    with contextlib.suppress(OSError, ValueError):
+        return [DeletedRun(**one) for one in json.loads((private_folder() / "deleted.json").read_bytes())["runs"]]
+    return []
+
+
+def _write(deleted_runs: Iterable[DeletedRun]) -> None:
+    write_json(private_folder() / "deleted.json", {"runs": [dataclasses.asdict(one) for one in deleted_runs]})
