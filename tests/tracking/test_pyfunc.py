@@ -163,7 +163,7 @@ def test_export_is_logged_once_and_another_one_separately(client: MlflowClient, 
     outputs = client.get_run(run.info.run_id).outputs.model_outputs
     assert [output.model_id for output in outputs] == [model.model_id]
     assert digest(Path(model.artifact_location.removeprefix("file://")) / "data" / "export") == digest(export)
-    assert (run.info.run_id, digest(export)) in logged_exports(client, run.info.experiment_id)
+    assert run.info.run_id in {logged.source_run_id for logged in logged_exports(client)}
     other = write_small_export(tmp_path / "other", model="linear", weights="best")
     log_export(client, run, other)
     assert {logged.tags[WEIGHTS] for logged in models_of(client, run)} == {"final", "best"}
@@ -178,7 +178,7 @@ def test_an_incomplete_model_is_replaced_once_its_process_has_ended(client: Mlfl
     client.delete_logged_model(uploading.model_id)
     tags[PROCESS] = f"{socket.gethostname()}:1:of an earlier boot"
     unfinished = client.create_logged_model(run.info.experiment_id, "begun", run.info.run_id, tags)
-    assert (run.info.run_id, digest(export)) not in logged_exports(client, run.info.experiment_id)
+    assert run.info.run_id not in {logged.source_run_id for logged in logged_exports(client)}
     log_export(client, run, export)
     model = model_of(client, run)
     assert model.model_id != unfinished.model_id

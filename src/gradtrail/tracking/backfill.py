@@ -31,7 +31,7 @@ from gradtrail.tracking.deleted import find_deleted_runs, note_deleted
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.journal import EXPORT, is_referenced
 from gradtrail.tracking.logger import log_journals
-from gradtrail.tracking.models import log_export, logged_exports, registered_models
+from gradtrail.tracking.models import EXPORT_OUT, log_export, logged_exports, registered_models
 from gradtrail.tracking.recorded import consistent_stages, recorded_origin, recorded_states, snapshot_of
 from gradtrail.tracking.registry_history import keep_registry
 from gradtrail.tracking.runs import (
@@ -44,7 +44,7 @@ from gradtrail.tracking.runs import (
     training_of,
 )
 from gradtrail.tracking.state import Experiment, Identity, Snapshot
-from gradtrail.tracking.store import experiment_id, open_store
+from gradtrail.tracking.store import open_store
 from gradtrail.tracking.stored_run import (
     BYTES,
     LINEAGE,
@@ -238,11 +238,10 @@ class States:
 
     def _is_deleted(self, stage: Identity) -> bool:
         """Whether a person deleted the run that represented a recorded result."""
-        same_stage = [one for one in self._deleted if one.stage == stage.name]
-        if not same_stage:
+        if not (same_stage := [one for one in self._deleted if one.stage == stage.name]):
             return False
-        is_same_result, outs = result_test(stage), stage.out_digests()
-        return any(one.is_of(stage.state, outs) or is_same_result(one.params, one.outs) for one in same_stage)
+        is_same_result, result = result_test(stage), (stage.state, stage.out_digests())
+        return any((one.state, one.outs) == result or is_same_result(one.params, one.outs) for one in same_stage)
 
     def _rebuild(self, stage: Identity) -> str | None:
         """Rebuild the run of a state; return None if its files are missing or, as those of other code, not readable."""
@@ -298,7 +297,8 @@ class States:
 
     @cached_property
     def _models(self) -> set[tuple[str, str]]:
-        return logged_exports(self._client, experiment_id(self._client, "models"))
+        """The run of the training, and the digest of the output `models/export`, of each complete model."""
+        return {(model.source_run_id, model.tags[EXPORT_OUT]) for model in logged_exports(self._client)}
 
     def _replace(self, run: Run, by: str) -> None:
         """Delete a run, which MLflow keeps until `gradtrail gc`, with a tag that names the run in its place."""

@@ -7,7 +7,6 @@ state makes a run all the same, and `gradtrail sync --restore RUN` brings one ba
 import contextlib
 import dataclasses
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ from gradtrail.tracking.store import open_store
 from gradtrail.tracking.stored_run import REPLACED
 from gradtrail.tracking.tags import outputs
 
-_PREFIX = re.compile("[0-9a-f]{4,32}")  # of the id of a run
+_SHORTEST_PREFIX = 4  # digits of the id of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,25 +36,16 @@ class DeletedRun:
     outs: Mapping[str, str]
     params: Mapping[str, str]
 
-    def is_of(self, state: str, outs: Mapping[str, str]) -> bool:
-        return self.state == state and self.outs == outs
-
-    @property
-    def label(self) -> str:
-        """Short id and name, for messages."""
-        return f"{self.run_id[:8]} ({self.name})"
-
 
 def is_deleted(state: str, outs: Mapping[str, str]) -> bool:
     """Whether a person deleted the run of a state with these outputs, and no run of it was finished since."""
-    return any(one.is_of(state, outs) for one in _read())
+    return any((one.state, one.outs) == (state, outs) for one in _read())
 
 
 def find_deleted_runs(client: MlflowClient) -> list[Run]:
     """Return the finished runs in the store that a person deleted, not this project in favor of another run."""
-    runs = search(client, view=ViewType.DELETED_ONLY)
-    finished = [run for run in runs if run.info.status == "FINISHED" and outputs(run.data.tags)]
-    return [run for run in finished if "state" in run.data.tags and REPLACED not in run.data.tags]
+    runs = [run for run in search(client, view=ViewType.DELETED_ONLY) if REPLACED not in run.data.tags]
+    return [run for run in runs if run.info.status == "FINISHED" and outputs(run.data.tags)]
 
 
 def note_deleted(deleted: Iterable[Run], active: Iterable[Run]) -> list[DeletedRun]:
@@ -66,7 +56,11 @@ def note_deleted(deleted: Iterable[Run], active: Iterable[Run]) -> list[DeletedR
         active: All runs of the store.
     """
     before = _read()
-    noted = {one.run_id: one for one in [*before, *map(_as_deleted, deleted)]}
+    noted = {one.run_id: one for one in before}
+    for run in deleted:
+        about = {key: run.data.tags.get(key, "") for key in ("stage", "state")} | {"outs": outputs(run.data.tags)}
+        params, run_id = dict(run.data.params), run.info.run_id
+        noted[run_id] = DeletedRun(run_id=run_id, name=run.info.run_name, params=params, **about)
     results = [(run.data.tags.get("state"), outputs(run.data.tags)) for run in active if run.info.status == "FINISHED"]
     deleted_runs = [one for one in noted.values() if (one.state, one.outs) not in results]
     if deleted_runs != before:
@@ -81,16 +75,15 @@ def restore_run(name: str) -> DeletedRun:
         name: Id of the run, a prefix of it with at least four digits, or its name.
 
     Raises:
-        UserError: No deleted run is called so, or several are; the message lists them.
+        UserError: There is no such deleted run, or more than one; the message lists them.
     """
     deleted_runs, client = _read(), open_store()
-    matches = [one for one in deleted_runs if name in (one.run_id, one.name)]
-    if not matches and _PREFIX.fullmatch(name):
-        matches = [one for one in deleted_runs if one.run_id.startswith(name)]
+    is_prefix = len(name) >= _SHORTEST_PREFIX
+    matches = [one for one in deleted_runs if one.name == name or (is_prefix and one.run_id.startswith(name))]
     if len(matches) != 1:
-        labels = ", ".join(one.label for one in matches or deleted_runs) or "none"
-        why = f"{len(matches)} deleted runs have it; give the id of one" if matches else "not the name or id of any of"
-        raise UserError(f"--restore {one_line(name)[:100]}: {why}{'' if matches else ' the deleted runs'}: {labels}")
+        labels = ", ".join(f"{one.run_id[:8]} ({one.name})" for one in matches or deleted_runs) or "none"
+        why = "name or id of several deleted runs" if matches else "not the name or id of any of the deleted runs"
+        raise UserError(f"--restore {one_line(name)[:100]}: {why}: {labels}")
     (chosen,) = matches
     with contextlib.suppress(MlflowException):  # purged, or of a database that was lost
         if client.get_run(chosen.run_id).info.lifecycle_stage == LifecycleStage.DELETED:
@@ -103,16 +96,8 @@ def require_run(restored: DeletedRun) -> None:
     """Raise UserError if a restored run could not be rebuilt."""
     runs = StoredRuns(open_store())({"state": restored.state}, finished=True)
     if not any(outputs(run.data.tags) == restored.outs for run in runs):
-        raise UserError(
-            f"--restore: {restored.label} is in no store any more, and no commit, experiment or cache has its outputs; "
-            "`gradtrail sync` rebuilds it once they are here, such as after `dvc fetch --all-commits`"
-        )
-
-
-def _as_deleted(run: Run) -> DeletedRun:
-    tags, info = run.data.tags, run.info
-    content = {"stage": tags["stage"], "state": tags["state"], "outs": outputs(tags), "params": dict(run.data.params)}
-    return DeletedRun(run_id=info.run_id, name=info.run_name, **content)
+        where = "the store has no such run any more, and no commit, experiment or cache has its outputs"
+        raise UserError(f"--restore {restored.run_id[:8]}: {where}; `gradtrail sync` rebuilds it once they are here")
 
 
 def _read() -> list[DeletedRun]:

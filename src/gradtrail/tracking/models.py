@@ -24,6 +24,7 @@ import gradtrail
 from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.files import digest
 from gradtrail.tracking.names import NOTE
+from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import is_alive, is_of_this_host, process_tags
 
 if TYPE_CHECKING:
@@ -80,18 +81,10 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=max(manifest.epochs))])
 
 
-def logged_exports(client: MlflowClient, experiment: str) -> set[tuple[str, str]]:
-    """Return (run of a training, digest of the output `models/export`) of each complete model."""
-    models = _search(client, experiment, f"tags.`{EXPORT_OUT}` != ''")
-    return {
-        (model.source_run_id, model.tags[EXPORT_OUT]) for model in models if model.status == LoggedModelStatus.READY
-    }
-
-
-def exports_by_digest(client: MlflowClient, experiment: str) -> dict[str, LoggedModel]:
-    """Return the complete model of each export, by the digest of its manifest."""
-    models = _search(client, experiment, f"tags.`{EXPORT_DIGEST}` != ''")
-    return {model.tags[EXPORT_DIGEST]: model for model in models if model.status == LoggedModelStatus.READY}
+def logged_exports(client: MlflowClient) -> list[LoggedModel]:
+    """Return the complete models of all exports."""
+    models = _search(client, experiment_id(client, "models"), f"tags.`{EXPORT_OUT}` != ''")
+    return [model for model in models if model.status == LoggedModelStatus.READY]
 
 
 def models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:

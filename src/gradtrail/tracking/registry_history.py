@@ -17,7 +17,7 @@ from mlflow.entities import LoggedModel
 
 from gradtrail.stages.common.files import write_json
 from gradtrail.support.paths import SQLITE, database_path, private_folder
-from gradtrail.tracking.models import EXPORT_DIGEST, exports_by_digest
+from gradtrail.tracking.models import EXPORT_DIGEST, logged_exports
 from gradtrail.tracking.runs import search
 from gradtrail.tracking.store import experiment_id, store_lock
 
@@ -39,8 +39,8 @@ def keep_registry(client: MlflowClient) -> None:
     """Write the registry to disk; if the database is a new one without a registry, restore it first."""
     if not client.tracking_uri.startswith(SQLITE):
         return
-    path, experiment = private_folder() / "registry.json", experiment_id(client, "models")
-    created = client.get_experiment(experiment).creation_time  # identifies the database
+    path = private_folder() / "registry.json"
+    created = client.get_experiment(experiment_id(client, "models")).creation_time  # identifies the database
     saved: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {"tables": {}, "verdicts": []}
     with store_lock(client.tracking_uri):
         with contextlib.closing(sqlite3.connect(database_path(client.tracking_uri))) as store, store:
@@ -48,13 +48,17 @@ def keep_registry(client: MlflowClient) -> None:
             if saved.get("created") != created and not store.execute("select 1 from registered_models").fetchone():
                 _insert(store, saved["tables"])
             if versions := store.execute(_WITHOUT_MODEL, (EXPORT_DIGEST,)).fetchall():
-                _find_models(store, versions, exports_by_digest(client, experiment))
+                _find_models(store, versions, _exports_by_digest(client))
             tables = {table: [dict(row) for row in store.execute(f"select * from {table}")] for table in _TABLES}  # noqa: S608
         verdicts = {run.data.tags[VERDICT] for run in search(client, f"tags.{VERDICT} != ''")}
         if missing := {*saved["verdicts"]} - verdicts:
-            verdicts |= _restore_verdicts(client, missing, exports_by_digest(client, experiment))
+            verdicts |= _restore_verdicts(client, missing, _exports_by_digest(client))
         if path.exists() or tables["registered_models"] or verdicts:
             write_json(path, {"created": created, "tables": tables, "verdicts": sorted(verdicts)})
+
+
+def _exports_by_digest(client: MlflowClient) -> dict[str, LoggedModel]:
+    return {model.tags[EXPORT_DIGEST]: model for model in logged_exports(client)}
 
 
 def _insert(store: sqlite3.Connection, tables: dict[str, list[dict[str, Any]]]) -> None:

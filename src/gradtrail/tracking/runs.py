@@ -103,8 +103,8 @@ def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
     outs = stage.out_digests()
     alike = [run for run in find({"state": stage.state}) if outputs(run.data.tags) in (outs, {})]
     best = sorted(alike, key=lambda run: (outputs(run.data.tags) != outs, run.info.status != "FINISHED"))
-    if own := next((run for run in best if is_finished_or_live(run)), None):
-        return own
+    if run_of_state := next((run for run in best if is_finished_or_live(run)), None):
+        return run_of_state
     is_same_result, runs = result_test(stage), find({"stage": stage.name}, finished=True)
     return next((run for run in runs if is_same_result(run.data.params, outputs(run.data.tags))), None)
 

@@ -34,8 +34,8 @@ def unused_folders(*, records: bool) -> Iterator[Path]:
 def remove_unused(folder: Path) -> None:
     """Remove a folder unless a process uses it: one that has changed it, or that holds the lock of its state."""
     state = folder.name.partition("-")[0][:32]
-    beside = [folder.with_name(f"{name}.lock") for name in (folder.name, folder.stem)]
-    locks = [*private_folder().glob(f"locks/*-{state}.lock"), *filter(Path.exists, beside)]
+    own_locks = [folder.with_name(f"{name}.lock") for name in (folder.name, folder.stem)]
+    locks = [*private_folder().glob(f"locks/*-{state}.lock"), *filter(Path.exists, own_locks)]
     with contextlib.suppress(Timeout), contextlib.ExitStack() as stack:
         for lock in dict.fromkeys(locks):
             stack.enter_context(FileLock(lock).acquire(timeout=0))

@@ -35,12 +35,6 @@ def pass_days(project: Project, days: int) -> None:
         sql(project, f"update runs set {column} = {column} - {days * 86_400_000}")  # noqa: S608
 
 
-def delete(project: Project, run_id: str) -> None:
-    """Do to a run what MLflow does if a person deletes it."""
-    deleted = f"lifecycle_stage = 'deleted', deleted_time = {int(time.time() * 1000)}"
-    sql(project, f"update runs set {deleted} where run_uuid = '{run_id}'")  # noqa: S608
-
-
 def ids(project: Project) -> set[str]:
     return {run["id"] for run in project.runs()}
 
@@ -80,7 +74,7 @@ def test_what_is_not_recorded_is_removed_after_30_days(project: Project) -> None
     assert "nothing removed: not interactive; pass --yes" in listed
     assert "adamw.learning_rate=0.25" in listed
     assert ids(project) == needed | discarded | young
-    delete(project, min(discarded))
+    project.delete_run(min(discarded))
     assert f"removed: {len(discarded) - 1}, " in gc(project, "--yes")
     assert ids(project) == needed | young
     pass_days(project, 29)
