@@ -58,6 +58,7 @@ class TrackingServer:
 
     def remove_runs(self) -> None:
         for run in self.runs():
+            self._client.set_tag(run["id"], "replaced_by", "")  # else they were deleted by a person
             self._client.delete_run(run["id"])
 
     def answers(self) -> bool:

@@ -61,11 +61,21 @@ def note_deleted(deleted: Iterable[Run], active: Iterable[Run]) -> list[DeletedR
         about = {key: run.data.tags.get(key, "") for key in ("stage", "state")} | {"outs": outputs(run.data.tags)}
         params, run_id = dict(run.data.params), run.info.run_id
         noted[run_id] = DeletedRun(run_id=run_id, name=run.info.run_name, params=params, **about)
-    results = [(run.data.tags.get("state"), outputs(run.data.tags)) for run in active if run.info.status == "FINISHED"]
-    deleted_runs = [one for one in noted.values() if (one.state, one.outs) not in results]
+    finished = [run for run in active if run.info.status == "FINISHED"]
+    deleted_runs = [one for one in noted.values() if not any(_has_result(run, one) for run in finished)]
     if deleted_runs != before:
         _write(deleted_runs)
     return deleted_runs
+
+
+def _has_result(run: Run, deleted: DeletedRun) -> bool:
+    """Whether a run has the result of a deleted one, of its state or of other code, which changes costs."""
+    tags, params, costs = run.data.tags, run.data.params, f"results/costs/{deleted.stage}.json"
+    outs = outputs(tags) if tags.get("stage") == deleted.stage else {}
+    if outs.keys() != deleted.outs.keys() or any(outs[out] != md5 for out, md5 in deleted.outs.items() if out != costs):
+        return False
+    same_params = all(params.get(key, value) == value for key, value in deleted.params.items())
+    return same_params or (tags.get("state") == deleted.state and outs == deleted.outs)
 
 
 def restore_run(name: str) -> DeletedRun:

@@ -108,6 +108,11 @@ def test_a_deleted_run_of_several_states_of_code_stays_deleted(project: Project,
     assert describe(sync()) == "4 runs present"
     client.delete_run(only(project, "gradients")["id"])
     assert describe(sync()) == "3 runs present; kept deleted: 2"
+    project.set("runtime.tracking", True)
+    run_stage(project, "gradients")
+    assert describe(sync()) == "4 runs present", "of the edited code, whose results are those of the first"
+    project.empty_store()
+    assert project.sync() == "0 runs present; rebuilt: fetch, train, evaluate, gradients\n"
 
 
 def test_a_deletion_counts_in_every_clone(
