@@ -120,7 +120,7 @@ def test_experiment_of_somebody_else_is_refused_in_one_line(client: MlflowClient
     [
         ("", "my project"),  # the name of the root
         ("git@host:people/first.git", "first"),
-        ("https://host/people/first/", "first"),
+        ("https://somebody:secret@host/people/first/", "first"),
         ("/srv/git/a b.git", "a-b"),
     ],
 )
