@@ -230,6 +230,12 @@ class Project:
                     return True
         return False
 
+    def delete_run(self, run_id: str) -> None:
+        """Do to a run what MLflow does if a person deletes it."""
+        deleted = "update runs set lifecycle_stage = 'deleted', deleted_time = ? where run_uuid = ?"
+        with contextlib.closing(sqlite3.connect(self.folder / "mlflow.db")) as store, store:
+            store.execute(deleted, (int(time.time() * 1000), run_id))
+
     def empty_store(self) -> None:
         """Put a store without runs in the place of the project's: what is left of one that was lost and made anew."""
         path = self.folder / "mlflow.db"
