@@ -255,8 +255,8 @@ class LiveRun:
         info = self._finished or self._info()
         self._timings["seconds"] |= {"tracking": self._seconds}
         record.write_json(f"{ATTEMPT}/timings.json", json.loads(json.dumps(self._timings, default=float)))
-        record.write(dataclasses.replace(info, status=status, ended=time.time(), files=record.digests()))
         record.flush()
+        record.write(dataclasses.replace(info, status=status, ended=time.time(), files=record.digests()))
         self._wait_for_server(record)
 
     def _wait_for_server(self, record: Record) -> None:

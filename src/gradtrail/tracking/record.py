@@ -97,9 +97,13 @@ class Record:
         self._lock = threading.Lock()
 
     def write(self, info: RunInfo) -> None:
-        """Write what the run is, in one step."""
+        """Write what the run is to the disk, in one step: whoever ships it may remove the record once it is closed."""
         content = dataclasses.asdict(info)
-        write_json(self.folder / RUN, content | {"digest": _digest_of(content)})
+        with atomic_file(self.folder / RUN) as temporary:
+            write_json(temporary, content | {"digest": _digest_of(content)})
+            _flush(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            _flush(self.folder)
 
     def read(self) -> RunInfo:
         """Return what the run is; raise BadRecordError for a damaged record or one of another version."""
@@ -165,11 +169,7 @@ class Record:
     def flush(self) -> None:
         """Return once all is on the disk, so that it survives a loss of power."""
         for path in (*self.folder.rglob("*"), self.folder, self.folder.parent):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _flush(path)
 
     def last_change(self) -> float:
         """Return when the record was written last, in seconds since the epoch: the end of a stage that was killed."""
@@ -269,6 +269,14 @@ def take_notices() -> list[str]:
             notices.append(path.read_text(encoding="utf-8"))
             path.unlink() if path.suffix else path.write_text("")
     return [notice for notice in notices if notice]
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @functools.cache
