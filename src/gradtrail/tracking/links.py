@@ -1,6 +1,7 @@
 """Links the runs of stages below training to that of their training, and describes runs.
 
-A training's run is the parent of theirs, and also shows their headline metrics.
+A training's run is the parent of theirs, and also shows their headline metrics. Trainings that differ only in the seed
+have a parent too: see `variants`.
 """
 
 import time
@@ -9,12 +10,14 @@ from collections.abc import Mapping
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
+from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.tracking.models import attach_points, link_evaluation, log_export
 from gradtrail.tracking.names import NOTE, is_headline, note, summary_in
 from gradtrail.tracking.record import MODEL, Record
 from gradtrail.tracking.render import EXPORT, SUMMARY
 from gradtrail.tracking.runs import Find, StoredRuns
-from gradtrail.tracking.tags import PARENT, WEIGHTS, outputs
+from gradtrail.tracking.tags import PARENT, REBUILT, VARIANT, WEIGHTS, outputs
+from gradtrail.tracking.variants import update_parent
 
 
 def parent_tag(client: MlflowClient, tags: Mapping[str, str]) -> dict[str, str]:
@@ -33,6 +36,10 @@ def link(client: MlflowClient, run_id: str, record: Record) -> None:
     words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
     client.set_tag(run_id, NOTE, note(run_id, data.tags, data.params, data.metrics, words))
     link_runs(client, client.get_run(run_id), runs)
+    if REBUILT not in data.tags:  # a backfill looks at all variants once
+        trainings = [run] if data.tags["stage"] == TRAIN else trainings_of(run, runs) if WEIGHTS in data.tags else []
+        for variant in {train.data.tags[VARIANT] for train in trainings if VARIANT in train.data.tags}:
+            update_parent(client, variant)
 
 
 def link_runs(client: MlflowClient, run: Run, find: Find) -> None:

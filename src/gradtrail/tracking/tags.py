@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from gradtrail.stages.common.params import MEMBERS, PARAMS, flatten
+from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import CommandError, git, git_bytes, head_commit
 from gradtrail.tracking.state import Identity
@@ -32,6 +32,8 @@ OUTS = "mlflow.gradtrail.outs"  # tag: digests of all outputs, as JSON
 PROCESS = "mlflow.gradtrail.process"  # tag: host, number and start of the process that worked on the run last
 REBUILT, REPLACED, BYTES = "rebuilt", "replaced_by", "bytes"
 PARENT = "mlflow.parentRunId"
+VARIANT = "variant"  # tag of a training: key of its state without the seed; also of the parent of such trainings
+SEEDS = "seeds"  # tag of the parent of trainings that differ only in the seed: how many there are
 BEGAN = "mlflow.gradtrail.began"  # tag: start of the last attempt, in milliseconds
 _FINAL = "models/final.safetensors"
 _MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
@@ -66,6 +68,7 @@ def state_tags(stage: Identity) -> dict[str, str]:
     tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
     tags |= _weights_tag(stage, entry.deps)
     tags |= {"train_state": stage.state_of(TRAIN)} if stage.is_below_training else {}
+    tags |= {VARIANT: stage.variant} if stage.name == TRAIN and SEED in flat_params(entry) else {}
     return tags | {"mlflow.runColor": _color(tags.get("train_state", stage.state))}
 
 
