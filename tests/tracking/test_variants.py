@@ -117,7 +117,7 @@ def test_parent_shows_mean_and_interval_over_the_seeds(client: MlflowClient) -> 
     expected = {f"eval/accuracy{end}": value for end, value in interval([0.9, 0.92, 0.97], 1.0).items()}
     assert others == pytest.approx(expected, rel=1e-3), "neither intervals of single trainings nor costs"
     note = parent.data.tags[NOTE]
-    assert note.startswith("**Test accuracy 93.00%, 95 % interval 84.04% to 100.00%.**\n")
+    assert note.startswith("**Mean test accuracy 93.00%, 95 % interval 84.04% to 100.00%.**\n")
     assert "3 trainings that differ only in the seed: 0, 1, 2." in note
     assert f"get-artifact?path={FIGURE}&run_uuid={parent.info.run_id}" in note
     with Image.open(client.download_artifacts(parent.info.run_id, FIGURE)) as figure:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
-from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.tracking.models import attach_points, link_evaluation, log_export
 from gradtrail.tracking.names import NOTE, is_headline, note, summary_in
 from gradtrail.tracking.record import MODEL, Record
@@ -37,7 +36,7 @@ def link(client: MlflowClient, run_id: str, record: Record) -> None:
     client.set_tag(run_id, NOTE, note(run_id, data.tags, data.params, data.metrics, words))
     link_runs(client, client.get_run(run_id), runs)
     if REBUILT not in data.tags:  # a backfill looks at all variants once
-        trainings = [run] if data.tags["stage"] == TRAIN else trainings_of(run, runs) if WEIGHTS in data.tags else []
+        trainings = trainings_of(run, runs) if "train_state" in data.tags else [run]
         for variant in {train.data.tags[VARIANT] for train in trainings if VARIANT in train.data.tags}:
             update_parent(client, variant)
 

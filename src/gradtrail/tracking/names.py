@@ -197,7 +197,7 @@ def seeds_note(run_id: str, seeds: Sequence[int], metrics: Mapping[str, float], 
     ]
     if "eval/accuracy" in metrics:
         mean, low, high = (metrics[f"eval/accuracy{end}"] for end in ("", "_low", "_high"))
-        lines.insert(0, f"**Test accuracy {mean:.2%}, 95 % interval {low:.2%} to {high:.2%}.**")
+        lines.insert(0, f"**Mean test accuracy {mean:.2%}, 95 % interval {low:.2%} to {high:.2%}.**")
     if figure:
         lines.append(f"![Mean over the seeds](get-artifact?path={figure}&run_uuid={run_id})")
     return "\n\n".join(lines) + "\n"

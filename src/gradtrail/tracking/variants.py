@@ -9,18 +9,16 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 
-from gradtrail.core.intervals import Interval
-from gradtrail.stages.artifacts.members import spread
+from gradtrail.stages.artifacts.members import over_members, spread
 from gradtrail.stages.common.params import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
 from gradtrail.tracking.names import NOTE, rounded, seeds_name, seeds_note
-from gradtrail.tracking.record import RUNNING
+from gradtrail.tracking.record import FINISHED, RUNNING
 from gradtrail.tracking.runs import StoredRuns
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import PARENT, SEEDS, VARIANT, outputs, process_tags
@@ -28,79 +26,62 @@ from gradtrail.tracking.tags import PARENT, SEEDS, VARIANT, outputs, process_tag
 FIGURE = "seeds.png"  # artifact
 _DRAWN = {"train/validation_accuracy": "validation accuracy", "train/validation_loss": "validation loss in nats"}
 _CURVES = (*_DRAWN, "train/loss")
-_TRAININGS = "mlflow.gradtrail.trainings"  # tag of a parent: digest of the ids of its trainings
+_KEY = "mlflow.gradtrail.trainings"  # tag of a parent: digest of the ids of its trainings
 _SAME_TAGS = ("dataset", "dataset_digest", "machine", "mlflow.user")  # that a parent has if its trainings share them
-_OWN = ("train/", "steps/", "system/", "profile/")  # metrics of one training, and costs, which no seed changes
-Curves = Mapping[str, Mapping[int, Sequence[float]]]  # metric → epoch → value of each seed
+_NOT_AVERAGED = ("train/", "steps/", "system/", "profile/")  # curves of a training, and costs, which no seed changes
+Curves = dict[str, dict[int, list[float]]]  # metric → epoch → value of each training
 
 
 class Variant:
-    """The runs of a variant: its finished trainings, the newest one of each seed, and its parents."""
+    """The runs of a variant: finished trainings, the newest of each seed if there are several seeds, and parents."""
 
     def __init__(self, runs: Iterable[Run]):
         runs = sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
-        self.parents = [run for run in runs if SEEDS in run.data.tags]
         self.trainings = [run for run in runs if _is_finished_alone(run)]
         by_seed = {int(run.data.params[SEED]): run for run in self.trainings}
-        self.by_seed = dict(sorted(by_seed.items())) if len(by_seed) > 1 else {}  # empty: no parent is needed
-
-    @cached_property
-    def key(self) -> str:
-        return sha256_of({str(seed): run.info.run_id for seed, run in self.by_seed.items()})
-
-    @property
-    def parent(self) -> Run | None:
-        """The oldest complete parent of these trainings."""
-        is_own = (run for run in self.parents if run.data.tags[_TRAININGS] == self.key and run.info.status != RUNNING)
-        return next(is_own, None) if self.by_seed else None
+        self.seeds = sorted(by_seed) if len(by_seed) > 1 else []
+        self.runs = [by_seed[seed] for seed in self.seeds]
+        self.key = sha256_of({"trainings": [run.info.run_id for run in self.runs]})
+        self.parents = [run for run in runs if SEEDS in run.data.tags]
+        complete = [run for run in self.parents if run.data.tags[_KEY] == self.key and run.info.status == FINISHED]
+        self.parent = complete[0] if complete else None
 
     @property
     def is_current(self) -> bool:
         """Whether there is nothing to do."""
-        ids = [run.info.run_id for run in self.parents]
-        if self.parent is None:
-            return not (ids or self.by_seed or any(PARENT in run.data.tags for run in self.trainings))
-        has_links = all(run.data.tags.get(PARENT) == ids[0] for run in self.trainings)
-        return len(ids) == 1 and has_links and self.changes(self.parent) == ({}, {})
-
-    @cached_property
-    def headlines(self) -> dict[str, float]:
-        """The metrics of the stages below, which all trainings have: mean, and the ends of its interval."""
-        first, *rest = [run.data.metrics for run in self.by_seed.values()]
-        ends = {f"{name}{end}" for name in first for end in ("_low", "_high", "_sd")}  # of a single training
-        names = [name for name in first if not name.startswith(_OWN) and name not in ends]
-        shared = sorted(name for name in names if all(name in metrics for metrics in rest))
-        values = {name: [first[name], *(metrics[name] for metrics in rest)] for name in shared}
-        return {key: value for name in shared for key, value in _metrics(name, spread(name, values[name])).items()}
+        parent_id = self.parent.info.run_id if self.parent else None
+        has_parent = len(self.parents) == bool(self.seeds) == bool(self.parent)
+        has_links = all(run.data.tags.get(PARENT) == parent_id for run in self.trainings)
+        return has_parent and has_links and (self.parent is None or self.changes(self.parent) == ({}, {}))
 
     def changes(self, parent: Run) -> tuple[dict[str, float], dict[str, str]]:
-        """Return the headline metrics and the tags that the parent lacks."""
-        metrics, logged = self.headlines, parent.data.metrics
-        figure = FIGURE if any(name in logged for name in _DRAWN) else ""
-        tags = {NOTE: seeds_note(parent.info.run_id, [*self.by_seed], metrics, figure)}
-        new_tags = {key: value for key, value in tags.items() if parent.data.tags.get(key) != value}
-        return {key: value for key, value in metrics.items() if logged.get(key) != value}, new_tags
+        """Return what the parent lacks: metrics of later stages, once all trainings have them, and its description."""
+        logged = [run.data.metrics.items() for run in self.runs]
+        metrics = _means([{key: x for key, x in row if not key.startswith(_NOT_AVERAGED)} for row in logged])
+        figure = FIGURE if _DRAWN.keys() & parent.data.metrics.keys() else ""
+        tags = {NOTE: seeds_note(parent.info.run_id, self.seeds, metrics, figure)}
+        new = sorted(metrics.items() - parent.data.metrics.items())
+        return dict(new), dict(tags.items() - parent.data.tags.items())
 
 
 def update_parents(client: MlflowClient, runs: Iterable[Run]) -> None:
     """Make, update or remove the parents of all variants, given all runs of the store."""
-    variants = defaultdict[str, list[Run]](list)
+    runs_of = defaultdict[str, list[Run]](list)
     for run in runs:
-        if VARIANT in run.data.tags:
-            variants[run.data.tags[VARIANT]].append(run)
-    for variant, members in variants.items():
-        if not Variant(members).is_current:
+        runs_of[run.data.tags.get(VARIANT, "")].append(run)
+    for variant in runs_of.keys() - {""}:
+        if not Variant(runs_of[variant]).is_current:
             update_parent(client, variant)
 
 
 def update_parent(client: MlflowClient, name: str) -> None:
-    """Make, update or remove the parent of a variant's trainings."""
+    """Make, update or remove the parent of the trainings with this tag `variant`."""
     find = StoredRuns(client)
     if Variant(find({VARIANT: name})).is_current:
         return
     with store_lock(client.tracking_uri):  # so that two clones make one parent
         variant = Variant(find({VARIANT: name}))
-        parent = variant.parent or (_create(client, name, variant) if variant.by_seed else None)
+        parent = variant.parent or (_create(client, name, variant) if variant.seeds else None)
         for run in variant.trainings:
             if parent and run.data.tags.get(PARENT) != parent.info.run_id:
                 client.set_tag(run.info.run_id, PARENT, parent.info.run_id)
@@ -111,53 +92,55 @@ def update_parent(client: MlflowClient, name: str) -> None:
                 client.delete_run(run.info.run_id)
         if parent:
             metrics, tags = variant.changes(parent)
-            points = [Metric(key, value, int(time.time() * 1000), 0) for key, value in metrics.items()]
-            client.log_batch(parent.info.run_id, metrics=points, tags=[RunTag(*pair) for pair in tags.items()])
+            points = _points(metrics, step=0)
+            client.log_batch(parent.info.run_id, points, tags=[RunTag(*pair) for pair in tags.items()])
 
 
 def _create(client: MlflowClient, name: str, variant: Variant) -> Run:
-    """Make the parent of a variant's trainings, but for its description and what later stages add."""
-    runs = [*variant.by_seed.values()]
+    """Make the parent of a variant's trainings, but for its description and the metrics of later stages."""
+    runs = variant.runs
     newest = max(runs, key=lambda run: (run.info.start_time, run.info.run_id))
     params = set.intersection(*({*run.data.params.items()} for run in runs))
     shared = set.intersection(*({*run.data.tags.items()} for run in runs))
     tags = {key: value for key, value in shared if key in _SAME_TAGS} | process_tags()
-    run_id = client.create_run(
-        experiment_id(client, "models"),
-        start_time=newest.info.start_time,
-        tags=tags | {VARIANT: name, SEEDS: str(len(runs)), _TRAININGS: variant.key},
-        run_name=seeds_name(newest.info.run_name, len(runs)),
-    ).info.run_id
-    curves = _read_curves(client, [run.info.run_id for run in runs])
-    now = int(time.time() * 1000)
+    tags |= {VARIANT: name, SEEDS: str(len(runs)), _KEY: variant.key}
+    run_name = seeds_name(newest.info.run_name, len(runs))
+    parent = client.create_run(experiment_id(client, "models"), newest.info.start_time, tags, run_name)
+    run_id, curves = parent.info.run_id, _read_curves(client, runs)
     points = [
-        Metric(key, value, now, epoch)
-        for curve, by_epoch in curves.items()
-        for epoch, values in by_epoch.items()
-        for key, value in _metrics(curve, spread(curve, values)).items()
+        point
+        for curve, epochs in curves.items()
+        for epoch, values in epochs.items()
+        for point in _points(_means([{curve: value} for value in values]), epoch)
     ]
-    client.log_batch(run_id, metrics=points, params=[Param(*pair) for pair in sorted(params)])
-    if any(curve in curves for curve in _DRAWN):
+    client.log_batch(run_id, points, [Param(*pair) for pair in sorted(params)])
+    if _DRAWN.keys() & curves.keys():
         with tempfile.TemporaryDirectory() as folder:
             _draw(curves, Path(folder) / FIGURE, len(runs))
             client.log_artifact(run_id, f"{folder}/{FIGURE}")
-    client.set_terminated(run_id, end_time=max(run.info.end_time or now for run in runs))
+    client.set_terminated(run_id, FINISHED, newest.info.end_time)
     return client.get_run(run_id)
 
 
-def _read_curves(client: MlflowClient, run_ids: Sequence[str]) -> Curves:
-    """Return the values of the epochs that all trainings have."""
-    curves: dict[str, dict[int, list[float]]] = {}
+def _read_curves(client: MlflowClient, runs: Sequence[Run]) -> Curves:
+    """Return the curves of trainings, at the epochs that all of them have."""
+    curves: Curves = {}
     for name in _CURVES:
-        points = [{point.step: point.value for point in client.get_metric_history(run, name)} for run in run_ids]
-        if epochs := sorted(set.intersection(*({*one} for one in points))):
-            curves[name] = {epoch: [one[epoch] for one in points] for epoch in epochs}
+        histories = [client.get_metric_history(run.info.run_id, name) for run in runs]
+        values = [{point.step: point.value for point in history} for history in histories]
+        if epochs := sorted(set.intersection(*({*one} for one in values))):
+            curves[name] = {epoch: [one[epoch] for one in values] for epoch in epochs}
     return curves
 
 
-def _metrics(name: str, interval: Interval) -> dict[str, float]:
-    values = {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
-    return {key: rounded(value) for key, value in values.items()}
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means of what all rows have, with the ends of their intervals as `_low` and `_high`."""
+    means = over_members(rows)
+    return {key: rounded(x) for key, x in means.items() if key != "members" and not key.endswith("_sd")}
+
+
+def _points(metrics: Mapping[str, float], step: int) -> list[Metric]:
+    return [Metric(key, value, int(time.time() * 1000), step) for key, value in metrics.items()]
 
 
 def _is_finished_alone(run: Run) -> bool:
@@ -175,11 +158,11 @@ def _draw(curves: Curves, path: Path, count: int) -> None:
     for axis, name in zip(axes[0], shown, strict=True):
         epochs, values = [*curves[name]], [*curves[name].values()]
         means = [spread(name, one) for one in values]
-        ends = [one.low for one in means], [one.high for one in means]
         band = {"color": plotting.BLUE, "alpha": 0.25, "linewidth": 0, "label": "lowest to highest seed"}
         axis.fill_between(epochs, [*map(min, values)], [*map(max, values)], **band)
-        for end, label in zip(ends, ("95 % interval of the mean", None), strict=True):
-            axis.plot(epochs, end, color=plotting.VERMILLION, linestyle=":", label=label)
+        ends = {"color": plotting.VERMILLION, "linestyle": ":"}
+        axis.plot(epochs, [one.low for one in means], label="95 % interval of the mean", **ends)
+        axis.plot(epochs, [one.high for one in means], **ends)
         axis.plot(epochs, [one.value for one in means], color=plotting.BLUE, label="mean")
         axis.set(xlabel="epoch", ylabel=_DRAWN[name])
         axis.legend(fontsize=8)
