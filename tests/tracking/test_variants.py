@@ -27,7 +27,7 @@ from gradtrail.tracking.names import NOTE
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.tags import OUTS, PARENT, SEEDS, VARIANT
-from gradtrail.tracking.variants import FIGURE, update_parent, update_parents
+from gradtrail.tracking.variants import FIGURE, Variant, update_parent, update_parents
 
 NAME = "a" * 64
 CURVES = {  # seed → validation accuracy by epoch
@@ -226,6 +226,14 @@ def test_two_clones_make_one_parent(client: MlflowClient, monkeypatch: pytest.Mo
         clone.join()
     assert_is_parent_of(client, [0, 1], run_ids)
     assert len(contents(client)) == 3, "none was deleted"
+
+
+def test_of_parents_that_two_clones_on_a_server_made_at_once_one_stays(client: MlflowClient) -> None:
+    run_ids = [training(client, seed) for seed in (0, 1)]
+    for _ in range(2):
+        variants._create(client, NAME, Variant(RunIndex(client).runs()))
+    update_parents(client, RunIndex(client).runs())
+    assert_is_parent_of(client, [0, 1], run_ids)
 
 
 def test_no_query_takes_the_parent_for_the_run_of_a_state(

@@ -127,7 +127,7 @@ class Identity(Stage):
         """Return the key of the state with these params of the training."""
         entry = self.entry(self.name)
         section = entry.params[str(PARAMS)]
-        params = {**entry.params, str(PARAMS): {**section, TRAIN: {**section[TRAIN], **changes}}}
+        params = {**entry.params, str(PARAMS): {**section, TRAIN: {**section.get(TRAIN, {}), **changes}}}
         return state_key(self.name, dataclasses.replace(entry, params=params))
 
     def scratch(self) -> AbstractContextManager[Path]:
