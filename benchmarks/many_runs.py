@@ -4,8 +4,8 @@
 
 Works in a clone of this repository in a temporary folder, on the results that DVC's cache has (run `dvc repro` first).
 Each training is a commit whose `dvc.lock` has another seed and other digests of the weights, and a run in the store
-with the params, metrics and tags of a real one, as have the stages below it. Times are medians of the rounds; the runs
-in MLflow's UI are timed in Chromium, from the request to the last row of the table.
+with the params, metrics and tags of a real one, as have the stages below it. Times are medians of the rounds; pages of
+MLflow's UI are timed once, in Chromium, from the request to the last row of the table, or of the comparison.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -42,6 +43,7 @@ from gradtrail.tracking.tags import output_tags, state_tags
 
 STAGES = (TRAIN, "evaluate", "gradients", "profile")
 FIRST_SEED = 1000
+COMPARED = 100  # runs on one page
 _ANY_SEED = 123456789
 ROWS = ("tags", "params", "metrics", "latest_metrics")  # tables with a row for each key of a run
 Content = dict[str, Any]
@@ -74,7 +76,7 @@ def commit_locks(clone: Clone, texts: Iterable[str]) -> None:
     for number, text in enumerate(texts):
         stream.append(f"commit refs/heads/many\ncommitter a <a@b> {1_700_000_000 + number} +0000\ndata 4\nseed\n")
         if number == 0:
-            stream.append(f"from {'refs/heads/many^0' if has_branch else 'refs/heads/main^0'}\n")
+            stream.append(f"from {'refs/heads/many^0' if has_branch else 'HEAD^0'}\n")
         stream.append(f"M 100644 inline dvc.lock\ndata {len(text.encode())}\n{text}\n")
     command = ["git", "fast-import", "--quiet"]
     subprocess.run(command, cwd=clone.folder, input="".join(stream).encode(), check=True)
@@ -144,23 +146,29 @@ def fill(clone: Clone, seeds: range) -> None:
     (clone.folder / ".gradtrail" / "synced.json").unlink(missing_ok=True)
 
 
-def seconds_in_ui(clone: Clone, folder: Path) -> float:
-    """Return the seconds from the request of the shared view until its last row is drawn."""
+def measure_ui(clone: Clone, folder: Path) -> Iterator[tuple[str, float]]:
+    """Yield the name of each page of MLflow's UI, and the seconds from its request until its last part is drawn."""
     port = free_port()
     command = [sys.executable, "-m", "gradtrail", "ui", "--port", str(port)]
     env = os.environ | {"PYTHONPATH": str(clone.folder / "src"), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, cwd=clone.folder, env=env, stdout=subprocess.PIPE, text=True) as ui:
         try:
-            link = next(match[0] for line in ui.stdout or () if (match := re.search(r"http://\S+#\S+", line)))
+            address = next(match[0] for line in ui.stdout or () if (match := re.search(r"http://\S+", line)))
+            compared, is_compared = comparison(clone)
+            pages = {
+                "runs in MLflow's UI": ("", _LAST_ROW),
+                f"{COMPARED} runs compared in MLflow's UI": (compared, is_compared),
+            }
             with browser(folder / "profile") as page:
                 page.size(1440, 900)
-                page.open(link)  # the server's first answer, which compiles and caches, is not measured
-                page.wait(_LAST_ROW)
-                page.open("about:blank")
-                started = time.perf_counter()
-                page.open(link)
-                page.wait(_LAST_ROW)
-                return time.perf_counter() - started
+                for name, (link, is_drawn) in pages.items():
+                    for _ in range(2):  # the server's first answer, which compiles and caches, is not measured
+                        page.open("about:blank")
+                        started = time.perf_counter()
+                        page.open(f"{address}{link}")
+                        page.wait(is_drawn)
+                        seconds = time.perf_counter() - started
+                    yield name, seconds
         finally:
             ui.send_signal(signal.SIGINT)
 
@@ -169,6 +177,21 @@ def seconds_in_ui(clone: Clone, folder: Path) -> float:
 _LAST_ROW = (
     "(rows => rows.length > 5 && rows[rows.length - 1].innerText.trim() !== '')(document.querySelectorAll('.ag-row'))"
 )
+
+
+def comparison(clone: Clone) -> tuple[str, str]:
+    """Return the link of the page that compares many trainings, and an expression that is true once it is drawn."""
+    query = (
+        "select run_uuid, experiment_id from runs join tags using (run_uuid) "
+        "where key = 'stage' and value = 'train' and lifecycle_stage = 'active' limit ?"
+    )
+    with closing(sqlite3.connect(clone.folder / "mlflow.db")) as store:
+        runs, experiments = zip(*store.execute(query, (COMPARED,)), strict=True)
+    texts = [f"Comparing {len(runs)} Runs", runs[-1]]
+    is_drawn = f"{json.dumps(texts)}.every(text => document.body.innerText.includes(text))"
+    ids = {"runs": json.dumps(runs), "experiments": json.dumps([str(experiments[0])])}
+    page = urlencode(ids | {"workflowType": "machine_learning"})
+    return f"/?runs#/compare-runs?{page}", f"{is_drawn} && document.querySelector('.main-svg') !== null"
 
 
 def measure(clone: Clone, rounds: int, folder: Path) -> Iterator[tuple[str, float]]:
@@ -184,7 +207,7 @@ def measure(clone: Clone, rounds: int, folder: Path) -> Iterator[tuple[str, floa
     for name, command in commands.items():
         yield name, statistics.median(clone.python(*command) for _ in range(rounds))
     if CHROMIUM:
-        yield "runs in MLflow's UI", seconds_in_ui(clone, folder)
+        yield from measure_ui(clone, folder)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from gradtrail.serving import predict as predicting
 VERBS = sorted(cli.gradtrail.commands)
 REQUIRED = {
     "show": ["what"],
+    "checkout": ["what"],
     "predict": ["image.png"],
     "export": ["--onnx", "digits.onnx"],
     "diff": ["A", "B"],

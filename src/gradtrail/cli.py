@@ -142,13 +142,27 @@ def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limi
 @click.argument("run", required=False)
 @click.pass_obj
 def show(folder: Path, run: str | None) -> int:
-    """Show the lineage of a run, its outputs, and how to restore them; without RUN, DVC's table of experiments.
+    """Show the lineage of a run and its outputs; without RUN, DVC's table of experiments.
 
     RUN is the id or name of a run, a state, a DVC experiment, or a file that a run wrote.
     """
     from gradtrail.experiments.show import show, show_experiments
 
     return show(run, folder) if run else show_experiments()
+
+
+@gradtrail.command(epilog="Example: gradtrail checkout 411e2e6a")
+@click.argument("run")
+@click.option("--allow-missing", is_flag=True, help="Bring back the rest if outs are missing.")
+@click.pass_obj
+def checkout(folder: Path, run: str, *, allow_missing: bool) -> int:
+    """Bring back the code, params and outs of a run.
+
+    RUN is as for `show`. If something is missing, or a file would be lost, says so and changes nothing.
+    """
+    from gradtrail.experiments.checkout import checkout
+
+    return checkout(run, folder, allow_missing=allow_missing)
 
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")

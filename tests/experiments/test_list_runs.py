@@ -14,6 +14,7 @@ from gradtrail.stages.common.params import SHARED_BLOCKS
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.store import experiment_id, open_store
+from gradtrail.tracking.trainings import find_trainings
 
 MLP = {"train.model": "mlp", "train.mlp.hidden": "[8]", "train.cnn.hidden": "[4]", "train.epochs": "3"}
 RUNS = [  # accuracy, data set, changed params
@@ -99,8 +100,7 @@ def test_value_or_metric_of_no_run_is_one_line(options: dict[str, object], messa
 
 
 def test_narrow_terminal_has_fewer_metrics(store: Path) -> None:
-    client = open_store()
-    runs = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train'")
+    runs = find_trainings("eval/accuracy", ascending=False, limit=None)
     for width, has_seconds in ((200, True), (90, False)):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(as_table(runs, console))

@@ -1,5 +1,6 @@
 """`gradtrail repro` around `dvc repro`: what it validates, and what it does if the store or a source fails."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -49,6 +50,46 @@ def test_valid_params_are_validated_again_only_after_a_change(params: Path, monk
         repro.validate_params()
         assert validated == ["environment"]
         validated.clear()
+
+
+def test_dvc_is_not_started_after_it_had_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("_fit_dvc_to_git", "validate_params", "backfill", "warn_of_processor"):
+        monkeypatch.setattr(repro, name, lambda: None)
+    dep, out = Path("dep.txt"), Path("out.txt")
+    pipeline = {"stages": {"copy": {"cmd": "cp dep.txt out.txt", "deps": [str(dep)], "outs": [str(out)]}}}
+    Path("dvc.yaml").write_text(json.dumps(pipeline))
+    started: list[list[str]] = []
+
+    def run_dvc(arguments: list[str]) -> int:
+        started.append(arguments)
+        if not dep.is_file():
+            return 255
+        if not out.is_file() or out.read_text() != dep.read_text():
+            out.write_text(dep.read_text())
+        return 0
+
+    monkeypatch.setattr(repro, "run_dvc", run_dvc)
+    for content, arguments, status, starts in [
+        (None, [], 255, 1),  # no dep: fails
+        (None, [], 255, 1),
+        ("1", [], 0, 1),  # runs
+        ("1", [], 0, 1),  # nothing to do
+        ("1", [], 0, 0),
+        ("1", ["--force"], 0, 1),
+        ("1", [], 0, 0),
+        ("2", [], 0, 1),
+        ("2", ["copy"], 0, 1),  # nothing to do for a target says nothing of the others
+        ("2", [], 0, 1),
+        ("2", [], 0, 0),
+    ]:
+        if content and (not dep.is_file() or dep.read_text() != content):
+            dep.write_text(content)
+        assert repro.reproduce(arguments) == status
+        assert len(started) == starts, (content, arguments)
+        assert ("up to date" in capsys.readouterr().out) == (starts == 0)
+        started.clear()
 
 
 def test_failing_store_is_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

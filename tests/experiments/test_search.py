@@ -169,7 +169,7 @@ def test_trial_that_goes_on_has_the_bytes_of_a_training_that_was_never_stopped(t
     assert sorted(run["status"] for run in runs) == ["FINISHED", "KILLED", "KILLED"]
     (best,) = (run for run in runs if run["status"] == "FINISHED")
     assert best["tags"]["attempts"] == "2"
-    assert f"gradtrail show {best['id'][:8]}" in first
+    assert f"gradtrail checkout {best['id'][:8]}" in first
     assert best["tags"]["dvc.exp_name"] in project.dvc("exp", "list", "--name-only")
     assert re.findall("tuned: the best of .*", again) == re.findall("tuned: the best of .*", first)
     assert len(project.runs_of("train")) == 3

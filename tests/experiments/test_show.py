@@ -1,16 +1,13 @@
-"""What `gradtrail show` prints is whole, whatever it is printed to, and names no way back that would lead elsewhere."""
+"""What `gradtrail show` prints is whole, whatever it is printed to."""
 
 import subprocess
 from types import SimpleNamespace
 
 import pytest
-from factories import ROOT
-from mlflow.entities import Run, RunData, RunInfo, RunTag
 from rich.console import Console
 
 from gradtrail.experiments import show as module
 from gradtrail.experiments.show import show_experiments
-from gradtrail.tracking.tags import CUT_OFF, NOT_IN_GIT
 
 EXPERIMENTS = """Experiment,rev,State,validation_accuracy,accuracy,train.model,train.mlp.hidden,train.precision
 ,workspace,,0.9535,0.9444,mlp,"[256, 128]",float32
@@ -37,29 +34,3 @@ def test_no_cell_of_the_experiments_is_cut(
     assert sorted("".join(out.split())) == sorted("".join(TABLE).replace(" ", ""))
     if width is None:
         assert [" ".join(line.split()) for line in out.splitlines() if line.strip()] == [*TABLE]
-
-
-NOT_RESTORED = "# in no commit, experiment or lock; the digests above name the files"
-
-
-@pytest.mark.parametrize(
-    ("diff", "line"),
-    [
-        ("", NOT_RESTORED),
-        (f"{CUT_OFF}: 17000000 bytes of changes\n", NOT_RESTORED),
-        (f"{NOT_IN_GIT}pipeline/a.npz\n{CUT_OFF}: 17000000 bytes of changes\n", NOT_RESTORED),
-        (f"{NOT_IN_GIT}pipeline/a.npz\n", "git checkout abcdef && dvc repro train"),
-        ("diff --git a/x b/x\n", "git apply .gradtrail/restore/git.diff && dvc repro train"),
-    ],
-)
-def test_changes_that_were_not_stored_are_not_restored(diff: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(module, "working_snapshot", lambda: None)
-    monkeypatch.setattr(module, "committed_snapshots", lambda: ([], 0))
-    monkeypatch.setattr(module, "has_remote", lambda: False)
-    monkeypatch.setattr(module, "git", lambda command, *_: "abcdef" if command == "rev-parse" else "")
-    tags = {"stage": "train", "state": "0" * 64, "mlflow.source.git.commit": "abcdef", "git.dirty": "true"}
-    info = RunInfo("r", "1", "", "FINISHED", 1, 2, "active")
-    run = Run(info, RunData(tags=[RunTag(*pair) for pair in tags.items()]))
-    (printed,) = module._restore(run, diff)
-    assert printed.endswith(line)

@@ -15,7 +15,7 @@ from gradtrail.experiments.timed.ratio import LEVEL, WIDEST, Ratio, TimedProcess
 from gradtrail.experiments.timed.revisions import check_out, scratch, write_params
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.tags import CUT_OFF
+from gradtrail.tracking.working_diff import CUT_OFF
 
 PARAMS = """train:
   epochs: 3

@@ -1,5 +1,6 @@
 """A training with two members through the real stages, beside trainings by themselves, on the digits."""
 
+import pandas as pd
 import pytest
 from projects import Project, finished_project
 
@@ -24,6 +25,9 @@ def test_each_evaluation_belongs_to_its_own_training(both: Project) -> None:
     result = both.metrics_of("evaluate")
     for key in ("accuracy", "accuracy_sd", "ensemble_accuracy"):
         assert runs["2"]["metrics"][f"eval/{key}"] == pytest.approx(result[key], rel=1e-3)
+    epochs = pd.read_csv(both.folder / "results" / "train" / "epochs.csv")
+    for key, best in {"accuracy": epochs["validation_accuracy"].max(), "loss": epochs["validation_loss"].min()}.items():
+        assert runs["2"]["metrics"][f"train/best_validation_{key}"] == pytest.approx(best, rel=1e-3)
     assert all(len(run["metrics"]) <= 40 for run in both.runs())
     assert "Their ensemble classifies" in runs["2"]["tags"]["mlflow.note.content"]
 

@@ -172,6 +172,9 @@ def test_each_stage_has_one_run_in_mlflow(project: Project) -> None:
     assert train["name"].startswith("mlp adamw digits · ")
     assert all(len(run["metrics"]) <= 36 for run in runs.values()), "with room for the system's"
     assert train["metrics"]["eval/accuracy"] == pytest.approx(project.metrics_of("evaluate")["accuracy"], rel=1e-3)
+    best = project.metrics_of("train")["best_validation_accuracy"]
+    assert train["metrics"]["train/best_validation_accuracy"] == pytest.approx(best, rel=1e-3)
+    assert train["metrics"]["train/best_validation_loss"] <= train["metrics"]["train/validation_loss"]
     assert train["metrics"]["gradients/grad_norm_median"] > 0
     assert train["params"]["preprocess.label_noise"] == "0.1"
     assert not any(name.startswith("system/") for name in train["metrics"]), "the stage takes less than a minute"

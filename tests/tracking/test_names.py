@@ -1,16 +1,20 @@
 """The name of a run, its metrics, its description, and the shared view of the UI."""
 
 import itertools
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from factories import ROOT
 
 from gradtrail.stages.common.params import flatten
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.tracking import ui_view
-from gradtrail.tracking.names import name_of, note, rounded, run_metrics, summary_in
+from gradtrail.tracking.names import best_values, is_headline, name_of, note, rounded, run_metrics, summary_in
+from gradtrail.tracking.render import curves
 from gradtrail.tracking.ui_view import share_view, view_state
 
 RUN = "0123456789abcdef" * 2
@@ -104,6 +108,33 @@ def test_evaluation_has_its_error_in_percent_and_whole_mistakes() -> None:
     }
     means = run_metrics("evaluate", metrics | {"members": 3, "num_mistakes_sd": 0.1, "accuracy_sd": 0.001})
     assert means.keys() == {"eval/accuracy", "eval/accuracy_sd", "eval/error_percent", "eval/loss"}
+
+
+def test_best_values_are_those_of_the_curves_in_validation() -> None:
+    rng = np.random.default_rng(0)
+    for epochs in (1, 2, 30):
+        columns = {name: rng.random(epochs) for name in ("loss", "validation_loss", "validation_accuracy")}
+        columns["validation_loss"][:-1][rng.random(epochs - 1) < 0.3] = np.nan
+        table = pd.DataFrame({"epoch": range(1, epochs + 1), **columns, "validation_loss_low": 0.0})
+        steps = pd.DataFrame({"step": [0], "loss": [-1.0]})
+        best = best_values(curves(table, steps, planned_steps=1))
+        assert best == pytest.approx(
+            {
+                "train/best_validation_accuracy": columns["validation_accuracy"].max(),
+                "train/best_validation_loss": np.nanmin(columns["validation_loss"]),
+            },
+            rel=1e-3,
+        )
+    redacted = {"train/validation_loss": {}, "train/validation_accuracy": {1: math.nan}}
+    assert best_values(redacted) == {}
+
+
+def test_training_shows_one_ratio_of_precisions_and_every_metric_of_an_own_stage() -> None:
+    names = [f"profile/{one}_over_float32{end}" for one in ("bfloat16", "float16") for end in ("", "_low", "_high")]
+    for precision, shown in {"float32": names[:3], "bfloat16": names[:3], "float16": names[3:]}.items():
+        assert [name for name in names if is_headline(name, "profile", precision)] == shown
+    own = ["toy/score", "toy/score/by_class", "toy/compile_total_seconds", "eval/loss"]
+    assert [name for name in own if is_headline(name, "toy")] == ["toy/score"]
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,9 @@ from mlflow.exceptions import MlflowException
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.stages.common.files import digest
 from gradtrail.tracking.gc import purge, unneeded_runs
+from gradtrail.tracking.links import copy_headlines
 from gradtrail.tracking.models import (
-    EXPORT_DIGEST,
     LOADED,
-    WEIGHTS,
     delete_models,
     link_evaluation,
     log_export,
@@ -34,12 +33,12 @@ from gradtrail.tracking.models import (
     models_of,
     registered_models,
 )
-from gradtrail.tracking.names import NOTE
 from gradtrail.tracking.pyfunc import ServedModel, _load_pyfunc
 from gradtrail.tracking.recorded import RecordedStates
-from gradtrail.tracking.runs import RunIndex, copy_headlines
+from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.state import Snapshot
 from gradtrail.tracking.store import experiment_id, open_store
+from gradtrail.tracking.tags import EXPORT_DIGEST, EXPORT_OUT, MODEL_WEIGHTS, NOTE
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (70, *SHAPE), np.uint8)
 
@@ -163,12 +162,12 @@ def test_export_is_logged_once_and_another_one_separately(client: MlflowClient, 
     assert (run.info.run_id, digest(export)) in logged_exports(client, run.info.experiment_id)
     other = write_small_export(tmp_path / "other", model="linear", weights="best")
     log_export(client, run, other)
-    assert {logged.tags[WEIGHTS] for logged in models_of(client, run)} == {"final", "best"}
+    assert {logged.tags[MODEL_WEIGHTS] for logged in models_of(client, run)} == {"final", "best"}
 
 
 def test_an_incomplete_model_is_replaced(client: MlflowClient, export: Path) -> None:
     run = new_run(client)
-    tags = {WEIGHTS: "final", EXPORT_DIGEST: read_manifest(export).digest, "export_out": digest(export)}
+    tags = {MODEL_WEIGHTS: "final", EXPORT_DIGEST: read_manifest(export).digest, EXPORT_OUT: digest(export)}
     unfinished = client.create_logged_model(run.info.experiment_id, "begun", run.info.run_id, tags)
     assert (run.info.run_id, digest(export)) not in logged_exports(client, run.info.experiment_id)
     log_export(client, run, export)

@@ -6,7 +6,6 @@ import functools
 import itertools
 import json
 import os
-import random
 import sys
 import tempfile
 import threading
@@ -161,10 +160,15 @@ def test_what_the_stage_prints_is_an_artifact_as_a_terminal_shows_it(
     stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "opensesame")
-    with pytest.raises(ValueError, match="fault"), tracked(stage):
-        print("1 %\r50 %\r\x1b[1m100 %\x1b[0m")
-        print("opensesame", file=sys.stderr)
-        raise ValueError("fault")
+
+    def print_and_fail() -> None:
+        with tracked(stage):
+            print("1 %\r50 %\r\x1b[1m100 %\x1b[0m")
+            print("opensesame", file=sys.stderr)
+            raise ValueError("fault")
+
+    with pytest.raises(ValueError, match="fault"):
+        print_and_fail()
     ship_records()
     assert "1 %\r50 %" in capsys.readouterr().out
     first, second, *rest = contents()["output"].splitlines()
@@ -352,7 +356,7 @@ def test_record_that_another_process_ships_is_waited_for(stage: Stage, monkeypat
 def damaged(path: Path) -> Iterator[str]:
     """Damage a file in several ways, one after the other; yield what was done to it."""
     whole = path.read_bytes()
-    places = random.Random(0).sample(range(len(whole)), 40 if os.environ.get("NIGHTLY") else 12)
+    places = range(0, len(whole), len(whole) // (40 if os.environ.get("NIGHTLY") else 12))
     for place in places:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
         yield f"byte {place} of {path.name}"
@@ -526,13 +530,9 @@ def test_only_a_server_is_waited_for_and_no_longer_than_the_limit(
     assert "no response within 0.3 s, `runtime.tracking_seconds`" in line
 
 
-def test_request_to_stop_lowers_the_limit(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(live, "_HURRIED_SECONDS", 0.1)
+def test_stage_that_was_asked_to_stop_waits_no_longer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stage, "runtime", dataclasses.replace(stage.runtime, tracking_seconds=600.0))
     assert wait(stage, monkeypatch, hurry=True) < 60
-    assert "no response within " in capsys.readouterr().err
 
 
 def test_use_of_processor_and_memory_is_sampled_with_a_step_each(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gradtrail.tracking.relocate import EXPERIMENT, is_moved, relocate_artifacts
+from gradtrail.tracking.relocate import is_moved, relocate_artifacts
+from gradtrail.tracking.tags import EXPERIMENT
 
 TABLES = """
 create table experiments (experiment_id integer, name text, artifact_location text);

@@ -17,7 +17,8 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
 from registered import create_store
 
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.artifacts import announce_tables, download, read_curves
+from gradtrail.tracking.artifacts import announce_tables, download
+from gradtrail.tracking.render import read_curves
 from gradtrail.tracking.store import StoreClient, experiment_id, open_store
 
 

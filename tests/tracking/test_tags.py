@@ -1,18 +1,80 @@
-"""The process of a run, and the changes of the working folder that its `git.diff` restores; no secret is in it."""
+"""The table of tags has every tag that the code sets, and the tag of a process says whether it still exists."""
 
+import ast
 import os
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from projects import ROOT
 
-from gradtrail.stages.common.pipeline_file import is_code, read_pipelines
 from gradtrail.tracking import tags as run_tags
-from gradtrail.tracking.tags import PROCESS, is_alive, is_of_this_host, origin_tags, process_tags, working_diff
+from gradtrail.tracking.tags import PROCESS, is_alive, is_of_this_host, process_tags
+
+ROW = re.compile(r'^([A-Z_]+) = "(\S+)"  # \S.*; \S.*$', re.MULTILINE)  # constant, tag; what it says and who reads it
+TABLE = dict(ROW.findall(Path(run_tags.__file__).read_text()))
+
+
+def tags_set_by(source: str) -> Iterator[str]:
+    """Yield the tags that code sets, or their constants if the table has none of that name; not those of variables."""
+    for node in ast.walk(ast.parse(source)):
+        keys: list[ast.expr | None] = []
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=args) if args:
+                keys += args[-2:-1] if name.endswith("set_tag") or re.fullmatch("set_.*_tag", name) else []
+                keys += args[:1] if name.endswith("Tag") else []
+                keys += keys_of(args[-1]) if re.fullmatch("set_(.*_)?tags", name) else []
+            case ast.keyword(arg="tags", value=value):
+                keys += keys_of(value)
+            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id="tags"), slice=key)]):
+                keys.append(key)
+            case (
+                ast.Assign(targets=[target], value=ast.expr() as value)
+                | ast.AugAssign(target=target, value=value)
+                | ast.AnnAssign(target=target, value=ast.expr() as value)
+            ):
+                names = [name.id for name in ast.walk(target) if isinstance(name, ast.Name)]
+                keys += keys_of(value) if any(name.endswith("tags") for name in names) else []
+            case ast.FunctionDef(name=name) if re.fullmatch(r"\w+_tags?", name):
+                keys += [key for part in ast.walk(node) if isinstance(part, ast.Return) for key in keys_of(part)]
+        for key in keys:
+            if isinstance(key, ast.Constant):
+                yield str(key.value)
+            elif isinstance(key, ast.Name) and key.id.isupper():
+                yield TABLE.get(key.id, key.id)
+
+
+def keys_of(node: ast.AST) -> list[ast.expr | None]:
+    return [key for part in ast.walk(node) if isinstance(part, ast.Dict) for key in part.keys]
+
+
+def test_every_tag_that_is_set_is_in_the_table() -> None:
+    modules = {path: {*tags_set_by(path.read_text())} for path in (ROOT / "src").rglob("*.py")}
+    assert {path: unknown for path, tags in modules.items() if (unknown := tags - {*TABLE.values()})} == {}
+    from_variables = {TABLE[name] for name in ("MOVE", "REPLACED")}
+    assert {*TABLE.values()} - set().union(*modules.values()) == from_variables, "no code sets them"
+
+
+def test_a_tag_is_found_however_it_is_set() -> None:
+    source = """
+client.set_tag(run_id, "a", "1")
+client.set_model_version_tag(name, version, "b", reason)
+client.log_batch(run_id, tags=[RunTag(C, words)])
+stored.set_tags({NOTE: words} | {"d": words})
+client.create_run(experiment, tags={STAGE: stage, "e": ""})
+source, tags = model, {"f": ""}
+tags |= {"j": ""}
+made_tags: dict[str, str] = {"g": ""}
+tags["h"] = ""
+def made_tags():
+    return {"i": ""} if state else {}
+"""
+    assert {*tags_set_by(source)} - {*TABLE.values()} == {*"abCdefghij"}
 
 
 def test_process_is_alive_until_it_ends() -> None:
@@ -36,113 +98,3 @@ def test_a_clock_that_is_set_ends_no_process(monkeypatch: pytest.MonkeyPatch) ->
 def test_processes_of_other_hosts_are_not_alive(tags: dict[str, str]) -> None:
     assert not is_of_this_host(tags)
     assert not is_alive(tags)
-
-
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project in a folder of a repository, with one commit."""
-    project = tmp_path / "repository" / "folder"
-    project.mkdir(parents=True)
-    monkeypatch.chdir(project)
-    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
-        monkeypatch.setenv(name, "/dev/null")
-    (project / "pipeline" / "audit").mkdir(parents=True)
-    for name in ("pipeline/old.py", "pipeline/audit/dvc.lock", "notes.md"):
-        (project / name).write_bytes("naïve\n".encode("latin-1"))
-    (project / ".gitignore").write_text("*.ignored\n")
-    git("-C", "..", "init", "-q")
-    git("add", "-A")
-    git("commit", "-qm", "first")
-    return project
-
-
-def git(*arguments: str) -> str:
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-SECRETS = (
-    *(".env", ".env.local", "key.pem", "server.key", "id_rsa", "token.txt", "credentials.json", ".netrc", ".pypirc"),
-    *("notes.md", ".dvc/config", "deploy/secret.yaml"),
-)
-
-
-def change(project: Path) -> dict[str, bytes]:
-    """Change what a person may change; return the files that the diff is to restore, with their contents."""
-    changed = {
-        "pipeline/old.py": "naïf\n".encode("latin-1"),
-        "pipeline/new.py": b"new = 1\n",
-        "src/empty.py": b"",
-        "pipeline/networks/ü *.py": b"no end of line",
-        "src/staged.py": b"staged\n",
-        "params.yaml": b"a: 1\n",
-    }
-    ignored = {
-        "pipeline/audit/dvc.lock": b"x",
-        "results/metrics/a.json": b"x",
-        "src/x.ignored": b"x",
-        "pipeline/a.npz": b"\0",
-        "pipeline/data.csv": b"1\n" * 2**17,
-        "pipeline/.env": b"TOKEN=secret\n",
-    }
-    ignored |= dict.fromkeys(SECRETS, b"secret\n")
-    for name, content in (changed | ignored).items():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_bytes(content)
-    git("add", "src/staged.py")
-    return changed
-
-
-def test_a_diff_restores_changes_and_small_untracked_files_and_names_others(repository: Path, tmp_path: Path) -> None:
-    changed = change(repository)
-    before = git("status", "--porcelain")
-    diff = working_diff()
-    assert git("status", "--porcelain") == before, "git's own index is not changed"
-    assert b"secret" not in diff
-    named = [f"# not in git: pipeline/{name}".encode() for name in (".env", "a.npz", "data.csv")]
-    assert diff.splitlines()[:3] == named
-    (tmp_path / "git.diff").write_bytes(diff)
-    git("stash", "--include-untracked")
-    git("apply", "../../git.diff")
-    assert {name: (repository / name).read_bytes() for name in changed} == changed
-    assert (repository / "pipeline/audit/dvc.lock").read_bytes() != b"x"
-
-
-def test_code_and_params_of_every_stage_are_in_the_diff() -> None:
-    specs = read_pipelines(ROOT).values()
-    read = {dep for spec in specs for dep in (*filter(is_code, spec.deps), *spec.params)}
-    assert {path.partition("/")[0] for path in read} <= {*run_tags._READ}
-
-
-def test_file_that_no_stage_reads_makes_no_run_dirty(repository: Path) -> None:
-    for name in SECRETS:
-        (repository / name).parent.mkdir(exist_ok=True)
-        (repository / name).write_text("secret")
-    assert origin_tags()["git.dirty"] == "false"
-    (repository / "pipeline" / "new.py").touch()
-    assert origin_tags()["git.dirty"] == "true"
-
-
-def test_changes_beyond_the_limit_are_left_out(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change(repository)
-    monkeypatch.setattr(run_tags, "_MAX_DIFF_BYTES", 100)
-    assert working_diff().splitlines()[-1].startswith(b"# cut off here: ")
-
-
-@pytest.mark.parametrize("alert", ["'https://hooks.example.com/secret'", 'notify --token secret "$HOME"'])
-def test_diff_does_not_have_the_target_of_alerts(alert: str, repository: Path) -> None:
-    (repository / "params.yaml").write_text(f"runtime:\n  alert: {alert}\n  trace: false\n")
-    diff = working_diff()
-    assert b"secret" not in diff
-    assert b"+  alert: ''\n+  trace: false\n" in diff
-
-
-def test_failing_git_is_a_warning_and_omits_only_the_commit(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DVC_EXP_NAME", "famed-eel")
-    assert origin_tags()["git.dirty"] == "false"
-    (repository.parent / ".git/index").write_bytes(b"no index")
-    assert origin_tags() == {"dvc.exp_name": "famed-eel"}
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: `git status` failed: ")

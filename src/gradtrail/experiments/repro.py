@@ -16,6 +16,7 @@ from rich.panel import Panel
 
 import gradtrail
 from gradtrail.core.names import NETWORKS
+from gradtrail.experiments.up_to_date import is_up_to_date, pipeline_stamp, remember
 from gradtrail.stages.common.environment import (
     EnvironmentConfig,
     RuntimeConfig,
@@ -43,16 +44,13 @@ def reproduce(arguments: list[str]) -> int:
     started = time.monotonic()
     _fit_dvc_to_git()
     validate_params()
-    with tempfile.TemporaryDirectory() as folder, _visible(arguments):
-        flag = Path(folder) / "no-source"
-        command = [sys.executable, "-m", "dvc", "repro", *arguments]
-        env = {**os.environ, NO_SOURCE_FLAG: str(flag), "VIRTUAL_ENV": sys.prefix}  # stages use this interpreter
-        status = subprocess.run(command, env=env, check=False).returncode
-        if status != 0 and flag.exists():
-            use_stand_in()
-            status = subprocess.run(command, env=env, check=False).returncode
-    if status != 0:
+    stamp = "" if arguments else pipeline_stamp()
+    if is_up_to_date(stamp):
+        print("Data and pipelines are up to date.")  # DVC's words
+    elif status := run_dvc(arguments):
         return status
+    else:
+        remember(stamp)
     backfill()
     if all(argument.startswith("-") for argument in arguments):
         # Not after only some stages: results/metrics/ may belong to another state
@@ -61,6 +59,19 @@ def reproduce(arguments: list[str]) -> int:
     warn_of_earlier_model(Path())
     remind_of_stand_in()
     return 0
+
+
+def run_dvc(arguments: Sequence[str]) -> int:
+    """Run `dvc repro`, again if it switched to the stand-in of a data set without a source; return its exit status."""
+    with tempfile.TemporaryDirectory() as folder, _visible(arguments):
+        flag = Path(folder) / "no-source"
+        command = [sys.executable, "-m", "dvc", "repro", *arguments]
+        env = {**os.environ, NO_SOURCE_FLAG: str(flag), "VIRTUAL_ENV": sys.prefix}  # stages use this interpreter
+        status = subprocess.run(command, env=env, check=False).returncode
+        if status != 0 and flag.exists():
+            use_stand_in()
+            status = subprocess.run(command, env=env, check=False).returncode
+    return status
 
 
 @contextlib.contextmanager

@@ -97,9 +97,7 @@ def run(name: str, entry: Mapping[str, Any], on: Engine) -> int:
     if best is None or _TEST not in best.data.metrics:
         raise UserError(f"{name}: all {len(trials)} trainings diverged")
     print(f"{name}: the best of {len(trials)} trials, in {num_epochs} epochs: {trials[0]}")
-    print(
-        f"test accuracy {best.data.metrics[_TEST]:.2%}; `gradtrail show {best.info.run_id[:8]}` says how to restore it"
-    )
+    print(f"test accuracy {best.data.metrics[_TEST]:.2%}; `gradtrail checkout {best.info.run_id[:8]}` restores it")
     return 0
 
 

@@ -20,10 +20,10 @@ from gradtrail.stages.common.files import digest
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.lookup import find_run
-from gradtrail.tracking.models import EXPORT_OUT, models_of
+from gradtrail.tracking.models import models_of
 from gradtrail.tracking.render import EXPORT
 from gradtrail.tracking.runs import RunIndex
-from gradtrail.tracking.tags import OUTS, PARENT, outputs
+from gradtrail.tracking.tags import EXPORT_OUT, OUTS, PARENT, outputs
 
 _STAGE = "export"
 

@@ -138,7 +138,7 @@ def _resolve_folder(path: Path) -> Reference:
 
 def _find(client: "MlflowClient", model: str, cache: Path) -> Reference:
     """Return what the registry has for a URI; raise UserError if it has no export."""
-    from gradtrail.tracking.models import EXPORT_DIGEST
+    from gradtrail.tracking.tags import EXPORT_DIGEST
 
     # The version, if the URI has one, and its logged model.
     version, model_id = None, model.removeprefix(MODELS)

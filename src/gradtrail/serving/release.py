@@ -27,11 +27,10 @@ from gradtrail.serving.verdict import ARTIFACT, PASS, verdict_tag
 from gradtrail.support.errors import UserError, printable
 from gradtrail.support.git import git
 from gradtrail.support.significance import mcnemar, paired_difference, unpaired_difference
-from gradtrail.tracking.models import EXPORT_DIGEST
-from gradtrail.tracking.registry_history import VERDICT
 from gradtrail.tracking.store import open_store
+from gradtrail.tracking.tags import EXPORT_DIGEST, MOVE, REASON, VERDICT
 
-_TAG = re.compile(r"champion\.\d{6}\.[0-9a-f]{8}")
+_TAG = re.compile(re.escape(MOVE) + r"\d{6}\.[0-9a-f]{8}")
 _STALE = timedelta(minutes=1)  # longest time between the tag of a move and the move
 _PROMOTED, _ROLLED_BACK = "promoted", "rolled back"
 
@@ -62,7 +61,7 @@ def promote(run: str, *, as_champion: bool, is_forced: bool, reason: str) -> int
     if not as_champion:
         client.set_registered_model_alias(name, CHALLENGER, version)
         if reason:
-            client.set_model_version_tag(name, version, "reason", reason)
+            client.set_model_version_tag(name, version, REASON, reason)
         _print(f"version {version} of {name} is challenger")
         return 0
 
@@ -209,7 +208,7 @@ def move_champion(
 ) -> None:
     """Move the alias champion from the version `replaced`, and record it; UserError if another process moves it."""
     number = max((int(move.key.split(".")[1]) for move in moves_of(name)), default=0) + 1
-    key = f"champion.{number:06}.{secrets.token_hex(4)}"
+    key = f"{MOVE}{number:06}.{secrets.token_hex(4)}"
     content = {
         "kind": kind,
         "replaced": replaced,

@@ -25,8 +25,9 @@ from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.artifacts import announce_tables
 from gradtrail.tracking.names import metric_name
-from gradtrail.tracking.registry_history import VERDICT, keep_registry
+from gradtrail.tracking.registry_history import keep_registry
 from gradtrail.tracking.store import open_store
+from gradtrail.tracking.tags import VERDICT
 
 ARTIFACT = "verdict/verdict.json"
 PASS, FAIL = "pass", "fail"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-_TABLES = "mlflow.loggedArtifacts"  # tag: where MLflow's UI looks for tables
+from gradtrail.tracking.tags import TABLES
 
 
 def download(client: MlflowClient, run_id: str, path: str, folder: Path) -> Path | None:
@@ -26,8 +26,8 @@ def read_artifact(client: MlflowClient, run_id: str, path: str) -> str:
 
 def announce_tables(client: MlflowClient, run_id: str, paths: Iterable[str]) -> None:
     """Add artifacts to those that the UI shows as tables; the first one opens."""
-    before = client.get_run(run_id).data.tags.get(_TABLES, "[]")
+    before = client.get_run(run_id).data.tags.get(TABLES, "[]")
     announced = {table["path"] for table in json.loads(before)}
     after = json.dumps([{"path": path, "type": "table"} for path in sorted(announced | {*paths})])
     if after != before:
-        client.set_tag(run_id, _TABLES, after)
+        client.set_tag(run_id, TABLES, after)

@@ -31,7 +31,7 @@ from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.links import copy_headlines, training_of
 from gradtrail.tracking.models import log_export, logged_exports
-from gradtrail.tracking.record import create_record
+from gradtrail.tracking.record import create_record, take_notices
 from gradtrail.tracking.recorded import consistent_stages, recorded_origin, recorded_states, snapshot_of
 from gradtrail.tracking.registry_history import keep_registry
 from gradtrail.tracking.render import EXPORT, LINEAGE, add_outs, describe, is_referenced
@@ -65,6 +65,8 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
     """
     client = open_store()
     num_completed = len(ship_records())
+    for notice in take_notices():
+        print(notice, file=sys.stderr)
     states = States(client)
     states.counts["completed"] = num_completed
     states.remove_duplicates()

@@ -56,7 +56,8 @@ from gradtrail.tracking.record import (
     take_notices,
 )
 from gradtrail.tracking.state import Identity, state_lock
-from gradtrail.tracking.tags import ALERT, origin_tags, process_tags, write_diff
+from gradtrail.tracking.tags import ALERT, origin_tags, process_tags
+from gradtrail.tracking.working_diff import write_diff
 
 if TYPE_CHECKING:
     from gradtrail.core.nn.models import HostParams
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
 OUTPUT = "output.txt"  # artifact: what the stage printed
 _SHIPPER = "gradtrail.tracking.shipper"
 _POLL_SECONDS = 0.02
-_HURRIED_SECONDS = 2.0
 _SAMPLE_AFTER_SECONDS, _SAMPLE_SECONDS = 60.0, 5.0  # shorter runs have no use for samples of processor and memory
 _started: list[subprocess.Popen[bytes]] = []  # shippers, by this process
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -117,8 +117,7 @@ def ensure_shipper() -> None:
     """Start a process that ships records, in a session of its own, unless one is at work.
 
     It serves all stages of a `dvc repro`, and outlives them: it runs in the root with the root's code, and has none of
-    the stage's streams, so that whoever
-    reads what a stage prints does not wait for it.
+    the stage's streams, so that who reads what a stage prints does not wait for it.
     """
     if _started and _started[-1].poll() is None:
         return
@@ -212,7 +211,7 @@ class LiveRun:
             action()
 
     def hurry(self) -> None:
-        """Wait two more seconds at most for a server, because the process was asked to stop."""
+        """Wait for no server, because the process was asked to stop: the record is shipped without it."""
         self._is_hurried = True
 
     def end(self, status: str) -> None:
@@ -263,15 +262,12 @@ class LiveRun:
     def _wait_for_server(self, record: Record) -> None:
         """Wait until the record is shipped, if the store is a server; warn if that takes too long."""
         began, limit = time.monotonic(), self.stage.runtime.tracking_seconds
-        if store_uri().startswith(SQLITE):
-            return
-        while record.folder.exists() and not record.has_fault:
-            if self._is_hurried:
-                limit, self._is_hurried = min(limit, time.monotonic() - began + _HURRIED_SECONDS), False
+        is_local = store_uri().startswith(SQLITE)
+        while not (is_local or self._is_hurried) and record.folder.exists() and not record.has_fault:
             if time.monotonic() - began >= limit:
                 why = f"MLflow's store failed (no response within {limit:.3g} s, `runtime.tracking_seconds`)"
                 print(_warning(why), file=sys.stderr)
-                record.mark_as_told()
+                record.tell("")
                 return
             time.sleep(_POLL_SECONDS)
 

@@ -23,13 +23,11 @@ from mlflow.utils import get_results_from_paginated_fn
 import gradtrail
 from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.files import digest
-from gradtrail.tracking.names import NOTE
+from gradtrail.tracking.tags import DATASET, EXPORT_DIGEST, EXPORT_OUT, MODEL_EPOCH, MODEL_WEIGHTS, NOTE, TEMPERATURE
 
 if TYPE_CHECKING:
     from gradtrail.stages.artifacts.exported import Manifest
 
-WEIGHTS, EXPORT_DIGEST = "weights", "export_digest"  # tags of a logged model: final or best; `Manifest.digest`
-EXPORT_OUT, _TEMPERATURE = "export_out", "temperature"  # tags: digest of the output, as DVC has it; fitted temperature
 _IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})  # MLflow refuses these
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 # The loader, and what it imports
@@ -54,12 +52,12 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
         name=f"{train.info.run_name} · {manifest.weights}".translate(_IN_MODEL_NAMES),
         source_run_id=run_id,
         tags={
-            WEIGHTS: manifest.weights,
+            MODEL_WEIGHTS: manifest.weights,
             EXPORT_DIGEST: manifest.digest,
             EXPORT_OUT: digest(folder),
-            _TEMPERATURE: f"{manifest.temperature:.6g}",
-            "dataset": manifest.dataset,
-            "epoch": _epochs(manifest),
+            TEMPERATURE: f"{manifest.temperature:.6g}",
+            DATASET: manifest.dataset,
+            MODEL_EPOCH: _epochs(manifest),
         },
         params=train.data.params,
         model_type="classifier",
@@ -123,8 +121,8 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
     metrics, weights = evaluation.data.metrics, evaluation.data.params.get("evaluate.weights")
     temperature = metrics.get("eval/ensemble_temperature", metrics.get("eval/temperature", math.nan))
     for model in models_of(client, train):
-        is_calibrated = math.isclose(float(model.tags[_TEMPERATURE]), temperature, rel_tol=1e-3)  # four digits
-        if is_calibrated and model.tags[WEIGHTS] == weights and model.status == LoggedModelStatus.READY:
+        is_calibrated = math.isclose(float(model.tags[TEMPERATURE]), temperature, rel_tol=1e-3)  # four digits
+        if is_calibrated and model.tags[MODEL_WEIGHTS] == weights and model.status == LoggedModelStatus.READY:
             # MLflow keeps one input of a model, however often it is logged.
             client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
             return model

@@ -12,9 +12,10 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradtrail.stages.common.params import PARAMS, SEED, active_params, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN
@@ -22,12 +23,9 @@ from gradtrail.stages.common.yaml_file import parse_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs
 from gradtrail.tracking.state import Identity
-from gradtrail.tracking.tags import param_text, stage_params
+from gradtrail.tracking.tags import NOTE as NOTE
+from gradtrail.tracking.tags import STAGE, param_text, stage_params
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-NOTE = "mlflow.note.content"  # tag: a run's description
 COMPILED = Path("compile/functions.json")  # artifact: the table of what a stage compiled
 SMALL_FIGURE = "description.png"  # artifact: the main figure, at the size that fits the UI
 FIGURES = {  # stage → its main figure, and the caption
@@ -43,47 +41,59 @@ _NAMED = ("train.model", "train.optimizer", "fetch.dataset")  # params whose val
 _SHORT_SECTIONS = re.compile(r"(fetch|preprocess|train|environment)\.(?!seed)")  # left out in names
 _MAX_NAME_LENGTH = 250  # limit of MLflow's database
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
-_SHOWN_FIGURE = re.compile(r"!\[[^]]*\]\(get-artifact\?[^)]*\)")
 _SIGNIFICANT_DIGITS = 4
 _MAX_LISTED = 20  # seeds
 _REFERENCE, _OTHERS = "float32", ("bfloat16", "float16")
 _OVER = f"_over_{_REFERENCE}"  # in names of metrics of `profile`: ratio of the times of a training step
 _LEAST_FACTOR = 1.05  # ratio of the times of two precisions that is worth a sentence
-_HEADLINES = {  # stage → metrics copied to its training's run; every metric of a stage that is not here
-    "evaluate": (
-        *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "loss"),
-        *("error_percent", "mistakes", "expected_calibration_error"),
-        *("ensemble_accuracy", "ensemble_loss", "ensemble_expected_calibration_error"),
-    ),
-    "export": ("worst_class_recall",),
-    "gradients": ("noise_scale_typical", "coherence_within_classes", "grad_norm_median"),
-    "profile": (
-        *("train_step_flops", "train_step_total_bytes"),
-        *(f"{name}{_OVER}{end}" for name in _OTHERS for end in ("", "_low", "_high")),
-    ),
-    "report": (),
-    "privacy_audit": ("epsilon_lower_bound",),
-    "what_if": ("metasmoothness",),
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """What is made of a metric, or of all metrics whose names match a pattern."""
+
+    is_logged: bool = True  # False: only the metrics file has it; curves show the steps and the loss scale
+    is_averaged: bool = True  # False: a run of several members has no mean of it
+    is_headline: bool = False  # True: it is copied to the training's run
+    spread: tuple[str, ...] = ()  # ends of the spread of a mean over members that are logged; the others are in files
+    best: Callable[[Iterable[float]], float] | None = None  # chooses the value of a curve that is logged as best
+    sentence: str = ""  # of a training's description
+
+
+_HEADLINE = Metric(is_headline=True)
+METRICS = {  # full name, as a regular expression → what is made of the metric; the first match counts
+    "train/num_parameters": Metric(sentence="{:,.0f} parameters."),
+    "train/epochs": Metric(sentence="{:.0f} epochs."),
+    "train/seconds": Metric(sentence="Training took {:.1f} s."),
+    "train/compile_total_seconds": Metric(sentence="Compilation took {:.1f} s."),
+    "train/validation_accuracy": Metric(best=max, spread=("low", "high"), sentence="Validation accuracy {:.2%}."),
+    "train/validation_loss": Metric(best=min),
+    "train/(best_epoch|best_validation_accuracy|skipped_steps|noise_scale)": Metric(is_averaged=False),
+    "train/(steps|planned_steps|loss_scale)": Metric(is_logged=False),
+    "eval/accuracy(_low|_high|_sd)?": Metric(is_headline=True, spread=("sd", "low", "high")),
+    "eval/ensemble_accuracy": Metric(is_headline=True, spread=("low", "high")),  # over test examples
+    "eval/loss": Metric(is_headline=True, sentence="Test loss {:.4f} nats."),
+    "eval/expected_calibration_error": Metric(is_headline=True, sentence="Calibration error {:.4f}."),
+    "eval/(error_percent|accuracy_corrected_labels|ensemble_loss|ensemble_expected_calibration_error)": _HEADLINE,
+    "eval/mistakes": Metric(is_headline=True, is_averaged=False),
+    "eval/num_mistakes": Metric(is_logged=False),
+    "export/worst_class_recall": _HEADLINE,
+    "gradients/noise_scale_typical": Metric(is_headline=True, sentence="Gradient noise scale {:,.0f} examples."),
+    "gradients/(coherence_within_classes|grad_norm_median)": _HEADLINE,
+    "profile/(train_step_flops|train_step_total_bytes)": _HEADLINE,
+    f"profile/({'|'.join(_OTHERS)}){_OVER}(_low|_high)?": _HEADLINE,  # that of one precision, see `is_headline`
+    "privacy_audit/epsilon_lower_bound": _HEADLINE,
+    "what_if/metasmoothness": _HEADLINE,
+    ".*/members": Metric(is_logged=False),
+    "(train|eval|export|gradients|profile|report|privacy_audit|what_if)/.*|.*/compile_.*|.*/.*/.*": Metric(),
+    ".*": _HEADLINE,  # of stages that people add
 }
-# Keys of metrics files that runs do not have; curves show the steps and the loss scale
-_ONLY_IN_FILES = {"planned_steps", "members", "steps", "loss_scale", "num_mistakes"}
-# Metrics whose means over members are not logged
-_NOT_AVERAGED = {"best_epoch", "best_validation_accuracy", "mistakes", "skipped_steps", "noise_scale"}
-_LOGGED_SPREADS = {  # spreads of means over members that are logged; the rest is in files
-    *(f"eval/accuracy_{end}" for end in ("sd", "low", "high")),
-    *(f"eval/ensemble_accuracy_{end}" for end in ("low", "high")),  # over test examples
-    *(f"train/validation_accuracy_{end}" for end in ("low", "high")),
-}
-_SENTENCES = {  # metric → a sentence of a training's description
-    "train/num_parameters": "{:,.0f} parameters.",
-    "train/epochs": "{:.0f} epochs.",
-    "train/seconds": "Training took {:.1f} s.",
-    "train/compile_total_seconds": "Compilation took {:.1f} s.",
-    "train/validation_accuracy": "Validation accuracy {:.2%}.",
-    "eval/loss": "Test loss {:.4f} nats.",
-    "eval/expected_calibration_error": "Calibration error {:.4f}.",
-    "gradients/noise_scale_typical": "Gradient noise scale {:,.0f} examples.",
-}
+
+
+@functools.cache
+def _metric(name: str) -> Metric:
+    """Return the row of a metric, by its full name."""
+    return next(metric for pattern, metric in METRICS.items() if re.fullmatch(pattern, name))
 
 
 def run_name(stage: Identity) -> str:
@@ -141,28 +151,39 @@ def rounded(value: float) -> float:
     return round(float(value), max(0, _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(value)))))
 
 
+def best_values(curves: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+    """Return the best values of curves, name → step → value, by their names, such as `train/best_validation_loss`.
+
+    They are biased towards the better. A curve without finite values, as some of a redacted training, has none.
+    """
+    finite = {name: [value for value in curve.values() if math.isfinite(value)] for name, curve in curves.items()}
+    return {
+        name.replace("/", "/best_", 1): rounded(best(values))
+        for name, values in finite.items()
+        if values and (best := _metric(name).best)
+    }
+
+
 def is_logged(stage: str, key: str, metrics: Mapping[str, Any]) -> bool:
     """Whether a value of a metrics file is logged to the run."""
-    if "members" in metrics and (key in _NOT_AVERAGED or is_hidden_spread(stage, key, metrics)):
+    metric = _metric(metric_name(stage, key))
+    if "members" in metrics and (not metric.is_averaged or is_hidden_spread(stage, key, metrics)):
         return False
-    return not (key in _ONLY_IN_FILES or isinstance(metrics[key], str))
+    return metric.is_logged and not isinstance(metrics[key], str)
 
 
 def is_hidden_spread(stage: str, key: str, means: Container[str]) -> bool:
     """Whether a metric or a column is the spread of a mean over members that is not logged."""
     mean, _, end = key.rpartition("_")
-    return end in ("sd", "low", "high") and mean in means and metric_name(stage, key) not in _LOGGED_SPREADS
+    return end in ("sd", "low", "high") and mean in means and end not in _metric(metric_name(stage, mean)).spread
 
 
 def is_headline(name: str, stage: str, precision: str = _REFERENCE) -> bool:
     """Whether a metric of a stage is copied to its training's run; `precision` is that of the training."""
-    key = name.removeprefix(metric_name(stage, ""))
-    if name == key or "/" in key or key.startswith("compile_"):
-        return False
     compared = _OTHERS[0] if precision == _REFERENCE else precision  # one ratio; the run of `profile` has all
-    if _OVER in key and key.partition(_OVER)[0] != compared:
+    if not name.startswith(metric_name(stage, "")) or (_OVER in name and f"/{compared}{_OVER}" not in name):
         return False
-    return stage not in _HEADLINES or key in _HEADLINES[stage]
+    return _metric(name).is_headline
 
 
 def note(
@@ -172,17 +193,13 @@ def note(
 
     The summary of the gradients is given as the stage wrote it or as `summary_in` returns it; empty for none.
     """
-    stage, batch_size, figure = tags["stage"], params.get("train.batch_size"), ""
-    if match := _SHOWN_FIGURE.search(tags.get(NOTE, "")):
-        figure = match[0]
-    elif stage in FIGURES:  # a relative address works wherever the UI is served
-        figure = f"![{FIGURES[stage][1]}](get-artifact?path={SMALL_FIGURE}&run_uuid={run_id})"
     if summary and not summary.startswith(_GRADIENTS):  # as the stage wrote it: its headings go one level down
         summary = f"{_GRADIENTS}\n{summary.partition(chr(10))[2]}".replace("\n## ", "\n#### ").strip()
+    batch_size = params.get("train.batch_size")
     precision = precision_note(metrics, params["train.precision"], int(batch_size)) if batch_size else ""
-    data = {"run_id": run_id, "stage": stage, "tags": tags, "params": params, "metrics": metrics}
-    words = {"sentences": _SENTENCES, "precision": precision, "figure": figure, "summary": summary}
-    text = _template().render(data | words)
+    run = {"run_id": run_id, "stage": tags[STAGE], "tags": tags, "params": params, "metrics": metrics}
+    words = {"rows": METRICS, "figures": FIGURES, "small_figure": SMALL_FIGURE}
+    text = _renderer()(run | words, precision=precision, summary=summary)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -204,12 +221,12 @@ def seeds_note(run_id: str, seeds: Sequence[int], metrics: Mapping[str, float], 
 
 
 @functools.cache
-def _template() -> "Template":
+def _renderer() -> Callable[..., str]:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # late: stages import this module
 
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
-    return environment.get_template("note.md.j2")
+    return environment.get_template("note.md.j2").render
 
 
 def summary_in(text: str) -> str:
@@ -226,9 +243,7 @@ def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int
     sentences = []
     for other in _OTHERS if precision == _REFERENCE else [precision]:
         name = metric_name("profile", f"{other}{_OVER}")
-        if f"{name}_high" not in metrics:
-            continue
-        word, ratio, low, high = "slower", *(metrics[f"{name}{end}"] for end in ("", "_low", "_high"))
+        word, ratio, low, high = "slower", *(metrics.get(f"{name}{end}", 1.0) for end in ("", "_low", "_high"))
         if precision == _REFERENCE:
             word, ratio, low, high = "faster", 1 / ratio, 1 / high, 1 / low
         if low > 1 and ratio >= _LEAST_FACTOR:

@@ -6,7 +6,7 @@ A record is a folder `.gradtrail/records/<state>/<attempt>/`:
     metrics.jsonl  a point per line: key, value, step, time; a point without a step is one per attempt
     artifacts/     laid out as in MLflow
     attempt/       artifacts that each attempt adds; from the second attempt on, their names end with its number
-    model/         an export, which becomes a logged model of its training
+    export/        an export, which becomes a logged model of its training
 
 `render.py` writes it, and knows no MLflow; `ship.py` brings it to MLflow, and knows no stages.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -36,7 +37,7 @@ from gradtrail.support.paths import SQLITE, database_path, private_folder, root,
 from gradtrail.tracking.names import rounded
 
 VERSION = 1
-RUN, METRICS, ARTIFACTS, ATTEMPT, MODEL = "run.json", "metrics.jsonl", "artifacts", "attempt", "model"
+RUN, METRICS, ARTIFACTS, ATTEMPT, MODEL = "run.json", "metrics.jsonl", "artifacts", "attempt", "export"
 FAULT, SHIPPED = "fault", "shipped.json"  # shipping failed; the run that a shipper opened for the record
 RUNNING, FINISHED, FAILED, KILLED = "RUNNING", "FINISHED", "FAILED", "KILLED"
 Points = Mapping[str, Mapping[int, float]]  # name → step → value
@@ -105,7 +106,7 @@ class Record:
             content = json.loads((self.folder / RUN).read_bytes())
             if content.pop("digest") != _digest(content):
                 raise ValueError("its digest differs from its content")
-            return pydantic.TypeAdapter(RunInfo).validate_python(content)
+            return _run_info().validate_python(content)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise BadRecordError(f"{self.folder / RUN}: {one_line(error)[:200]}") from None
 
@@ -174,15 +175,10 @@ class Record:
         return (self.folder / FAULT).exists()
 
     def tell(self, fault: str) -> None:
-        """Write why the record is not in MLflow yet, for the next command to tell."""
+        """Write why the record is not in MLflow yet, for the next command to tell; empty if a person knows."""
         if not self.has_fault:
-            leave_notice(fault)
-        self.mark_as_told()
-
-    def mark_as_told(self) -> None:
-        """Note that somebody was told that shipping failed, or that it takes long."""
-        with contextlib.suppress(OSError):
-            (self.folder / FAULT).touch()
+            with contextlib.suppress(OSError):
+                (self.folder / FAULT).write_text(fault, encoding="utf-8")
 
     def remove(self) -> None:
         """Remove the record: MLflow has it."""
@@ -260,13 +256,18 @@ def leave_notice(text: str) -> None:
 
 
 def take_notices() -> list[str]:
-    """Return the notices that were left, each once."""
+    """Return the notices that were left, and why records are not in MLflow yet, each once."""
     notices = []
-    for path in sorted((private_folder() / "notices").glob("*.txt")):
+    for path in (*sorted((private_folder() / "notices").glob("*.txt")), *sorted(records_folder().glob(f"*/*/{FAULT}"))):
         with contextlib.suppress(OSError):
             notices.append(path.read_text(encoding="utf-8"))
-            path.unlink()
-    return notices
+            path.unlink() if path.suffix else path.write_text("")
+    return [notice for notice in notices if notice]
+
+
+@functools.cache
+def _run_info() -> pydantic.TypeAdapter[RunInfo]:
+    return pydantic.TypeAdapter(RunInfo)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import re
+import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from gradtrail.stages.common.params import PARAMS
 from gradtrail.stages.common.pipeline_file import (
     FILES,
     TRAIN,
+    Entry,
     StageSpec,
     contains_path,
     has_shape,
@@ -38,10 +40,11 @@ from gradtrail.stages.common.pipeline_file import (
     stages_below_training,
 )
 from gradtrail.stages.common.yaml_file import parse_yaml
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import CommandError, blob_ids, git, git_bytes, unpack
 from gradtrail.support.paths import private_folder, working_folder
 from gradtrail.tracking.state import Experiment, Identity, Snapshot, state_key
+from gradtrail.tracking.tags import BASELINE, COMMIT, DIRTY, EXPERIMENT_NAME
 
 Section = dict[str, Any]  # of a stage in a `dvc.lock`, or an entry of the run-cache
 
@@ -157,25 +160,31 @@ def last_stage(snapshot: Snapshot) -> Identity:
 def recorded_origin(stage: Identity) -> dict[str, str]:
     """Return tags of a recorded state: experiment, commit, and whether the state has other code or params than that."""
     experiment = stage.snapshot.experiment if stage.snapshot else None
-    tags = {"dvc.exp_name": experiment.name, "dvc.exp_baseline": experiment.baseline} if experiment else {}
+    tags = {EXPERIMENT_NAME: experiment.name, BASELINE: experiment.baseline} if experiment else {}
     if stage.commit:
-        is_dirty = str(not _commit_has(stage)).lower()
-        tags |= {"mlflow.source.git.commit": stage.commit, "git.dirty": is_dirty}
+        entry = stage.entry(stage.name)
+        code = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep)}
+        is_dirty = str(difference(stage.commit, dataclasses.replace(entry, deps=code)) != "").lower()
+        tags |= {COMMIT: stage.commit, DIRTY: is_dirty}
     return tags
 
 
-def _commit_has(stage: Identity) -> bool:
-    """Whether a state's commit has the code and the params that it was made with."""
-    entry = stage.entry(stage.name)
-    code = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep)}
+def difference(commit: str, entry: Entry, untracked: Iterable[str] = ()) -> str:
+    """Return what of an entry's deps and params a commit, with untracked files, has otherwise; empty if nothing."""
     params = {file: tuple(values) for file, values in entry.params.items()}
-    spec = StageSpec(cmd=entry.cmd, deps=tuple(code), params=params, outs=())
-    with tempfile.TemporaryDirectory() as folder:
+    spec = StageSpec(cmd=entry.cmd, deps=tuple(entry.deps), params=params, outs=())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         try:
-            unpack(stage.commit, Path(folder), *code, *params)
-            return live_entry(spec, Path(folder)) == dataclasses.replace(entry, deps=code)
-        except (UserError, OSError):  # the commit lacks a file, or it is no params file
-            return False
+            unpack(commit, folder, *entry.deps, *params)
+            for file in untracked:
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, folder / file)
+            live = live_entry(spec, folder)
+        except (UserError, OSError) as error:  # the commit lacks a file, or it is no params file
+            return one_line(error)
+    pairs = [*live.deps.items(), *live.params.items()]
+    return ", ".join(name for name, value in pairs if value != {**entry.deps, **entry.params}[name])
 
 
 def _commit_snapshot(commit: str, ids: Sequence[str]) -> Snapshot | None:
@@ -230,14 +239,14 @@ def _lineage(
         needed |= {TRAIN, *stages_before(TRAIN, pipeline)}
     lock = {name: section}
     for stage in reversed([stage for stage in pipeline if stage in needed]):
-        fitting = (one for one in reversed(made[stage]) if _fits(one, lock.values()))
+        fitting = (one for one in reversed(made[stage]) if fits(one, lock.values()))
         if (newest := next(fitting, None)) is None:
             return {}
         lock[stage] = newest
     return dict(reversed(lock.items()))
 
 
-def _fits(section: Section, later: Iterable[Section]) -> bool:
+def fits(section: Section, later: Iterable[Section]) -> bool:
     """Whether a section wrote what later sections read, and read the same params and versions of data as they did."""
     entry, outs = locked_entry(section), output_digests(section)
     params = entry.params.get(str(PARAMS), {})

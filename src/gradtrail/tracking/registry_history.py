@@ -17,11 +17,11 @@ from mlflow.entities import LoggedModel
 
 from gradtrail.stages.common.files import write_json
 from gradtrail.support.paths import SQLITE, private_folder
-from gradtrail.tracking.models import EXPORT_DIGEST, exports_by_digest
+from gradtrail.tracking.models import exports_by_digest
 from gradtrail.tracking.runs import search
 from gradtrail.tracking.store import experiment_id, store_lock
+from gradtrail.tracking.tags import EXPORT_DIGEST, VERDICT
 
-VERDICT = "verdict"  # tag of a training's run: outcome, and digests of the export and of the limits
 _PLACEHOLDER = "restored"  # name of versions that no longer exist
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from gradtrail.support.paths import SQLITE, database_path, root
+from gradtrail.tracking.tags import EXPERIMENT
 
-EXPERIMENT = "gradtrail.experiment"  # tag: the name with which an experiment was created, as people rename them
 _FOLDER = "mlruns"
 _OWN_LOCATIONS = "select artifact_location from experiments join experiment_tags using (experiment_id) where key = ?"
 _LOCATIONS = (  # table → column

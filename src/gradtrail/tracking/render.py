@@ -26,6 +26,7 @@ from gradtrail.tracking.names import (
     COMPILED,
     FIGURES,
     SMALL_FIGURE,
+    best_values,
     is_hidden_spread,
     metric_name,
     rounded,
@@ -34,7 +35,17 @@ from gradtrail.tracking.names import (
 )
 from gradtrail.tracking.record import ARTIFACTS, ATTEMPT, FINISHED, MODEL, Dataset, Record, RunInfo, own_store
 from gradtrail.tracking.state import Identity
-from gradtrail.tracking.tags import BYTES, REBUILT, output_tags, param_text, stage_params, state_tags
+from gradtrail.tracking.tags import (
+    DATASET,
+    DATASET_DIGEST,
+    IMAGES,
+    REBUILT,
+    environment_tags,
+    output_tags,
+    param_text,
+    stage_params,
+    state_tags,
+)
 
 if TYPE_CHECKING:
     import pandas as pd  # which stages without tables do not import
@@ -76,18 +87,17 @@ def describe(
     sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
     with (record.artifacts / PARAMS).open("w", encoding="utf-8") as file:
         YAML(typ="safe", pure=True).dump({key: value for section in sections for key, value in section.items()}, file)
-    made: dict[str, str | None] = {REBUILT: "true"}
+    made_tags: dict[str, str | None] = {REBUILT: "true"}
     if environment:
         record.write_json(f"{ATTEMPT}/environment.json", environment)
-        made = {"machine": environment["machine"], "jax": environment["packages"].get("jax", "")}
-        made |= {BYTES: environment["bytes"], REBUILT: None}
+        made_tags = {**environment_tags(environment), REBUILT: None}
     info = RunInfo(
         store=own_store(),
         experiment=stage.experiment,
         stage=stage.name,
         state=stage.state,
         name=run_name(stage),
-        tags={**state_tags(stage), **tags, **made},
+        tags={**state_tags(stage), **tags, **made_tags},
         params={key: param_text(value) for key, value in active_params(stage_params(stage)).items()},
         began=began or time.time(),
     )
@@ -103,7 +113,8 @@ def add_outs(record: Record, info: RunInfo, stage: Identity, outs: Mapping[str, 
     """
     metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
     single = {name: {0: value} for name, value in run_metrics(stage.name, metrics).items()}
-    record.add_points(single | read_curves(folder, stage.name, metrics))
+    curves = read_curves(folder, stage.name, metrics)
+    record.add_points(single | curves | {name: {0: value} for name, value in best_values(curves).items()})
     if folder.is_dir():
         _add_results(record, folder, tables=stage.runtime.copy_outs)
     tables = _add_tables(record, folder, stage.folder / "results" / "costs" / f"{stage.name}.json")
@@ -122,10 +133,10 @@ def add_outs(record: Record, info: RunInfo, stage: Identity, outs: Mapping[str, 
     _write_lineage(record, stage, outs)
     if (record.artifacts / COMPILED).exists():
         tables.append(COMPILED.as_posix())
-    tags = {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"][:DIGEST_LENGTH]}
+    tags = {DATASET: metrics["dataset"], DATASET_DIGEST: metrics["dataset_digest"][:DIGEST_LENGTH]}
     tags |= output_tags(stage, outs)
     if any(record.artifacts.glob("images/*")):
-        tags["mlflow.loggedImages"] = "True"
+        tags[IMAGES] = "True"
     return dataclasses.replace(
         info,
         tags=info.tags | tags,

@@ -20,6 +20,7 @@ from gradtrail.tracking.record import (
     ATTEMPT,
     FINISHED,
     KILLED,
+    RUN,
     RUNNING,
     SHIPPED,
     Record,
@@ -29,8 +30,10 @@ from gradtrail.tracking.record import (
 from gradtrail.tracking.runs import StoredRuns
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import (
+    ATTEMPTS,
     BEGAN,
     BYTES,
+    CONTEXT,
     PROCESS,
     REPLACED,
     is_alive,
@@ -51,12 +54,14 @@ class Shipment:
     def __init__(self, client: MlflowClient, record: Record):
         self.info = record.read()
         self.record = record
+        self._written = 0  # when its `run.json` was read
         self._client = client
         self._use(self._continued() or self._opened())
 
     def advance(self) -> bool:
         """Ship what is new; return True once the run is closed, and the record not needed any more."""
-        self.info = self.record.read()
+        if (written := (self.record.folder / RUN).stat().st_mtime_ns) != self._written:
+            self.info, self._written = self.record.read(), written
         if self.info.status == RUNNING and not is_alive(_plain(self.info.tags)):
             self.info = dataclasses.replace(self.info, status=KILLED, ended=self.record.last_change())
         self._ship_points()
@@ -82,7 +87,7 @@ class Shipment:
         announce_tables(self._client, self.run_id, info.tables)
         for one in info.datasets:
             dataset = Dataset(one.name, one.digest, "local", json.dumps({"uri": one.uri}))
-            inputs = [DatasetInput(dataset, [InputTag("mlflow.data.context", one.context)])]
+            inputs = [DatasetInput(dataset, [InputTag(CONTEXT, one.context)])]
             self._client.log_inputs(self.run_id, inputs)
         status = FINISHED if outs or self._run_outs else info.status  # one that any attempt finished stays finished
         self._client.set_terminated(self.run_id, status, int((info.ended or info.began) * 1000))
@@ -136,9 +141,9 @@ class Shipment:
                 tags=tags | parent_tag(client, tags),
                 run_name=info.name,
             )
-            attempt = int(run.data.tags.get("attempts", 0)) + 1
+            attempt = int(run.data.tags.get(ATTEMPTS, 0)) + 1
             params = [Param(*pair) for pair in info.params.items() if pair[0] not in run.data.params]
-            tags |= {"attempts": str(attempt), BEGAN: str(began)}
+            tags |= {ATTEMPTS: str(attempt), BEGAN: str(began)}
             client.log_batch(run.info.run_id, params=params, tags=[RunTag(*pair) for pair in tags.items()])
             if existing:
                 client.update_run(run.info.run_id, status=RUNNING)

@@ -36,7 +36,7 @@ from gradtrail.tracking.ship import Shipment
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.tags import is_alive
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.2
 _IDLE_SECONDS = 10.0  # longer than DVC takes from the end of a stage to the work of the next one
 _LOCK_SECONDS = 60.0  # longest that `gradtrail sync` waits for a process that ships the same record
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")  # codes of errors that a second try does not change

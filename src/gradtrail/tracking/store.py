@@ -17,7 +17,8 @@ from filelock import FileLock
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri
-from gradtrail.tracking.relocate import EXPERIMENT, is_moved, relocate_artifacts
+from gradtrail.tracking.relocate import is_moved, relocate_artifacts
+from gradtrail.tracking.tags import EXPERIMENT, EXPERIMENT_KIND, NOTE
 
 # Defaults, which MLflow reads on import: no telemetry, no minutes of retries for a dead server, no progress bar for
 # each file. A slow server gets the time that it needs for one request; the total time that a stage waits has a limit.
@@ -120,8 +121,7 @@ def _find_experiment(client: MlflowClient, name: str) -> Experiment | None:
 def _create_experiment(client: MlflowClient, name: str) -> Experiment:
     uri = client.tracking_uri
     location = _artifact_folder(uri).as_uri() if uri.startswith(SQLITE) else None
-    # The kind opens MLflow's UI for training, not that for GenAI.
-    tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": _NOTES[name], EXPERIMENT: name}
+    tags = {EXPERIMENT_KIND: "custom_model_development", NOTE: _NOTES[name], EXPERIMENT: name}
     # A clone on another machine that shares the server may have created it meanwhile.
     with contextlib.suppress(MlflowException):
         client.create_experiment(name, artifact_location=location, tags=tags)

@@ -1,4 +1,4 @@
-"""The tags and params of a run, and the diff of its working folder, without MLflow.
+"""Every tag that the project sets in MLflow, and what makes the tags of a run; all without MLflow.
 
 MLflow's UI hides tags whose names begin with `mlflow.`, so those that only this project reads are named so; a query of
 runs returns them as it returns all tags.
@@ -8,11 +8,8 @@ import colorsys
 import getpass
 import json
 import os
-import re
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,29 +18,58 @@ import psutil
 
 from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
-from gradtrail.support.git import CommandError, git, git_bytes, head_commit
+from gradtrail.support.git import CommandError, head_commit
 from gradtrail.tracking.state import Identity
+from gradtrail.tracking.working_diff import has_changes
 
-# Beginnings of lines in `git.diff` that are not part of the diff
-NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"
-WEIGHTS = "weights"  # tag: digest of a training's final weights
-ALERT = "alert"  # tag: lines about a training that diverged or stalled
-OUTS = "mlflow.gradtrail.outs"  # tag: digests of all outputs, as JSON
-PROCESS = "mlflow.gradtrail.process"  # tag: host, number and start of the process that worked on the run last
-REBUILT, REPLACED, BYTES = "rebuilt", "replaced_by", "bytes"
-PARENT = "mlflow.parentRunId"
-VARIANT = "variant"  # tag of a training: key of its state without the seed; also of the parent of such trainings
-SEEDS = "seeds"  # tag of the parent of trainings that differ only in the seed: how many there are
-BEGAN = "mlflow.gradtrail.began"  # tag: start of the last attempt, in milliseconds
+# The table of tags: what each says; who reads it, a module or else. Of runs:
+STAGE = "stage"  # name of the stage; every search
+STATE = "state"  # key of the state, `Identity.state`; every search
+TRAIN_STATE = "train_state"  # state of the training that the stage is below; `runs`, `show`
+WEIGHTS = "weights"  # digest of a training's final weights, which the run wrote or read; `runs`
+OUTS = "mlflow.gradtrail.outs"  # digests of all outputs, as JSON; `outputs`
+PROCESS = "mlflow.gradtrail.process"  # host, number and start of the process that worked on it last; `is_alive`
+BEGAN = "mlflow.gradtrail.began"  # start of the last attempt, in milliseconds; `compare`
+ATTEMPTS = "attempts"  # number of executions of the state; the next attempt, `diff`, `estimate`
+MACHINE = "machine"  # type of the machine; the next attempt, `list_runs`, `compare`, `estimate`
+JAX = "jax"  # version of JAX; people
+BYTES = "bytes"  # type of machines that make the same bytes; the next attempt, `backfill`
+REBUILT = "rebuilt"  # true if `gradtrail sync` made the run, no execution; `backfill`, `compare`, `diff`
+REPLACED = "replaced_by"  # run that replaces this one, which is deleted; people
+DATASET = "dataset"  # name of the data set, of a model too; the description, `list_runs`, `show`, `compare`, `release`
+DATASET_DIGEST = "dataset_digest"  # its digest; the description, `show`, `compare`, `candidate`, `models`
+ALERT = "alert"  # lines about a training that diverged or stalled; people
+VERDICT = "verdict"  # of a training: outcome, digests of export and limits; `release`, `registry_history`
+EXPERIMENT_NAME = "dvc.exp_name"  # DVC's experiment; the description, `lookup`, `list_runs`, `show`
+BASELINE = "dvc.exp_baseline"  # commit that DVC's experiment began at; `show`
+COMMIT = "mlflow.source.git.commit"  # commit of the code; the description, `show`, `diff`, MLflow
+DIRTY = "git.dirty"  # true if files that stages read differ from it; the description, `show`, `diff`
+SOURCE = "mlflow.source.name"  # script of the stage; MLflow
+USER = "mlflow.user"  # who ran it; MLflow
+COLOR = "mlflow.runColor"  # color in charts; MLflow
+PARENT = "mlflow.parentRunId"  # run of the training that the run is below; `lookup`, `gc`, `backfill`, MLflow
+VARIANT = "variant"  # key of a training's state without the seed, also of the parent of its seeds; `variants`
+SEEDS = "seeds"  # of the parent of trainings that differ only in the seed: how many there are; `variants`
+TRAININGS = "mlflow.gradtrail.trainings"  # of such a parent: digest of the ids of its trainings; `variants`
+NOTE = "mlflow.note.content"  # description, of a model or an experiment too; `names.summary_in`, MLflow
+TABLES = "mlflow.loggedArtifacts"  # artifacts that are shown as tables, as JSON; MLflow
+IMAGES = "mlflow.loggedImages"  # true if the run has images; MLflow
+CONTEXT = "mlflow.data.context"  # of the run's data set: what it is used for; MLflow
+# Of logged models, and of versions of registered ones:
+MODEL_WEIGHTS = "weights"  # final or best; `models`
+MODEL_EPOCH = "epoch"  # epochs of the weights; people
+EXPORT_DIGEST = "export_digest"  # `Manifest.digest`, of a version too; `models`, `registry`, `release`
+EXPORT_OUT = "export_out"  # digest of the output `models/export`, as DVC has it; `models`, `candidate`
+TEMPERATURE = "temperature"  # fitted temperature; `models`
+REASON = "reason"  # of a version: why it is the challenger; people
+MOVE = "champion."  # of a version, with a number and a token: a move of the alias, as JSON; `release`
+# Of experiments:
+EXPERIMENT = "gradtrail.experiment"  # name with which it was created, as people rename them; `store`, `relocate`
+EXPERIMENT_KIND = "mlflow.experimentKind"  # opens the UI for training rather than that for GenAI; MLflow
+VIEW = "mlflow.sharedViewState.gradtrail"  # columns and charts of the page of trainings; MLflow
+
 _FINAL = "models/final.safetensors"
 _MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
-# What stages read of git's files, without what they change: no other file restores a run, and one may be a secret
-_READ = ("src", "pipeline", "dvc.yaml", "params.yaml")
-_READ_BY_STAGES = (*_READ, ":(exclude,glob)pipeline/**/dvc.lock", ":(exclude,glob)pipeline/**/.dvcignore")
-_FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
-_MAX_DIFF_BYTES = 2**24
-_NEW_ALERT = re.compile(rb"(?m)^(\+ *alert: *)\S.*$")  # `runtime.alert` may have an address or a token that is a secret
-_MAX_UNTRACKED_BYTES = 2**17  # larger files are data rather than code
 
 
 def stage_params(stage: Identity) -> dict[str, Any]:
@@ -63,13 +89,12 @@ def param_text(value: Any) -> str:
 
 def state_tags(stage: Identity) -> dict[str, str]:
     """Return the tags that follow from the state and never change."""
+    tags = {STAGE: stage.name, STATE: stage.state, SOURCE: f"pipeline/{stage.name}.py", USER: _user()}
+    tags |= {TRAIN_STATE: stage.state_of(TRAIN)} if stage.is_below_training else {}
+    tags |= {COLOR: _color(tags.get(TRAIN_STATE, stage.state))}
     entry = stage.entry(stage.name)
-    tags = {"stage": stage.name, "state": stage.state}
-    tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
-    tags |= _weights_tag(stage, entry.deps)
-    tags |= {"train_state": stage.state_of(TRAIN)} if stage.is_below_training else {}
     tags |= {VARIANT: stage.variant} if stage.name == TRAIN and SEED in flat_params(entry) else {}
-    return tags | {"mlflow.runColor": _color(tags.get("train_state", stage.state))}
+    return tags | _weights_tag(stage, entry.deps)
 
 
 def _color(state: str) -> str:
@@ -79,6 +104,13 @@ def _color(state: str) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container the user may have no name
+        return str(os.getuid())
+
+
 def output_tags(stage: Identity, outs: Mapping[str, str]) -> dict[str, str]:
     """Return the tags that name the outputs of a stage, path → digest."""
     return {OUTS: json.dumps(outs, sort_keys=True)} | _weights_tag(stage, outs)
@@ -86,16 +118,32 @@ def output_tags(stage: Identity, outs: Mapping[str, str]) -> dict[str, str]:
 
 def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
     """Return the tag of the weights that a stage reads or writes, if there are any."""
-    if _FINAL not in digests:
-        return {}
     is_single = str(stage_params(stage).get(MEMBERS, 1)) == "1"
-    return {WEIGHTS: digests[_FINAL if is_single else _MEMBER_WEIGHTS]}
+    return {WEIGHTS: digests[_FINAL if is_single else _MEMBER_WEIGHTS]} if _FINAL in digests else {}
 
 
 def outputs(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each output of a run, by its path; empty for a run whose stage did not finish."""
     outs: dict[str, str] = json.loads(tags.get(OUTS, "{}"))
     return outs
+
+
+def environment_tags(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of the environment of an attempt, as `environment.environment` returns it."""
+    jax = environment["packages"].get("jax", "")
+    return {MACHINE: environment["machine"], JAX: jax, BYTES: environment["bytes"]}
+
+
+def origin_tags() -> dict[str, str]:
+    """Return commit and experiment of the working folder, and whether stages read changes; if git fails, no commit."""
+    names = {EXPERIMENT_NAME: "DVC_EXP_NAME", BASELINE: "DVC_EXP_BASELINE_REV"}
+    tags = {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
+    try:
+        if commit := head_commit():
+            tags |= {COMMIT: commit, DIRTY: str(has_changes()).lower()}
+    except CommandError as error:
+        print(f"warning: {error}; the run in MLflow names no commit", file=sys.stderr)
+    return tags
 
 
 def process_tags() -> dict[str, str]:
@@ -128,68 +176,3 @@ def _start_of(pid: int) -> str:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{ticks}"
     except OSError:
         return f"{psutil.Process(pid).create_time():.0f}"
-
-
-def origin_tags() -> dict[str, str]:
-    """Return commit and experiment of the working folder, and whether stages read changes; if git fails, no commit."""
-    names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
-    tags = {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
-    try:
-        if commit := head_commit():
-            is_dirty = git("status", "--porcelain", "--", *_READ_BY_STAGES) != ""
-            tags |= {"mlflow.source.git.commit": commit, "git.dirty": str(is_dirty).lower()}
-    except CommandError as error:
-        print(f"warning: {error}; the run in MLflow names no commit", file=sys.stderr)
-    return tags
-
-
-def write_diff(path: Path) -> bool:
-    """Write the changes since the commit as bytes, as source files need not be UTF-8; return False if git fails."""
-    try:
-        path.write_bytes(working_diff())
-    except CommandError as error:
-        print(f"warning: {error}; the run in MLflow has no git.diff", file=sys.stderr)
-        return False
-    return True
-
-
-def working_diff() -> bytes:
-    """Return the changes since the commit of what stages read, in the form of `git apply`.
-
-    Small untracked text files are in it as new files, unless their name begins with a dot; other untracked files are
-    named in lines that begin with `NOT_IN_GIT`. More than 16 MiB of changes are left out, with a line that begins with
-    `CUT_OFF`.
-    """
-    listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", *_READ_BY_STAGES)
-    untracked = [name for name in listed.split(b"\0") if name]
-    text = [name for name in untracked if _is_source(Path(os.fsdecode(name)))]
-    with tempfile.TemporaryDirectory() as folder:
-        index = Path(folder) / "index"  # a copy with the new files; git's own index does not change
-        with_index = {"GIT_INDEX_FILE": str(index)}
-        shutil.copy2(git("rev-parse", "--git-path", "index"), index)
-        if text:
-            add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
-            git_bytes(*add, stdin=b"\0".join(text), env=with_index)
-        diff = git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", *_READ_BY_STAGES, env=with_index)
-    diff = _NEW_ALERT.sub(rb"\1''", diff)
-    if len(diff) > _MAX_DIFF_BYTES:
-        diff = f"{CUT_OFF}: {len(diff)} bytes of changes\n".encode()
-    return b"".join(NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text) + diff
-
-
-def is_cut_off(diff: str) -> bool:
-    """Whether a `git.diff` lacks the changes, as they were too many."""
-    return any(line.startswith(CUT_OFF) for line in diff.splitlines())
-
-
-def _is_source(path: Path) -> bool:
-    """Whether an untracked file is small, text and not hidden."""
-    is_file = path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_UNTRACKED_BYTES
-    return is_file and not path.name.startswith(".") and b"\0" not in path.read_bytes()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # in a container the user may have no name
-        return str(os.getuid())

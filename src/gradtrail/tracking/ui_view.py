@@ -13,9 +13,9 @@ from typing import Any
 from mlflow import MlflowClient
 
 from gradtrail.tracking.store import experiment_id
+from gradtrail.tracking.tags import VIEW
 
-_KEY = "gradtrail"
-_TAG = f"mlflow.sharedViewState.{_KEY}"
+_KEY = VIEW.rpartition(".")[2]
 
 
 def share_view(client: MlflowClient) -> str:
@@ -23,8 +23,8 @@ def share_view(client: MlflowClient) -> str:
     experiment = experiment_id(client, "models")
     text = json.dumps(view_state(), sort_keys=True)
     value = "deflate;" + base64.b64encode(zlib.compress(text.encode())).decode()
-    if client.get_experiment(experiment).tags.get(_TAG) != value:
-        client.set_experiment_tag(experiment, _TAG, value)
+    if client.get_experiment(experiment).tags.get(VIEW) != value:
+        client.set_experiment_tag(experiment, VIEW, value)
     page = f"viewStateShareKey={_KEY}&compareRunsMode=CHART&workflowType=machine_learning"
     return f"#/experiments/{experiment}/runs?{page}"
 

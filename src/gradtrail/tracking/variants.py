@@ -17,17 +17,29 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from gradtrail.stages.artifacts.members import over_members, spread
 from gradtrail.stages.common.params import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
-from gradtrail.tracking.names import NOTE, rounded, seeds_name, seeds_note
+from gradtrail.tracking.names import rounded, seeds_name, seeds_note
 from gradtrail.tracking.record import FINISHED, RUNNING
 from gradtrail.tracking.runs import StoredRuns
 from gradtrail.tracking.store import experiment_id, store_lock
-from gradtrail.tracking.tags import PARENT, SEEDS, VARIANT, outputs, process_tags
+from gradtrail.tracking.tags import (
+    DATASET,
+    DATASET_DIGEST,
+    MACHINE,
+    NOTE,
+    PARENT,
+    SEEDS,
+    STAGE,
+    TRAININGS,
+    USER,
+    VARIANT,
+    outputs,
+    process_tags,
+)
 
 FIGURE = "seeds.png"  # artifact
 _DRAWN = {"train/validation_accuracy": "validation accuracy", "train/validation_loss": "validation loss in nats"}
 _CURVES = (*_DRAWN, "train/loss")
-_KEY = "mlflow.gradtrail.trainings"  # tag of a parent: digest of the ids of its trainings
-_SAME_TAGS = ("dataset", "dataset_digest", "machine", "mlflow.user")  # that a parent has if its trainings share them
+_SAME_TAGS = (DATASET, DATASET_DIGEST, MACHINE, USER)  # that a parent has if its trainings share them
 _NOT_AVERAGED = ("train/", "steps/", "system/", "profile/")  # curves of a training, and costs, which no seed changes
 Curves = dict[str, dict[int, list[float]]]  # metric → epoch → value of each training
 
@@ -43,7 +55,7 @@ class Variant:
         self.runs = [by_seed[seed] for seed in self.seeds]
         self.key = sha256_of({"trainings": [run.info.run_id for run in self.runs]})
         self.parents = [run for run in runs if SEEDS in run.data.tags]
-        complete = [run for run in self.parents if run.data.tags[_KEY] == self.key and run.info.status == FINISHED]
+        complete = [run for run in self.parents if run.data.tags[TRAININGS] == self.key and run.info.status == FINISHED]
         self.parent = complete[0] if complete else None
 
     @property
@@ -103,7 +115,7 @@ def _create(client: MlflowClient, name: str, variant: Variant) -> Run:
     params = set.intersection(*({*run.data.params.items()} for run in runs))
     shared = set.intersection(*({*run.data.tags.items()} for run in runs))
     tags = {key: value for key, value in shared if key in _SAME_TAGS} | process_tags()
-    tags |= {VARIANT: name, SEEDS: str(len(runs)), _KEY: variant.key}
+    tags |= {VARIANT: name, SEEDS: str(len(runs)), TRAININGS: variant.key}
     run_name = seeds_name(newest.info.run_name, len(runs))
     parent = client.create_run(experiment_id(client, "models"), newest.info.start_time, tags, run_name)
     run_id, curves = parent.info.run_id, _read_curves(client, runs)
@@ -146,7 +158,7 @@ def _points(metrics: Mapping[str, float], step: int) -> list[Metric]:
 def _is_finished_alone(run: Run) -> bool:
     """Whether a run is a training of a single member, which an attempt has finished."""
     tags, params = run.data.tags, run.data.params
-    return tags.get("stage") == TRAIN and SEED in params and params.get(MEMBERS, "1") == "1" and bool(outputs(tags))
+    return tags.get(STAGE) == TRAIN and SEED in params and params.get(MEMBERS, "1") == "1" and bool(outputs(tags))
 
 
 def _draw(curves: Curves, path: Path, count: int) -> None:

@@ -8,14 +8,14 @@ import pytest
 from projects import ROOT, STAGES, finished_project
 
 from gradtrail.stages.common.files import read_json
-from gradtrail.tracking.names import metric_name
+from gradtrail.tracking.names import METRICS, metric_name
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 NAMES = {name for cells in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`([^`]+)`", cells)}
 COMPILE = "compile_"  # begins the metrics that each compiling stage has; the page has those of `profile`
 # Parts that code adds to a name
 DERIVED = re.compile(
-    r"^(ensemble|label_errors|compile|rank_correlation|train|validation|test)_|_over_float32$|_flops$|_total_bytes$|_macro$"
+    r"^(best|ensemble|label_errors|compile|rank_correlation|train|validation|test)_|_over_float32$|_flops$|_total_bytes$|_macro$"
 )
 
 
@@ -57,6 +57,11 @@ def names_in(source: str) -> Iterator[str]:
                 yield from re.split(r"\W", text)
             case ast.AnnAssign(target=ast.Name(id=name)) | ast.FunctionDef(name=name) | ast.keyword(arg=str(name)):
                 yield name
+
+
+def test_every_row_of_the_table_is_about_a_metric_of_the_page() -> None:
+    known = {*NAMES, f"train/{COMPILE}total_seconds", "train/members"}
+    assert [row for row in METRICS if not any(re.fullmatch(row, name) for name in known)] == []
 
 
 def test_code_writes_every_metric_of_the_page() -> None:

@@ -25,7 +25,8 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import CommandError, git, git_bytes, unpack
 from gradtrail.support.progress import progress_bar, stdout_console
 from gradtrail.support.signals import stopping_on_signals
-from gradtrail.tracking.tags import is_cut_off, param_text
+from gradtrail.tracking.tags import param_text
+from gradtrail.tracking.working_diff import is_cut_off
 
 TOLERANCE = 0.02  # fraction by which a training may be slower in `gradtrail gate --timed`
 _WORKER = Path(__file__).with_name("worker.py")
