@@ -259,9 +259,9 @@ class Show:
     def _runs(self, stage: str) -> list[dict[str, Any]]:
         auth = (self.env["MLFLOW_TRACKING_USERNAME"], self.env["MLFLOW_TRACKING_PASSWORD"])
         url = f"{self.server.uri}/api/2.0/mlflow"
-        name = {"experiment_name": "models"}
-        found = requests.get(f"{url}/experiments/get-by-name", name, auth=auth, timeout=60).json()
-        experiments = [found["experiment"]["experiment_id"]]
+        of_models = {"max_results": 100, "filter": "tags.`gradtrail.experiment` LIKE '%-models'"}
+        found = requests.post(f"{url}/experiments/search", json=of_models, auth=auth, timeout=60).json()
+        experiments = [one["experiment_id"] for one in found.get("experiments", [])]
         query = {"experiment_ids": experiments, "filter": f"tags.stage = '{stage}'", "max_results": 1000}
         return requests.post(f"{url}/runs/search", json=query, auth=auth, timeout=60).json().get("runs", [])
 

@@ -66,6 +66,7 @@ class Project:
         """Run a command that ends with this exit status, with a Python that starts at once; return what it printed."""
         result = subprocess.run(command, check=False, timeout=_LONGEST, **self._options(warm() | dict(env or {})))
         assert result.returncode == status, f"{command} ended with {result.returncode}:\n{result.stdout}"
+        self.wait_for_shipping()
         return result.stdout
 
     def python(self, *arguments: str, env: Mapping[str, str] | None = None, status: int = 0) -> str:
@@ -94,6 +95,7 @@ class Project:
         process = self.start_stage(name)
         output, _ = process.communicate(timeout=_LONGEST)
         assert process.returncode == 0, output
+        self.wait_for_shipping()
         return output
 
     def digests(self, *outs: str) -> dict[str, str]:
@@ -222,13 +224,19 @@ class Project:
             time.sleep(0.05)
 
     def _has_records_to_ship(self) -> bool:
-        with contextlib.suppress(OSError):  # it was shipped meanwhile
+        with contextlib.suppress(OSError, ValueError):  # it was shipped meanwhile, or is damaged
             for path in self.folder.glob(".gradtrail/records/*/*/run.json"):
                 info = json.loads(path.read_text())
                 has_ended = info["status"] != "RUNNING" or not is_alive(info["tags"])
                 if has_ended and not path.with_name("fault").exists() and _is_running("gradtrail.tracking.shipper"):
                     return True
         return False
+
+    def delete_run(self, run_id: str) -> None:
+        """Do to a run what MLflow does if a person deletes it."""
+        deleted = "update runs set lifecycle_stage = 'deleted', deleted_time = ? where run_uuid = ?"
+        with contextlib.closing(sqlite3.connect(self.folder / "mlflow.db")) as store, store:
+            store.execute(deleted, (int(time.time() * 1000), run_id))
 
     def empty_store(self) -> None:
         """Put a store without runs in the place of the project's: what is left of one that was lost and made anew."""

@@ -19,6 +19,8 @@ from warm_python import made_once, warm_python
 
 from gradtrail.stages.artifacts.exported import read_manifest
 from gradtrail.stages.common.files import digest
+from gradtrail.stages.common.params import PARAMS
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.tags import OUTS
 
@@ -53,8 +55,16 @@ def enter_store(created: Path, folder: Path, patch: pytest.MonkeyPatch) -> Mlflo
     patch.setenv("DVC_ROOT", str(folder))
     patch.delenv("MLFLOW_TRACKING_URI", raising=False)
     patch.chdir(folder)
-    (folder / "params.yaml").write_text("export:\n  name: digits\n  batch_sizes: [1, 8, 32, 128]\n")
+    write_export_params("digits")
     return open_store()
+
+
+def write_export_params(name: str) -> None:
+    """Write the params of the working folder: those of the project, and an export with a name."""
+    params = read_yaml(ROOT / PARAMS)
+    PARAMS.write_text(
+        json.dumps({"export": {"name": name, "batch_sizes": [1, 8, 32, 128]}, "runtime": params["runtime"]})
+    )
 
 
 def training(client: MlflowClient, *, seed: int = 0, name: str = "mlp", export: Path | None = None) -> Run:

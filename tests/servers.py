@@ -22,7 +22,6 @@ from projects import Project, environment
 from gradtrail.tracking.tags import outputs
 
 _SECONDS = 120  # that a server may take to start
-_EXPERIMENTS = ("data", "models")
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class TrackingServer:
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the runs, the newest first, as `Project.runs` does."""
-        experiments = [found for name in _EXPERIMENTS if (found := self._client.get_experiment_by_name(name))]
-        ids = [experiment.experiment_id for experiment in experiments]
+        experiments = self._client.search_experiments()
+        ids = [one.experiment_id for one in experiments if "gradtrail.experiment" in one.tags]
         runs = self._client.search_runs(ids, order_by=["attributes.start_time DESC"]) if ids else []
         return [
             {"id": run.info.run_id, "name": run.info.run_name, "status": run.info.status}
@@ -59,6 +58,7 @@ class TrackingServer:
 
     def remove_runs(self) -> None:
         for run in self.runs():
+            self._client.set_tag(run["id"], "replaced_by", "")  # else they were deleted by a person
             self._client.delete_run(run["id"])
 
     def answers(self) -> bool:

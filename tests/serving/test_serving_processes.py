@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from answering import Server, server
 from mlflow import MlflowClient
-from registered import log_export, small_export, training
+from registered import log_export, small_export, training, write_export_params
 from servers import Proxy, tracking_server
 
 ROOT = Path(__file__).parents[2]
@@ -150,8 +150,8 @@ def test_challenger_that_always_answers_7_is_stopped_and_the_next_one_tried(
 def test_unavailable_registry_changes_nothing_and_a_promotion_is_loaded_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "params.yaml").write_text("export:\n  name: digits\n")
     monkeypatch.chdir(tmp_path)
+    write_export_params("digits")
     with tracking_server(tmp_path) as tracking, Proxy(tracking.port) as proxy:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.uri)
         client = MlflowClient(tracking.uri)

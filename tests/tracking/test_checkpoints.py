@@ -20,6 +20,7 @@ from gradtrail.core.train.step import TrainState
 from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.params import as_written
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.train.checkpoints import state_on_host
 from gradtrail.tracking.checkpoints import load_checkpoint, save_checkpoint
 from gradtrail.tracking.store import experiment_id, open_store
@@ -131,7 +132,9 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     (tmp_path / "params.yaml").touch()
-    YAML().dump({"train": json.loads(json.dumps(as_written(SHORT)))}, tmp_path / "params.yaml")
+    runtime = read_yaml(ROOT / "params.yaml")["runtime"]
+    sections = {"train": json.loads(json.dumps(as_written(SHORT))), "runtime": runtime}
+    YAML().dump(sections, tmp_path / "params.yaml")
     (tmp_path / "data").mkdir()
     write_processed(tmp_path / "data/processed", dict.fromkeys(SPLITS, SPLIT), dataset_info())
     client = open_store()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from gradtrail.tracking.gc import purge, unneeded_runs
 from gradtrail.tracking.links import copy_headlines
 from gradtrail.tracking.models import (
     LOADED,
-    delete_models,
     link_evaluation,
     log_export,
     logged_exports,
@@ -36,9 +36,20 @@ from gradtrail.tracking.models import (
 from gradtrail.tracking.pyfunc import ServedModel, _load_pyfunc
 from gradtrail.tracking.recorded import RecordedStates
 from gradtrail.tracking.runs import RunIndex
+from gradtrail.tracking.ship import remove_run
 from gradtrail.tracking.state import Snapshot
 from gradtrail.tracking.store import experiment_id, open_store
-from gradtrail.tracking.tags import EXPORT_DIGEST, EXPORT_OUT, MODEL_WEIGHTS, NOTE
+from gradtrail.tracking.tags import (
+    CLONE,
+    EXPORT_DIGEST,
+    EXPORT_OUT,
+    MODEL_WEIGHTS,
+    NOTE,
+    PROCESS,
+    REPLACED,
+    clone_id,
+    process_tags,
+)
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (70, *SHAPE), np.uint8)
 
@@ -127,7 +138,8 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def new_run(client: MlflowClient, stage: str = "train", params: Mapping[str, str] = {"train.seed": "7"}) -> Run:
-    run_id = client.create_run(experiment_id(client, "models"), tags={"stage": stage, "state": "0" * 64}).info.run_id
+    tags = {"stage": stage, "state": "0" * 64, CLONE: clone_id()}
+    run_id = client.create_run(experiment_id(client, "models"), tags=tags).info.run_id
     client.log_batch(run_id, params=[Param(*item) for item in params.items()])
     client.set_terminated(run_id, end_time=1)
     return client.get_run(run_id)
@@ -159,17 +171,22 @@ def test_export_is_logged_once_and_another_one_separately(client: MlflowClient, 
     outputs = client.get_run(run.info.run_id).outputs.model_outputs
     assert [output.model_id for output in outputs] == [model.model_id]
     assert digest(Path(model.artifact_location.removeprefix("file://")) / "data" / "export") == digest(export)
-    assert (run.info.run_id, digest(export)) in logged_exports(client, run.info.experiment_id)
+    assert run.info.run_id in {logged.source_run_id for logged in logged_exports(client)}
     other = write_small_export(tmp_path / "other", model="linear", weights="best")
     log_export(client, run, other)
     assert {logged.tags[MODEL_WEIGHTS] for logged in models_of(client, run)} == {"final", "best"}
 
 
-def test_an_incomplete_model_is_replaced(client: MlflowClient, export: Path) -> None:
+def test_an_incomplete_model_is_replaced_once_its_process_has_ended(client: MlflowClient, export: Path) -> None:
     run = new_run(client)
     tags = {MODEL_WEIGHTS: "final", EXPORT_DIGEST: read_manifest(export).digest, EXPORT_OUT: digest(export)}
+    uploading = client.create_logged_model(run.info.experiment_id, "begun", run.info.run_id, tags | process_tags())
+    log_export(client, run, export)
+    assert model_of(client, run).model_id == uploading.model_id, "the process that uploads it is alive"
+    client.delete_logged_model(uploading.model_id)
+    tags[PROCESS] = f"{socket.gethostname()}:1:of an earlier boot"
     unfinished = client.create_logged_model(run.info.experiment_id, "begun", run.info.run_id, tags)
-    assert (run.info.run_id, digest(export)) not in logged_exports(client, run.info.experiment_id)
+    assert run.info.run_id not in {logged.source_run_id for logged in logged_exports(client)}
     log_export(client, run, export)
     model = model_of(client, run)
     assert model.model_id != unfinished.model_id
@@ -265,6 +282,11 @@ def own_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
     return open_store()
 
 
+def pass_days_since_deletion(root: Path, days: int) -> None:
+    with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as store, store:
+        store.execute("update runs set deleted_time = deleted_time - ?", (days * 86_400_000,))
+
+
 @pytest.mark.slow
 def test_a_model_is_removed_with_its_run_unless_it_is_registered(
     own_client: MlflowClient, export: Path, tmp_path: Path
@@ -280,15 +302,18 @@ def test_a_model_is_removed_with_its_run_unless_it_is_registered(
 
     recorded = RecordedStates(snapshots=[Snapshot(pipeline={}, lock={})], num_unreadable=0)
     assert [run.info.run_id for run in unneeded_runs(own_client, recorded)] == [other.info.run_id]
-    for run in (registered, other):
-        delete_models(own_client, run)
-        own_client.delete_run(run.info.run_id)
+    assert [remove_run(own_client, run, REPLACED, by="") for run in (registered, other)] == [False, True]
+    assert unneeded_runs(own_client, recorded) == [], "30 days count from the deletion"
+    pass_days_since_deletion(tmp_path, 31)
     unneeded = unneeded_runs(own_client, recorded)
     assert [run.info.run_id for run in unneeded] == [other.info.run_id]
+    unrelated = own_client.create_logged_model("0", "of somebody else")
+    own_client.delete_logged_model(unrelated.model_id)
     purge(own_client, unneeded)
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
         assert store.execute("select run_uuid from runs").fetchall() == [(registered.info.run_id,)]
-        assert store.execute("select model_id from logged_models").fetchall() == [(model.model_id,)]
+        remaining_models = {model_id for (model_id,) in store.execute("select model_id from logged_models")}
+        assert remaining_models == {model.model_id, unrelated.model_id}, "what others deleted is theirs to purge"
     (version,) = own_client.search_model_versions()
     assert mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}").predict(IMAGES)["label"].shape == (3,)
 

@@ -77,15 +77,17 @@ def is_found(stage: Identity, run: Run) -> bool:
 def test_run_represents_its_own_state_and_another_with_the_same_result() -> None:
     assert is_found(state(), run_of(state(), PARAMS))
     assert not is_found(state(), run_of(state(), PARAMS, {"models/export": "f" * 32})), "it has another result"
-    before = run_of(state(code="old"), PARAMS, OUTS | {"results/metrics/export.json": "2" * 32})
-    assert is_found(state(), before), "edits of code may change which metrics there are"
+    before = run_of(state(code="old"), PARAMS, OUTS | {"results/costs/export.json": "2" * 32})
+    assert is_found(state(), before), "edits of code change costs"
+    assert not is_found(state(), run_of(state(code="old"), PARAMS, OUTS | {"results/metrics/export.json": "2" * 32}))
+    assert not is_found(state(), run_of(state(), PARAMS, {})), "its stage did not finish"
     assert not is_found(state(), run_of(state(code="old"), PARAMS, OUTS | {"models/export": "f" * 32}))
     assert not is_found(state(), run_of(state(code="old"), PARAMS | {"export.format": "safetensors"}))
 
 
 @pytest.mark.parametrize(("params", "expected"), [({"evaluate.bins": "7"}, False), ({}, True)])
 def test_params_of_the_stages_before_make_another_result(params: dict[str, str], expected: bool) -> None:
-    """Metrics may come of them, if all other outs are the same. A param that only one of the two has does not count."""
+    """They may, if all outs are the same. A param that only one of the two has does not count."""
     other = run_of(state(bins=7, evaluated="b"), {"export.format": "onnx"} | params)
     assert is_found(state(), other) == expected
 
@@ -94,8 +96,10 @@ def test_index_finds_what_a_query_finds_after_runs_changed() -> None:
     stored = {name: run(name, name[0], {}) for name in ("a1", "a2", "b1")}
     for number, one in enumerate(stored.values()):
         one.info.start_time, one.info.status = number, "RUNNING"
+    experiment = SimpleNamespace(experiment_id="1", lifecycle_stage="active", creation_time=1)
     client: Any = SimpleNamespace(
-        get_experiment_by_name=lambda _: SimpleNamespace(experiment_id="1", lifecycle_stage="active"),
+        tracking_uri="sqlite:///mlflow.db",
+        search_experiments=lambda *_, **__: [experiment],
         search_runs=lambda *_, **__: stored.values(),
         get_run=lambda run_id: stored[run_id],
     )

@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import sqlite3
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +16,16 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
+from projects import ROOT
 from registered import create_store
 
+from gradtrail.stages.common.params import PARAMS
+from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.artifacts import announce_tables, download
 from gradtrail.tracking.render import read_curves
 from gradtrail.tracking.store import StoreClient, experiment_id, open_store
+from gradtrail.tracking.tags import experiment_name
 
 
 @pytest.mark.slow
@@ -72,6 +78,66 @@ def test_database_of_another_mlflow_is_refused_in_one_line(database: Path) -> No
 @pytest.fixture
 def client(database: Path) -> MlflowClient:
     return open_store()
+
+
+def test_experiment_is_found_by_its_tag_whatever_its_name_is(client: MlflowClient) -> None:
+    experiment = experiment_id(client, "models")
+    client.rename_experiment(experiment, "trainings of 2026")
+    client.create_experiment("models")
+    assert experiment_id(client, "models") == experiment
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Set `runtime.experiment` in a working folder without git."""
+    monkeypatch.chdir(tmp_path)
+
+    def name(text: str) -> None:
+        params = read_yaml(ROOT / PARAMS)
+        params["runtime"]["experiment"] = text
+        PARAMS.write_text(json.dumps(params))
+
+    name("")
+    return name
+
+
+def test_experiment_of_somebody_else_is_refused_in_one_line(client: MlflowClient, named: Callable[[str], None]) -> None:
+    client.create_experiment("digits-models")
+    named("digits")
+    error = "^MLflow's experiment 'digits-models' is not of this project; `runtime.experiment` in params.yaml [^\n]+$"
+    with pytest.raises(UserError, match=error):
+        experiment_id(client, "models")
+    named("more-digits")
+    experiment = client.get_experiment(experiment_id(client, "models"))
+    assert experiment.name == experiment.tags["gradtrail.experiment"] == "more-digits-models"
+    named("")
+    assert client.get_experiment(experiment_id(client, "models")).name == "models"
+    named("it's")
+    with pytest.raises(UserError, match=r"^params\.yaml: runtime\.experiment must consist of letters"):
+        experiment_id(client, "models")
+
+
+@pytest.mark.parametrize(
+    ("origin", "project"),
+    [
+        ("", "my project"),  # the name of the root
+        ("git@host:people/first.git", "first"),
+        ("https://somebody:secret@host/people/first/", "first"),
+        ("/srv/git/a b.git", "a-b"),
+    ],
+)
+def test_server_has_experiments_of_several_projects(
+    origin: str, project: str, named: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root := tmp_path / project).mkdir()
+    monkeypatch.setenv("DVC_ROOT", str(root))
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    if origin:
+        subprocess.run(["git", "-C", str(root), "config", "remote.origin.url", origin], check=True)
+    assert experiment_name("models", "http://host") == f"{project.replace(' ', '-')}-models"
+    assert experiment_name("models", "sqlite:////tmp/mlflow.db") == "models"
+    named("mine")
+    assert experiment_name("data", "http://host") == "mine-data"
 
 
 def test_renamed_experiment_is_found_and_a_deleted_one_named_with_the_remedy(client: MlflowClient) -> None:

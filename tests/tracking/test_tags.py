@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from projects import ROOT
 
 from gradtrail.tracking import tags as run_tags
-from gradtrail.tracking.tags import PROCESS, is_alive, is_of_this_host, process_tags
+from gradtrail.tracking.tags import CLONE, PROCESS, SHARED, clone_id, clone_tag, is_alive, is_of_this_host, process_tags
 
 ROW = re.compile(r'^([A-Z_]+) = "(\S+)"  # \S.*; \S.*$', re.MULTILINE)  # constant, tag; what it says and who reads it
 TABLE = dict(ROW.findall(Path(run_tags.__file__).read_text()))
@@ -56,7 +57,7 @@ def keys_of(node: ast.AST) -> list[ast.expr | None]:
 def test_every_tag_that_is_set_is_in_the_table() -> None:
     modules = {path: {*tags_set_by(path.read_text())} for path in (ROOT / "src").rglob("*.py")}
     assert {path: unknown for path, tags in modules.items() if (unknown := tags - {*TABLE.values()})} == {}
-    from_variables = {TABLE[name] for name in ("MOVE", "REPLACED")}
+    from_variables = {TABLE["MOVE"]}
     assert {*TABLE.values()} - set().union(*modules.values()) == from_variables, "no code sets them"
 
 
@@ -98,3 +99,18 @@ def test_a_clock_that_is_set_ends_no_process(monkeypatch: pytest.MonkeyPatch) ->
 def test_processes_of_other_hosts_are_not_alive(tags: dict[str, str]) -> None:
     assert not is_of_this_host(tags)
     assert not is_alive(tags)
+
+
+def test_a_copy_of_a_clone_is_another_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (first := tmp_path / "first").mkdir()
+    monkeypatch.setenv("DVC_ROOT", str(first))
+    own = clone_id()
+    assert clone_id() == own
+    assert clone_tag({}) == clone_tag({"stage": "train", CLONE: own}) == {CLONE: own}
+    shutil.copytree(first, copy := tmp_path / "copy")
+    first.rename(moved := tmp_path / "moved")
+    monkeypatch.setenv("DVC_ROOT", str(moved))
+    assert clone_id() == own
+    monkeypatch.setenv("DVC_ROOT", str(copy))
+    assert clone_id() != own
+    assert clone_tag({CLONE: own}) == clone_tag({"stage": "train"}) == {CLONE: SHARED}

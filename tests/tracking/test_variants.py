@@ -26,7 +26,7 @@ from gradtrail.tracking.lookup import look_up
 from gradtrail.tracking.names import NOTE
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.store import experiment_id, open_store
-from gradtrail.tracking.tags import OUTS, PARENT, SEEDS, VARIANT
+from gradtrail.tracking.tags import OUTS, PARENT, SEEDS, VARIANT, clone_tag
 from gradtrail.tracking.variants import FIGURE, Variant, update_parent, update_parents
 
 NAME = "a" * 64
@@ -47,6 +47,7 @@ def training(client: MlflowClient, seed: int, *, weights: str = "w", began: int 
     """Log a training, finished unless `outs` is empty; return its id."""
     tags = {"stage": "train", "state": f"{seed:064x}", VARIANT: NAME, "dataset": "digits"}
     tags |= {OUTS: json.dumps({"models/final.safetensors": f"{weights}{seed}"})} | changes.get("tags", {})
+    tags |= clone_tag({})
     name = f"mlp adamw digits · epochs=4 · seed {seed}"
     began = 1_000 * (seed + 1) + began
     run_id = str(client.create_run(experiment_id(client, "models"), began, tags, name).info.run_id)
@@ -162,6 +163,21 @@ def test_other_trainings_lead_to_another_parent_and_fewer_than_two_to_none(clien
     update_parents(client, RunIndex(client).runs())
     assert not parents(client)
     assert PARENT not in client.get_run(run_ids[0]).data.tags
+
+
+def test_parent_that_a_person_deleted_stays_deleted_until_there_are_other_trainings(client: MlflowClient) -> None:
+    run_ids = [training(client, seed) for seed in (0, 1)]
+    update_parent(client, NAME)
+    client.delete_run(parents(client)[0].info.run_id)
+    update_parents(client, RunIndex(client).runs())
+    assert not parents(client)
+    assert PARENT not in client.get_run(run_ids[0]).data.tags
+    run_ids.append(training(client, 2))
+    update_parent(client, NAME)
+    assert_is_parent_of(client, [0, 1, 2], run_ids)
+    client.delete_run(run_ids.pop())
+    update_parent(client, NAME)
+    assert not parents(client)
 
 
 @pytest.mark.parametrize(

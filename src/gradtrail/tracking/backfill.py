@@ -28,23 +28,28 @@ from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_s
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import private_folder
 from gradtrail.tracking.artifacts import read_artifact
+from gradtrail.tracking.deleted import find_deleted_runs, note_deleted
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.links import copy_headlines, training_of
-from gradtrail.tracking.models import log_export, logged_exports
+from gradtrail.tracking.models import log_export, logged_exports, registered_models
 from gradtrail.tracking.record import create_record, take_notices
 from gradtrail.tracking.recorded import consistent_stages, recorded_origin, recorded_states, snapshot_of
 from gradtrail.tracking.registry_history import keep_registry
 from gradtrail.tracking.render import EXPORT, LINEAGE, add_outs, describe, is_referenced
-from gradtrail.tracking.runs import RunIndex, find_equivalent_run, is_finished_or_live
+from gradtrail.tracking.runs import RunIndex, find_equivalent_run, is_finished_or_live, result_test
 from gradtrail.tracking.ship import Shipment, close_dead_runs, find_own_run, remove_run
 from gradtrail.tracking.shipper import ship_records
 from gradtrail.tracking.state import Experiment, Identity, Snapshot
-from gradtrail.tracking.store import experiment_id, open_store
+from gradtrail.tracking.store import open_store
 from gradtrail.tracking.tags import (
     BYTES,
+    CLONE,
+    EXPORT_OUT,
     PARENT,
     REBUILT,
     REPLACED,
+    SHARED,
+    clone_id,
     flat_params,
     is_of_this_host,
     outputs,
@@ -105,6 +110,8 @@ class States:
         self.index = RunIndex(client)
         dead, self.still_open = close_dead_runs(client, self.index.runs())
         self.index.refresh(run.info.run_id for run in dead)
+        self._deleted_runs = find_deleted_runs(client)
+        self._deleted = note_deleted(self._deleted_runs, self.index.runs())
         self.known = {run.data.tags.get("state", "") for run in self.index.runs() if is_finished_or_live(run)}
         self.rebuilt: Counter[str] = Counter()  # stage → number of rebuilt runs
         killed = [run for run in dead if not outputs(run.data.tags)]
@@ -117,27 +124,39 @@ class States:
     def remove_duplicates(self) -> None:
         """Delete all runs of a result but one: the oldest execution, or else the oldest rebuilt run.
 
-        In a local database a result cannot get two, as the store's lock is held while a run is created; on a server
-        that several clones write to it can. Open runs stay.
+        In a store that several clones write to, a result can get two; of those that MLflow's registry needs, all stay.
+        Closed runs without outputs are replaced by an execution that finished on the same type of machine.
         """
         remaining: dict[tuple[object, ...], Run] = {}
-        finished = [run for run in reversed(self.index.runs()) if run.info.status == "FINISHED"]
-        for run in sorted(finished, key=lambda run: REBUILT in run.data.tags):
-            tags = run.data.tags
-            result = (tags.get("state"), frozenset(outputs(tags).items()))
-            if "state" in tags and (same := remaining.setdefault(result, run)) is not run:
+        registered = registered_models(self._client)
+
+        def place(run: Run) -> tuple[bool, ...]:
+            return not is_finished_or_live(run), run.info.run_id not in registered, REBUILT in run.data.tags
+
+        closed = [run for run in reversed(self.index.runs()) if run.info.status != "RUNNING"]
+        for run in sorted([run for run in closed if "state" in run.data.tags], key=place):
+            tags, outs = run.data.tags, outputs(run.data.tags)
+            machine = tags["state"], tags.get(BYTES)
+            same = run if outs else remaining.get(machine, run)
+            if is_finished_or_live(run):
+                same = remaining.setdefault((tags["state"], frozenset(outs.items())), run)
+                if REBUILT not in tags:
+                    remaining.setdefault(machine, same)
+            if same is not run:
                 self._replace(run, same.info.run_id)
 
     def ensure_runs(self, snapshot: Snapshot) -> dict[str, str]:
         """Find the run of each state of a snapshot, or rebuild it if its files are there; return stage → run."""
-        run_ids = {}
+        run_ids, has_training = {}, False
         for stage in consistent_stages(snapshot):
             self.known.add(stage.state)
             result = stage.state, sha256_of(stage.out_digests())
             if result not in self._run_ids:
-                self._run_ids[result] = self._run_id(stage, has_training=TRAIN in run_ids)
+                self._run_ids[result] = self._run_id(stage, has_training=has_training)
             if run_id := self._run_ids[result]:
                 run_ids[stage.name] = run_id
+            if stage.name == TRAIN:
+                has_training = run_id is not None or self._is_deleted(stage)
             if EXPORT in stage.spec.outs and stage.name in run_ids and TRAIN in run_ids:
                 self._ensure_model(stage, self.index[run_ids[TRAIN]])
         return run_ids
@@ -190,7 +209,7 @@ class States:
     def _executed(self) -> dict[str, list[Run]]:
         """The finished executions by the digest of their outputs."""
         executed = defaultdict(list)
-        for run in self.index.runs():
+        for run in [*self.index.runs(), *self._deleted_runs]:
             if run.info.status == "FINISHED" and REBUILT not in run.data.tags and (outs := outputs(run.data.tags)):
                 executed[sha256_of(outs)].append(run)
         return executed
@@ -206,8 +225,21 @@ class States:
             writer = f"run {run.info.run_name} ({run.info.run_id[:8]}) wrote these outputs"
             self.misrecorded[stage.state] = _line(stage, f"{writer} {words}; {remedy}")
             return None
-        run = find_equivalent_run(self.index, stage)
-        return run.info.run_id if run else self._rebuild(stage)
+        if run := find_equivalent_run(self.index, stage):
+            if run.data.tags.get(CLONE, SHARED) not in (SHARED, clone_id()):  # `gradtrail gc` of its clone spares it
+                self._set_tag(run.info.run_id, CLONE, SHARED)
+            return str(run.info.run_id)
+        if self._is_deleted(stage):
+            self.counts["deleted"] += 1
+            return None
+        return self._rebuild(stage)
+
+    def _is_deleted(self, stage: Identity) -> bool:
+        """Whether a person deleted the run that represented a recorded result."""
+        if not (same_stage := [one for one in self._deleted if one.stage == stage.name]):
+            return False
+        is_same_result, result = result_test(stage), (stage.state, stage.out_digests())
+        return any((one.state, one.outs) == result or is_same_result(one.params, one.outs) for one in same_stage)
 
     def _rebuild(self, stage: Identity) -> str | None:
         """Rebuild the run of a state; return None if its files are missing or, as those of other code, not readable."""
@@ -259,13 +291,14 @@ class States:
 
     @cached_property
     def _models(self) -> set[tuple[str, str]]:
-        return logged_exports(self._client, experiment_id(self._client, "models"))
+        """The run of the training, and the digest of the output `models/export`, of each complete model."""
+        return {(model.source_run_id, model.tags[EXPORT_OUT]) for model in logged_exports(self._client)}
 
     def _replace(self, run: Run, by: str) -> None:
         """Delete a run, which MLflow keeps until `gradtrail gc`, with a tag that names the run in its place."""
-        remove_run(self._client, run, REPLACED, by=by)
-        self.index.drop(run.info.run_id)
-        self.counts["replaced"] += 1
+        if remove_run(self._client, run, REPLACED, by=by):
+            self.index.drop(run.info.run_id)
+            self.counts["replaced"] += 1
 
     def _set_tag(self, run_id: str, key: str, value: str) -> None:
         self._client.set_tag(run_id, key, value)

@@ -2,15 +2,16 @@
 
 A state is recorded by the working folder's `dvc.lock`, by a commit of any branch or tag, by an experiment, or by an
 entry of the run-cache whose files DVC's cache still has; so after `gradtrail gc`, `gradtrail sync` has nothing to
-rebuild. `mlflow gc` removes the runs. Out of scope: DVC's cache, which `dvc gc` cleans, the cache of compiled
-functions, and runs on a server or in a database elsewhere, which may belong to other clones.
+rebuild. Runs that other clones made or use stay. Out of scope: DVC's cache, which `dvc gc` cleans, the cache of
+compiled functions, and runs on a server or in a database elsewhere, whose records may not be logged yet either.
 """
 
 import contextlib
 import io
-import shutil
+import sqlite3
 import sys
 import time
+from pathlib import Path
 
 from filelock import FileLock
 from mlflow import MlflowClient
@@ -19,7 +20,7 @@ from rich.filesize import decimal
 
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git, is_in_repository
-from gradtrail.support.paths import private_folder, store_uri
+from gradtrail.support.paths import database_path, private_folder, store_uri
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.models import models_of, registered_models
@@ -29,8 +30,8 @@ from gradtrail.tracking.runs import RunIndex, find_equivalent_run, search
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import open_store, store_lock
 from gradtrail.tracking.sync import sync
-from gradtrail.tracking.tags import PARENT, outputs
-from gradtrail.tracking.unused import KEPT_SECONDS, size_of, unused_folders
+from gradtrail.tracking.tags import CLONE, PARENT, REPLACED, clone_id, outputs
+from gradtrail.tracking.unused import KEPT_SECONDS, remove_unused, size_of, unused_folders
 
 _LAST_LINE = "DVC's cache is unchanged; after `dvc gc`, `gradtrail gc` removes the runs of what was deleted from it."
 
@@ -39,42 +40,47 @@ def collect_garbage(*, yes: bool) -> None:
     """List what belongs to no recorded state; remove it if `yes`, or if a person on a terminal agrees."""
     if is_in_repository() and not git("rev-parse", "--git-dir"):
         raise UserError("git is not installed, so the commits, which may record states, cannot be read")
-    client, runs = None, list[Run]()
     if (database := own_database(store_uri())) is None:
-        print("runs are kept: other clones may use this store")
+        print("runs and their records are kept: other clones may use this store")
     elif database.exists():
         sync()  # rebuild what has no run yet, so that a run which represents several states is known as such
-        client = open_store()
-        runs = unneeded_runs(client, recorded_states())
-    folders = sorted(unused_folders())
+    runs, folders = _find_garbage(database)
     if not (runs or folders):
         print(f"nothing to remove. {_LAST_LINE}")
         return
-    artifacts = [local_path(run.info.artifact_uri) for run in runs]
-    sizes = [size_of(folder) if folder else 0 for folder in [*artifacts, *folders]]
-    names = [f"run {run.info.run_name} ({run.info.run_id[:8]})" for run in runs]
-    names += [f"{folder.parent.name}/{folder.name}" for folder in folders]
-    rows = [{"unused for 30 days": name, "size": decimal(size)} for name, size in zip(names, sizes, strict=True)]
+    items = {
+        id_: (f"run {run.info.run_name} ({id_[:8]})", local_path(run.info.artifact_uri)) for id_, run in runs.items()
+    }
+    items |= {str(folder): (f"{folder.parent.name}/{folder.name}", folder) for folder in sorted(folders)}
+    sizes = {key: size_of(folder) if folder else 0 for key, (_, folder) in items.items()}
+    rows = [{"unused for 30 days": name, "size": decimal(sizes[key])} for key, (name, _) in items.items()]
     stdout_console().print(table("not referenced by any recorded state", rows, right=["size"]))
     if yes or _agrees():
-        with FileLock(private_folder() / "sync.lock"):
-            if client and runs:
-                purge(client, runs)
-            for folder in folders:
-                shutil.rmtree(folder)
-        print(f"removed: {len(rows)}, {decimal(sum(sizes))}")
+        # A person may have taken days to agree: what is needed by now, or in use, stays
+        with FileLock(private_folder() / "sync.lock"), store_lock(store_uri()):
+            unneeded, unused = _find_garbage(database)
+            if removed := [run_id for run_id in unneeded if run_id in runs]:
+                purge(open_store(), [unneeded[run_id] for run_id in removed])
+            for folder in unused & folders:
+                remove_unused(folder)
+        removed += [str(folder) for folder in folders if not folder.exists()]
+        print(f"removed: {len(removed)}, {decimal(sum(sizes[key] for key in removed))}")
     print(_LAST_LINE)
 
 
-def unneeded_runs(client: MlflowClient, recorded: RecordedStates) -> list[Run]:
-    """Return the runs that ended 30 days ago and are deleted, or belong to no recorded state.
+def _find_garbage(database: Path | None) -> tuple[dict[str, Run], set[Path]]:
+    """Return the unneeded runs of this repository's database, by their ids, and the unused folders."""
+    has_runs = database is not None and database.exists()
+    runs = unneeded_runs(open_store(), recorded_states()) if has_runs else []
+    return {run.info.run_id: run for run in runs}, {*unused_folders(records=database is not None)}
 
-    Runs whose model has a version in MLflow's registry, and parents of runs that are kept, are needed too. It is an
-    error if nothing is recorded at all: then the records were lost, and no run is known to be unneeded.
+
+def unneeded_runs(client: MlflowClient, recorded: RecordedStates) -> list[Run]:
+    """Return this clone's runs that were deleted 30 days ago, or ended then and belong to no recorded state.
+
+    Runs that MLflow's registry needs, their children, and parents of runs that are kept, are needed too. It is an error
+    if nothing is recorded at all: then the records were lost, and no run is known to be unneeded.
     """
-    for experiment in client.search_experiments(ViewType.DELETED_ONLY):
-        name, restore = experiment.name, f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
-        raise UserError(f"MLflow's experiment {name!r} was deleted, and `mlflow gc` would remove it; first `{restore}`")
     index, registered = RunIndex(client), registered_models(client)
     needed = _recorded_runs(index, recorded)
     active = [run for run in index.runs() if "state" in run.data.tags and run.info.run_id not in needed]
@@ -83,13 +89,16 @@ def unneeded_runs(client: MlflowClient, recorded: RecordedStates) -> list[Run]:
     if recorded.num_unreadable:
         print(f"{recorded.num_unreadable} commits cannot be read; the list may include what only they refer to")
     last = (time.time() - KEPT_SECONDS) * 1000
-    old = {
+    deleted = _rows(client, "select run_uuid from runs where lifecycle_stage = 'deleted' and deleted_time < ?", last)
+    old = [run for run in active if run.info.end_time and run.info.end_time < last]
+    old += [run for run in search(client, view=ViewType.DELETED_ONLY) if run.info.run_id in deleted]
+    unneeded = {
         run.info.run_id: run
-        for run in [*active, *search(client, view=ViewType.DELETED_ONLY)]
-        if run.info.end_time and run.info.end_time < last and run.info.run_id not in registered
+        for run in old
+        if run.data.tags.get(CLONE) == clone_id() and not registered & {run.info.run_id, run.data.tags.get(PARENT)}
     }
-    parents = {run.data.tags.get(PARENT) for run in index.runs() if run.info.run_id not in old}
-    return [run for run_id, run in old.items() if run_id not in parents]
+    parents = {run.data.tags.get(PARENT) for run in index.runs() if run.info.run_id not in unneeded}
+    return [run for run_id, run in unneeded.items() if run_id not in parents]
 
 
 def _recorded_runs(index: RunIndex, recorded: RecordedStates) -> set[str]:
@@ -111,19 +120,37 @@ def _needed_run(index: RunIndex, stage: Identity) -> Run | None:
 
 
 def purge(client: MlflowClient, runs: list[Run]) -> None:
-    """Mark runs and their models as deleted, then let MLflow remove them, and all deleted models, for good."""
-    from mlflow.cli import gc  # late: it imports MLflow's whole command line
+    """Remove runs and their models for good, by what `mlflow gc` calls: that removes all deleted models too."""
+    from mlflow.cli import _gc_tracking_resources  # late: it imports MLflow's whole command line
+    from mlflow.tracking import _get_store
 
     uri = client.tracking_uri
+    models = set[str]()
     with store_lock(uri), contextlib.redirect_stdout(io.StringIO()):
         for run in runs:
             for model in models_of(client, run):
                 client.delete_logged_model(model.model_id)
+            of_run = "select model_id from logged_models where lifecycle_stage = 'deleted' and source_run_id = ?"
+            models |= _rows(client, of_run, run.info.run_id)
             if run.info.lifecycle_stage == LifecycleStage.ACTIVE:
+                client.set_tag(run.info.run_id, REPLACED, "")  # no person deleted it, if this is interrupted
                 client.delete_run(run.info.run_id)
-        run_ids = ",".join(run.info.run_id for run in runs)
-        options = ["--backend-store-uri", uri, "--tracking-uri", uri, "--run-ids", run_ids]
-        gc.main(options, standalone_mode=False)
+        _gc_tracking_resources(
+            _get_store(uri),
+            run_ids=[run.info.run_id for run in runs],
+            logged_model_ids=[*models],
+            experiment_ids=None,
+            older_than=None,
+            time_delta=0,
+            skip_experiments=True,
+            skip_logged_models=False,
+        )
+
+
+def _rows(client: MlflowClient, query: str, value: str | float) -> set[str]:
+    """Return the first column of a query to this repository's database."""
+    with contextlib.closing(sqlite3.connect(database_path(client.tracking_uri))) as store:
+        return {row[0] for row in store.execute(query, (value,))}
 
 
 def _agrees() -> bool:

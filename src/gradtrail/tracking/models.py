@@ -23,7 +23,19 @@ from mlflow.utils import get_results_from_paginated_fn
 import gradtrail
 from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.files import digest
-from gradtrail.tracking.tags import DATASET, EXPORT_DIGEST, EXPORT_OUT, MODEL_EPOCH, MODEL_WEIGHTS, NOTE, TEMPERATURE
+from gradtrail.tracking.store import experiment_id
+from gradtrail.tracking.tags import (
+    DATASET,
+    EXPORT_DIGEST,
+    EXPORT_OUT,
+    MODEL_EPOCH,
+    MODEL_WEIGHTS,
+    NOTE,
+    TEMPERATURE,
+    is_alive,
+    is_of_this_host,
+    process_tags,
+)
 
 if TYPE_CHECKING:
     from gradtrail.stages.artifacts.exported import Manifest
@@ -42,10 +54,11 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
 
     run_id, manifest = train.info.run_id, read_manifest(folder)
     for model in models_of(client, train):
-        if model.status != LoggedModelStatus.READY:  # its process was killed
-            client.delete_logged_model(model.model_id)
-        elif model.tags[EXPORT_DIGEST] == manifest.digest:
+        is_same = model.tags[EXPORT_DIGEST] == manifest.digest
+        if is_same and (model.status == LoggedModelStatus.READY or is_alive(model.tags)):
             return
+        if model.status != LoggedModelStatus.READY and is_of_this_host(model.tags) and not is_alive(model.tags):
+            client.delete_logged_model(model.model_id)
 
     model = client.create_logged_model(
         train.info.experiment_id,
@@ -58,6 +71,7 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
             TEMPERATURE: f"{manifest.temperature:.6g}",
             DATASET: manifest.dataset,
             MODEL_EPOCH: _epochs(manifest),
+            **process_tags(),
         },
         params=train.data.params,
         model_type="classifier",
@@ -75,18 +89,10 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=max(manifest.epochs))])
 
 
-def logged_exports(client: MlflowClient, experiment: str) -> set[tuple[str, str]]:
-    """Return (run of a training, digest of the output `models/export`) of each complete model."""
-    models = _search(client, experiment, f"tags.`{EXPORT_OUT}` != ''")
-    return {
-        (model.source_run_id, model.tags[EXPORT_OUT]) for model in models if model.status == LoggedModelStatus.READY
-    }
-
-
-def exports_by_digest(client: MlflowClient, experiment: str) -> dict[str, LoggedModel]:
-    """Return the complete model of each export, by the digest of its manifest."""
-    models = _search(client, experiment, f"tags.`{EXPORT_DIGEST}` != ''")
-    return {model.tags[EXPORT_DIGEST]: model for model in models if model.status == LoggedModelStatus.READY}
+def logged_exports(client: MlflowClient) -> list[LoggedModel]:
+    """Return the complete models of all exports."""
+    models = _search(client, experiment_id(client, "models"), f"tags.`{EXPORT_OUT}` != ''")
+    return [model for model in models if model.status == LoggedModelStatus.READY]
 
 
 def models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
@@ -96,7 +102,7 @@ def models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
 
 
 def registered_models(client: MlflowClient) -> set[str]:
-    """Return the ids of logged models that have a version in MLflow's registry, and of their runs, which must stay."""
+    """Return the ids of the logged models and runs that MLflow's registry needs, which this project never deletes."""
     ids = set[str]()
     for registered in get_results_from_paginated_fn(
         lambda size, token: client.search_model_versions(max_results=size, page_token=token), _PAGE_SIZE
@@ -106,14 +112,6 @@ def registered_models(client: MlflowClient) -> set[str]:
         with contextlib.suppress(MlflowException):  # the model was deleted, or is no logged one
             ids.add(str(client.get_logged_model(model_id).source_run_id))
     return ids
-
-
-def delete_models(client: MlflowClient, run: Run) -> None:
-    """Delete the models of a run that is being deleted, registered ones aside; MLflow keeps them until `mlflow gc`."""
-    registered = registered_models(client)
-    for model in models_of(client, run):
-        if model.model_id not in registered:
-            client.delete_logged_model(model.model_id)
 
 
 def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> LoggedModel | None:

@@ -1,76 +1,92 @@
 """MLflow's registry on disk, so that `gradtrail sync` restores it after `mlflow.db` was deleted.
 
-`.gradtrail/registry.json` has the versions and aliases of registered models and the verdicts, by the digests of their
-exports. It is written by `verdict`, `promote`, `rollback` and `sync`; a change in MLflow's UI counts from the next one.
-Lost: times of versions, the tables of verdicts, and versions whose export is nowhere any more; numbers do not change.
-Out of scope: a registry on a server.
+`.gradtrail/registry.json` has the registry's tables and the verdicts. It is written by `verdict`, `promote`, `rollback`
+and `sync`; a change in MLflow's UI counts from the next one. A version whose export is not here keeps its number and
+aliases, and gets its model once a sync has logged the export. Out of scope: a registry on a server.
 """
 
+import contextlib
 import json
 import re
+import sqlite3
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel
 
 from gradtrail.stages.common.files import write_json
-from gradtrail.support.paths import SQLITE, private_folder
-from gradtrail.tracking.models import exports_by_digest
+from gradtrail.support.paths import SQLITE, database_path, private_folder
+from gradtrail.tracking.models import logged_exports
 from gradtrail.tracking.runs import search
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import EXPORT_DIGEST, VERDICT
 
-_PLACEHOLDER = "restored"  # name of versions that no longer exist
+_TABLES = (  # of MLflow's database, those that others refer to first
+    *("registered_models", "registered_model_tags", "model_versions", "model_version_tags"),
+    "registered_model_aliases",
+)
+_WITHOUT_MODEL = """
+    select name, version, value from model_versions join model_version_tags using (name, version)
+    where key = ? and source like 'models:/%'
+    and substr(source, 9) not in (select model_id from logged_models where lifecycle_stage = 'active')
+"""
+_WITH_MODEL = "update model_versions set source = ?, run_id = ?, storage_location = ? where name = ? and version = ?"
+_ALIASES = "select alias from registered_model_aliases where name = ? and version = ?"
 
 
 def keep_registry(client: MlflowClient) -> None:
     """Write the registry to disk; if the database is a new one without a registry, restore it first."""
     if not client.tracking_uri.startswith(SQLITE):
         return
-    path, experiment = private_folder() / "registry.json", experiment_id(client, "models")
-    created = client.get_experiment(experiment).creation_time  # identifies the database
+    path = private_folder() / "registry.json"
+    created = client.get_experiment(experiment_id(client, "models")).creation_time  # identifies the database
+    saved: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {"tables": {}, "verdicts": []}
     with store_lock(client.tracking_uri):
-        if path.exists() and not client.search_registered_models():
-            history = json.loads(path.read_bytes())
-            if history["created"] != created and not _restore(client, exports_by_digest(client, experiment), history):
-                return
-        versions: dict[str, list[dict[str, Any]]] = {}
-        for version in client.search_model_versions():
-            tags = version.tags
-            if EXPORT_DIGEST in tags:
-                versions.setdefault(version.name, []).append({"number": int(version.version), "tags": tags})
-        aliases = {one.name: one.aliases for one in client.search_registered_models() if one.name in versions}
-        verdicts = [run.data.tags[VERDICT] for run in search(client, f"tags.{VERDICT} != ''")]
-        content = {"created": created, "versions": versions, "aliases": aliases, "verdicts": verdicts}
-        if path.exists() or versions or verdicts:
-            write_json(path, content)
+        with contextlib.closing(sqlite3.connect(database_path(client.tracking_uri))) as store, store:
+            store.row_factory = sqlite3.Row
+            if saved.get("created") != created and not store.execute("select 1 from registered_models").fetchone():
+                _insert(store, saved["tables"])
+            if versions := store.execute(_WITHOUT_MODEL, (EXPORT_DIGEST,)).fetchall():
+                _find_models(store, versions, _exports_by_digest(client))
+            tables = {table: [dict(row) for row in store.execute(f"select * from {table}")] for table in _TABLES}  # noqa: S608
+        verdicts = {run.data.tags[VERDICT] for run in search(client, f"tags.{VERDICT} != ''")}
+        if missing := {*saved["verdicts"]} - verdicts:
+            verdicts |= _restore_verdicts(client, missing, _exports_by_digest(client))
+        if path.exists() or tables["registered_models"] or verdicts:
+            write_json(path, {"created": created, "tables": tables, "verdicts": sorted(verdicts)})
 
 
-def _restore(client: MlflowClient, exports: Mapping[str, LoggedModel], history: Mapping[str, Any]) -> bool:
-    """Restore versions, aliases and verdicts; return False, with a warning, if the export of an alias is not here."""
-    for name, aliases in history["aliases"].items():
-        digests = {str(version["number"]): version["tags"][EXPORT_DIGEST] for version in history["versions"][name]}
-        if missing := [alias for alias, number in aliases.items() if digests.get(str(number)) not in exports]:
+def _exports_by_digest(client: MlflowClient) -> dict[str, LoggedModel]:
+    return {model.tags[EXPORT_DIGEST]: model for model in logged_exports(client)}
+
+
+def _insert(store: sqlite3.Connection, tables: dict[str, list[dict[str, Any]]]) -> None:
+    for table, rows in tables.items():
+        for row in rows:
+            columns, marks = ", ".join(row), ", ".join("?" * len(row))
+            store.execute(f"insert into {table} ({columns}) values ({marks})", [*row.values()])  # noqa: S608
+
+
+def _find_models(store: sqlite3.Connection, versions: list[sqlite3.Row], exports: dict[str, LoggedModel]) -> None:
+    """Give versions the models of their exports; warn about aliases of a version whose export is not here."""
+    for name, version, digest in versions:
+        if model := exports.get(digest):
+            values = (f"models:/{model.model_id}", model.source_run_id, model.artifact_location)
+            store.execute(_WITH_MODEL, (*values, name, version))
+        elif aliases := [alias for (alias,) in store.execute(_ALIASES, (name, version))]:
             remedy = "`dvc fetch --all-commits` with a remote, then sync again"
-            print(f"warning: {name}: the export of {', '.join(missing)} is not here; {remedy}", file=sys.stderr)
-            return False
-    for name, versions in history["versions"].items():
-        client.create_registered_model(name)
-        tags = {version["number"]: version["tags"] for version in versions}
-        for number in range(1, max(tags) + 1):
-            model = exports.get(tags.get(number, {}).get(EXPORT_DIGEST, ""))
-            if model is None:  # deleted, then or now: MLflow counts it, so that later versions keep their numbers
-                client.create_model_version(name, _PLACEHOLDER)
-                client.delete_model_version(name, str(number))
-                continue
-            source, run_id, model_id = f"models:/{model.model_id}", model.source_run_id, model.model_id
-            client.create_model_version(name, source, run_id=run_id, tags=tags[number], model_id=model_id)
-        for alias, number in history["aliases"][name].items():
-            client.set_registered_model_alias(name, alias, str(number))
-    for verdict in history["verdicts"]:
-        for digest in re.findall("export ([0-9a-f]{64})", verdict):
-            if digest in exports:
-                client.set_tag(exports[digest].source_run_id, VERDICT, verdict)
-    return True
+            print(f"warning: {name}: the export of {', '.join(aliases)} is not here; {remedy}", file=sys.stderr)
+
+
+def _restore_verdicts(client: MlflowClient, verdicts: set[str], exports: dict[str, LoggedModel]) -> set[str]:
+    """Write verdicts to the runs of their exports; return all but those whose run has another one by now."""
+    runs, kept_verdicts = {run.info.run_id: run for run in search(client)}, set[str]()
+    for verdict in verdicts:
+        models = [exports[digest] for digest in re.findall("export ([0-9a-f]{64})", verdict) if digest in exports]
+        run = runs.get(models[0].source_run_id) if models else None
+        if run is None or VERDICT not in run.data.tags:
+            kept_verdicts.add(verdict)
+        if run and VERDICT not in run.data.tags:
+            client.set_tag(run.info.run_id, VERDICT, verdict)
+    return kept_verdicts

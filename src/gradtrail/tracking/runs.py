@@ -1,7 +1,7 @@
 """Finds runs in MLflow's store."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
@@ -81,7 +81,7 @@ Find = StoredRuns | RunIndex
 
 def search(client: MlflowClient, condition: str = "", view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
     """Return the runs that meet a condition in MLflow's language, newest first, by one query."""
-    experiments = [experiment_id(client, name) for name in ("data", "models")]
+    experiments = [experiment_id(client, kind) for kind in ("data", "models")]
     order = ["attributes.start_time DESC"]
     return list(client.search_runs(experiments, condition, view, max_results=MAX_RESULTS, order_by=order))
 
@@ -89,36 +89,41 @@ def search(client: MlflowClient, condition: str = "", view: int = ViewType.ACTIV
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
     """Return the run that represents a recorded result, if there is one: of its state, or else of other code.
 
-    A state may have another result, and another run, on another type of machine.
+    A state may have another result, and another run, on another type of machine. A run without outputs represents a
+    state only while a process of this host works on it.
     """
     outs = stage.out_digests()
-    alike = (run for run in find({"state": stage.state}) if outputs(run.data.tags) in (outs, {}))
+    alike = [run for run in find({"state": stage.state}) if outputs(run.data.tags) in (outs, {})]
     best = sorted(alike, key=lambda run: (outputs(run.data.tags) != outs, run.info.status != "FINISHED"))
-    return next((run for run in best if is_finished_or_live(run)), None) or _find_same_outs(find, stage, outs)
+    if run_of_state := next((run for run in best if is_finished_or_live(run)), None):
+        return run_of_state
+    is_same_result, runs = result_test(stage), find({"stage": stage.name}, finished=True)
+    return next((run for run in runs if is_same_result(run.data.params, outputs(run.data.tags))), None)
 
 
 def is_finished_or_live(run: Run) -> bool:
-    """Whether a run is finished, or a process of this host still works on it."""
-    return run.info.status == "FINISHED" or (run.info.status == "RUNNING" and is_alive(run.data.tags))
+    """Whether a run is finished, with outputs, or a process of this host still works on it."""
+    is_finished = run.info.status == "FINISHED" and outputs(run.data.tags) != {}
+    return is_finished or (run.info.status == "RUNNING" and is_alive(run.data.tags))
 
 
-def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run | None:
-    """Return a finished run of the same stage and params whose outputs are the same bytes, if there is one.
+def result_test(stage: Identity) -> Callable[[Mapping[str, str], Mapping[str, str]], bool]:
+    """Return a function that says whether params and outputs of a run of this stage are those of its recorded result.
 
     Code that was edited or moved and wrote the same bytes gives no other result, so the state needs no second run.
-    Metrics and costs are not compared: edits of code change costs and the set of metrics. Params of the stages before
-    are compared if both runs have them, as other data may lead to other metrics with the same outputs.
+    Costs are not compared, as edits of code change them. Params of the stages before are compared if both runs have
+    them, as other data may lead to the same outputs.
     """
-    written = (f"results/metrics/{stage.name}.json", f"results/costs/{stage.name}.json")
-    compared = {out: md5 for out, md5 in outs.items() if out not in written}.items()
+    costs = f"results/costs/{stage.name}.json"
+    compared = {out: md5 for out, md5 in stage.out_digests().items() if out != costs}.items()
     read = _texts(flat_params(stage.entry(stage.name))).items()
     lineage = _texts(stage_params(stage))
-    for run in find({"stage": stage.name}, finished=True):
-        params = run.data.params
+
+    def is_same_result(params: Mapping[str, str], outs: Mapping[str, str]) -> bool:
         same_params = read <= params.items() and all(params.get(key, lineage[key]) == lineage[key] for key in lineage)
-        if same_params and compared <= outputs(run.data.tags).items():
-            return run
-    return None
+        return same_params and compared <= outs.items()
+
+    return is_same_result
 
 
 def _texts(params: Mapping[str, object]) -> dict[str, str]:

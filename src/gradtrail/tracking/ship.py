@@ -15,7 +15,7 @@ from gradtrail.stages.common.files import write_json
 from gradtrail.tracking.artifacts import announce_tables
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.links import link, parent_tag
-from gradtrail.tracking.models import delete_models
+from gradtrail.tracking.models import models_of, registered_models
 from gradtrail.tracking.record import (
     ATTEMPT,
     FINISHED,
@@ -36,6 +36,7 @@ from gradtrail.tracking.tags import (
     CONTEXT,
     PROCESS,
     REPLACED,
+    clone_tag,
     is_alive,
     is_of_this_host,
     outputs,
@@ -142,6 +143,7 @@ class Shipment:
                 run_name=info.name,
             )
             attempt = int(run.data.tags.get(ATTEMPTS, 0)) + 1
+            tags |= clone_tag(existing.data.tags if existing else {})
             params = [Param(*pair) for pair in info.params.items() if pair[0] not in run.data.params]
             tags |= {ATTEMPTS: str(attempt), BEGAN: str(began)}
             client.log_batch(run.info.run_id, params=params, tags=[RunTag(*pair) for pair in tags.items()])
@@ -216,17 +218,21 @@ def _is_in_progress(run: Run, info: RunInfo) -> bool:
     return run.info.status == RUNNING and not is_dead and tags.get(PROCESS) != info.tags.get(PROCESS)
 
 
-def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:
+def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> bool:
     """Delete a run and its models, with a tag `why` that names the run that replaces it; `gradtrail gc` purges it.
 
-    A run that a process opened meanwhile stays.
+    Returns:
+        False for a run that stays: a process opened it meanwhile, or MLflow's registry needs it.
     """
     with store_lock(client.tracking_uri):
-        if client.get_run(run.info.run_id).info.status == RUNNING:
-            return
+        is_open = client.get_run(run.info.run_id).info.status == RUNNING
+        if is_open or run.info.run_id in registered_models(client):
+            return False
         client.set_tag(run.info.run_id, why, by)
-        delete_models(client, run)
+        for model in models_of(client, run):
+            client.delete_logged_model(model.model_id)
         client.delete_run(run.info.run_id)
+        return True
 
 
 def close_dead_runs(client: MlflowClient, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:

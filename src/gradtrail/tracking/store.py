@@ -18,7 +18,7 @@ from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri
 from gradtrail.tracking.relocate import is_moved, relocate_artifacts
-from gradtrail.tracking.tags import EXPERIMENT, EXPERIMENT_KIND, NOTE
+from gradtrail.tracking.tags import EXPERIMENT, EXPERIMENT_KIND, NOTE, experiment_name
 
 # Defaults, which MLflow reads on import: no telemetry, no minutes of retries for a dead server, no progress bar for
 # each file. A slow server gets the time that it needs for one request; the total time that a stage waits has a limit.
@@ -30,7 +30,7 @@ os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two l
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, LifecycleStage
+from mlflow.entities import Experiment, LifecycleStage, ViewType
 from mlflow.exceptions import MlflowException
 
 for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool"):
@@ -39,7 +39,7 @@ logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # a line for each 
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_NOTES = {  # experiment → its description
+_NOTES = {  # kind of experiment → its description
     "data": "One run for each state of the data: fetched, and preprocessed.",
     "models": "One run for each trained state, and below it those of the stages that read it.",
 }
@@ -100,12 +100,17 @@ def store_lock(uri: str) -> FileLock:
     return FileLock(file, is_singleton=True)  # its holder may acquire it again
 
 
-def experiment_id(client: MlflowClient, name: str) -> str:
-    """Return the id of an experiment, which is created if needed; UserError if it was deleted."""
+def experiment_id(client: MlflowClient, kind: str) -> str:
+    """Return the id of this project's experiment for `data` or `models`, which is created if needed.
+
+    It is found by the tag that names it, as people rename experiments. UserError if it was deleted, or if an experiment
+    of somebody else has its name.
+    """
+    name = experiment_name(kind, client.tracking_uri)
     experiment = _find_experiment(client, name)
     if experiment is None:
         with store_lock(client.tracking_uri):
-            experiment = _find_experiment(client, name) or _create_experiment(client, name)
+            experiment = _find_experiment(client, name) or _create_experiment(client, kind, name)
     if experiment.lifecycle_stage == LifecycleStage.DELETED:
         restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
         raise UserError(f"MLflow's experiment {name!r} was deleted; `{restore}` restores it with its runs")
@@ -113,22 +118,24 @@ def experiment_id(client: MlflowClient, name: str) -> str:
 
 
 def _find_experiment(client: MlflowClient, name: str) -> Experiment | None:
-    """Return the experiment with a name, deleted or not, or else the one that was created with it and then renamed."""
-    renamed = f"tags.`{EXPERIMENT}` = '{name}'"
-    return client.get_experiment_by_name(name) or next(iter(client.search_experiments(filter_string=renamed)), None)
+    """Return the experiment that was created with a name, renamed or not; a deleted one only if there is no other."""
+    tagged = client.search_experiments(ViewType.ALL, filter_string=f"tags.`{EXPERIMENT}` = '{name}'")
+    return min(tagged, key=lambda one: (one.lifecycle_stage, one.creation_time or 0), default=None)
 
 
-def _create_experiment(client: MlflowClient, name: str) -> Experiment:
+def _create_experiment(client: MlflowClient, kind: str, name: str) -> Experiment:
     uri = client.tracking_uri
     location = _artifact_folder(uri).as_uri() if uri.startswith(SQLITE) else None
-    tags = {EXPERIMENT_KIND: "custom_model_development", NOTE: _NOTES[name], EXPERIMENT: name}
+    tags = {EXPERIMENT_KIND: "custom_model_development", NOTE: _NOTES[kind], EXPERIMENT: name}
     # A clone on another machine that shares the server may have created it meanwhile.
     with contextlib.suppress(MlflowException):
         client.create_experiment(name, artifact_location=location, tags=tags)
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        raise UserError(f"MLflow's store has no experiment {name}, and none can be created")
-    return experiment
+    if experiment := _find_experiment(client, name):
+        return experiment
+    if client.get_experiment_by_name(name):
+        other = "`runtime.experiment` in params.yaml gives this project's experiments other names"
+        raise UserError(f"MLflow's experiment {name!r} is not of this project; {other}")
+    raise UserError(f"MLflow's store has no experiment {name}, and none can be created")
 
 
 def _create_database(uri: str) -> None:

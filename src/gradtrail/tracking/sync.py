@@ -32,8 +32,10 @@ _PARTS = {  # texts of a report, by its keys; all other keys are stages, with th
     "unreadable": "skipped, not readable: {}",
     "killed": "interrupted, marked as KILLED: {}",
     "replaced": "replaced by other runs: {}",
+    "deleted": "kept deleted: {}",
     "elsewhere": "open on other hosts: {}",
 }
+_LASTING = ("absent", "misrecorded", "unreadable", "deleted", "elsewhere")  # what a sync with nothing to do says too
 
 
 def sync() -> dict[str, int]:
@@ -52,13 +54,24 @@ def sync() -> dict[str, int]:
         report, open_runs = backfill()
         if is_local and open_runs is not None:
             present = report["present"] + sum(count for key, count in report.items() if key not in _PARTS)
-            lasting = {key: report[key] for key in ("absent", "misrecorded", "unreadable", "elsewhere")} | {
-                "present": present
-            }
+            lasting = {key: report.get(key, 0) for key in _LASTING} | {"present": present}
             with atomic_file(place) as temporary:
                 temporary.write_text(json.dumps({"key": _key(sources, open_runs), "report": lasting}))
         else:
             place.unlink(missing_ok=True)
+    return report
+
+
+def restore(name: str) -> dict[str, int]:
+    """Bring back a run that a person deleted, and sync; return a report for `describe`."""
+    sync()  # it notes what was deleted since the last one
+    from gradtrail.tracking.deleted import require_run, restore_run  # late: it imports MLflow
+
+    with FileLock(private_folder() / "sync.lock"):
+        restored = restore_run(name)
+        (private_folder() / "synced.json").unlink(missing_ok=True)
+    report = sync()
+    require_run(restored)
     return report
 
 

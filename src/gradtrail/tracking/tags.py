@@ -5,9 +5,12 @@ runs returns them as it returns all tags.
 """
 
 import colorsys
+import contextlib
 import getpass
 import json
 import os
+import re
+import secrets
 import socket
 import sys
 from collections.abc import Mapping
@@ -15,10 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock
 
-from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, flatten
+from gradtrail.stages.common.environment import RuntimeConfig
+from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, flatten, load_section
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
-from gradtrail.support.git import CommandError, head_commit
+from gradtrail.support.git import CommandError, git, head_commit
+from gradtrail.support.paths import SQLITE, private_folder, root
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.working_diff import has_changes
 
@@ -29,6 +36,7 @@ TRAIN_STATE = "train_state"  # state of the training that the stage is below; `r
 WEIGHTS = "weights"  # digest of a training's final weights, which the run wrote or read; `runs`
 OUTS = "mlflow.gradtrail.outs"  # digests of all outputs, as JSON; `outputs`
 PROCESS = "mlflow.gradtrail.process"  # host, number and start of the process that worked on it last; `is_alive`
+CLONE = "mlflow.gradtrail.clone"  # id of the clone that made the run, or `SHARED`; `gc`
 BEGAN = "mlflow.gradtrail.began"  # start of the last attempt, in milliseconds; `compare`
 ATTEMPTS = "attempts"  # number of executions of the state; the next attempt, `diff`, `estimate`
 MACHINE = "machine"  # type of the machine; the next attempt, `list_runs`, `compare`, `estimate`
@@ -68,6 +76,7 @@ EXPERIMENT = "gradtrail.experiment"  # name with which it was created, as people
 EXPERIMENT_KIND = "mlflow.experimentKind"  # opens the UI for training rather than that for GenAI; MLflow
 VIEW = "mlflow.sharedViewState.gradtrail"  # columns and charts of the page of trainings; MLflow
 
+SHARED = "shared"  # value of `CLONE`
 _FINAL = "models/final.safetensors"
 _MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
 
@@ -146,6 +155,27 @@ def origin_tags() -> dict[str, str]:
     return tags
 
 
+def clone_id() -> str:
+    """Return the random id of this clone, kept in `.gradtrail/clone`; a copy of the folder has an id of its own."""
+    path = private_folder() / "clone"
+    with FileLock(path.with_suffix(".lock")):
+        with contextlib.suppress(OSError, ValueError):
+            name, inode = path.read_text().split()
+            if path.stat().st_ino == int(inode):
+                return name
+        name = secrets.token_hex(8)
+        with atomic_file(path) as temporary:
+            temporary.touch()
+            temporary.write_text(f"{name} {temporary.stat().st_ino}")
+        return name
+
+
+def clone_tag(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tag for a run that this clone opens: its id for a new run, which has no tags, or one of its own."""
+    is_own = not tags or tags.get(CLONE) == clone_id()
+    return {CLONE: clone_id() if is_own else SHARED}
+
+
 def process_tags() -> dict[str, str]:
     """Return the tag that identifies this process."""
     return {PROCESS: f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"}
@@ -176,3 +206,16 @@ def _start_of(pid: int) -> str:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{ticks}"
     except OSError:
         return f"{psutil.Process(pid).create_time():.0f}"
+
+
+def experiment_name(kind: str, uri: str) -> str:
+    """Return the name of the experiment for `data` or `models`: with `runtime.experiment`, or the project, before it.
+
+    The project's name, that of git's remote `origin` or else of the root, is used on a server alone.
+    """
+    prefix = load_section("runtime", RuntimeConfig).experiment if PARAMS.exists() else ""
+    if not (prefix or uri.startswith(SQLITE)):
+        origin = git("-C", str(root()), "config", "--get", "remote.origin.url") or str(root())
+        project = re.split("[/:]", origin.rstrip("/"))[-1].removesuffix(".git")
+        prefix = re.sub(r"[^\w.-]+", "-", project)
+    return f"{prefix}-{kind}" if prefix else kind

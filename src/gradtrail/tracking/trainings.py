@@ -1,8 +1,8 @@
 """The training runs in MLflow's store, for a table.
 
 A database is read directly: importing MLflow and opening its client take four seconds, the query a fiftieth of one.
-MLflow's client asks a server. It also asks a database in which the query finds no run, as it creates what is missing,
-finds a renamed experiment, and reports a deleted one.
+MLflow's client asks a server. It also asks a database in which the query finds no run, as it creates what is missing
+and reports a deleted experiment.
 """
 
 import contextlib
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradtrail.support.paths import SQLITE, database_path, store_uri
+from gradtrail.tracking.tags import EXPERIMENT, experiment_name
 
-_EXPERIMENT = "models"
 _TRAININGS = """
     select runs.run_uuid, runs.name, runs.status
     from runs
-    join experiments on experiments.experiment_id = runs.experiment_id
     join tags on tags.run_uuid = runs.run_uuid and tags.key = 'stage' and tags.value = 'train'
     left join latest_metrics as sorted on sorted.run_uuid = runs.run_uuid and sorted.key = :metric
-    where experiments.name = :experiment and runs.lifecycle_stage = 'active'
+    join experiment_tags on experiment_tags.experiment_id = runs.experiment_id and experiment_tags.key = :key
+    where experiment_tags.value = :experiment and runs.lifecycle_stage = 'active'
     order by sorted.is_nan is null, sorted.is_nan, sorted.value * :sign, runs.start_time desc, runs.run_uuid
     limit :limit
 """
@@ -53,8 +53,9 @@ def find_trainings(sort_by: str, *, ascending: bool, limit: int | None) -> list[
 
 def _in_database(path: Path, sort_by: str, *, ascending: bool, limit: int | None) -> list[Training]:
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
+        name = experiment_name("models", store_uri())
         sign, most = 1 if ascending else -1, -1 if limit is None else limit
-        values = {"experiment": _EXPERIMENT, "metric": sort_by, "sign": sign, "limit": most}
+        values = {"key": EXPERIMENT, "experiment": name, "metric": sort_by, "sign": sign, "limit": most}
         trainings = []
         for run, name, status in store.execute(_TRAININGS, values).fetchall():
             params, tags, metrics = (dict(store.execute(query, (run,))) for query in _VALUES)
@@ -69,7 +70,7 @@ def _by_client(sort_by: str, *, ascending: bool, limit: int | None) -> list[Trai
 
     client = open_store()
     runs = client.search_runs(
-        [experiment_id(client, _EXPERIMENT)],
+        [experiment_id(client, "models")],
         "tags.stage = 'train'",
         max_results=MAX_RESULTS if limit is None else limit,
         order_by=[f"metrics.`{sort_by}` {'ASC' if ascending else 'DESC'}"],

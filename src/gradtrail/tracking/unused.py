@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import Timeout
+from filelock import FileLock, Timeout
 
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.paths import COMPLETE, private_folder, working_folder
@@ -19,17 +19,33 @@ KEPT_SECONDS = 30 * 86_400  # time that a run or folder is kept without use
 _MAX_MEMBERS = 64  # checkpoints of complete members
 
 
-def unused_folders() -> Iterator[Path]:
-    """Yield the checkpoints, records and unfinished outputs in which nothing has changed for 30 days.
+def unused_folders(*, records: bool) -> Iterator[Path]:
+    """Yield the checkpoints, unfinished outputs and, if asked for, records in which nothing has changed for 30 days.
 
     A stage that works on one of them changes it every few seconds, and a stopped one can resume for 30 days.
     """
     private = private_folder()
-    for folder in [*private.glob("resume/*-*"), *private.glob("records/*"), *working_folder().glob(".outs/*")]:
-        if folder.is_dir():
-            changed = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
-            if time.time() - changed > KEPT_SECONDS:
-                yield folder
+    of_records = private.glob("records/*") if records else []
+    for folder in [*private.glob("resume/*-*"), *of_records, *working_folder().glob(".outs/*")]:
+        if folder.is_dir() and _is_unused(folder):
+            yield folder
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove a folder unless a process uses it: one that has changed it, or that holds the lock of its state."""
+    state = folder.name.partition("-")[0][:32]
+    own_locks = [folder.with_name(f"{name}.lock") for name in (folder.name, folder.stem)]
+    locks = [*private_folder().glob(f"locks/*-{state}.lock"), *filter(Path.exists, own_locks)]
+    with contextlib.suppress(Timeout), contextlib.ExitStack() as stack:
+        for lock in dict.fromkeys(locks):
+            stack.enter_context(FileLock(lock).acquire(timeout=0))
+        if _is_unused(folder):
+            shutil.rmtree(folder)
+
+
+def _is_unused(folder: Path) -> bool:
+    changed = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+    return time.time() - changed > KEPT_SECONDS
 
 
 def size_of(folder: Path) -> int:

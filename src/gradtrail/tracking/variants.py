@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 
 from gradtrail.stages.artifacts.members import over_members, spread
 from gradtrail.stages.common.params import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
 from gradtrail.tracking.names import rounded, seeds_name, seeds_note
 from gradtrail.tracking.record import FINISHED, RUNNING
-from gradtrail.tracking.runs import StoredRuns
+from gradtrail.tracking.runs import StoredRuns, search
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import (
     DATASET,
@@ -27,11 +27,13 @@ from gradtrail.tracking.tags import (
     MACHINE,
     NOTE,
     PARENT,
+    REPLACED,
     SEEDS,
     STAGE,
     TRAININGS,
     USER,
     VARIANT,
+    clone_tag,
     outputs,
     process_tags,
 )
@@ -93,7 +95,9 @@ def update_parent(client: MlflowClient, name: str) -> None:
         return
     with store_lock(client.tracking_uri):  # so that two clones make one parent
         variant = Variant(find({VARIANT: name}))
-        parent = variant.parent or (_create(client, name, variant) if variant.seeds else None)
+        parent = variant.parent
+        if parent is None and variant.seeds and not _was_deleted(client, variant):
+            parent = _create(client, name, variant)
         for run in variant.trainings:
             if parent and run.data.tags.get(PARENT) != parent.info.run_id:
                 client.set_tag(run.info.run_id, PARENT, parent.info.run_id)
@@ -101,11 +105,18 @@ def update_parent(client: MlflowClient, name: str) -> None:
                 client.delete_tag(run.info.run_id, PARENT)
         for run in variant.parents:
             if run is not parent and run.info.status != RUNNING:  # a clone on another host may be making it
+                client.set_tag(run.info.run_id, REPLACED, parent.info.run_id if parent else "")
                 client.delete_run(run.info.run_id)
         if parent:
             metrics, tags = variant.changes(parent)
             points = _points(metrics, step=0)
             client.log_batch(parent.info.run_id, points, tags=[RunTag(*pair) for pair in tags.items()])
+
+
+def _was_deleted(client: MlflowClient, variant: Variant) -> bool:
+    """Whether a person deleted the parent of these trainings."""
+    deleted = search(client, f"tags.`{TRAININGS}` = '{variant.key}'", ViewType.DELETED_ONLY)
+    return any(REPLACED not in run.data.tags for run in deleted)
 
 
 def _create(client: MlflowClient, name: str, variant: Variant) -> Run:
@@ -114,7 +125,7 @@ def _create(client: MlflowClient, name: str, variant: Variant) -> Run:
     newest = max(runs, key=lambda run: (run.info.start_time, run.info.run_id))
     params = set.intersection(*({*run.data.params.items()} for run in runs))
     shared = set.intersection(*({*run.data.tags.items()} for run in runs))
-    tags = {key: value for key, value in shared if key in _SAME_TAGS} | process_tags()
+    tags = {key: value for key, value in shared if key in _SAME_TAGS} | process_tags() | clone_tag({})
     tags |= {VARIANT: name, SEEDS: str(len(runs)), TRAININGS: variant.key}
     run_name = seeds_name(newest.info.run_name, len(runs))
     parent = client.create_run(experiment_id(client, "models"), newest.info.start_time, tags, run_name)

@@ -133,6 +133,7 @@ OTHER = {
     "tracking_seconds": 1.0,
     "mirrors": ["http://127.0.0.1:9/mnist"],
     "alert": "cat > /dev/null",
+    "experiment": "other",
 }
 
 

@@ -18,6 +18,7 @@ from gradtrail.cluster.engine import fetch_results
 from gradtrail.cluster.request import Places, Request, own_versions, plan_experiments
 from gradtrail.cluster.task import make_experiment
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.gc import purge
 from gradtrail.tracking.runs import StoredRuns
 from gradtrail.tracking.store import StoreClient
 
@@ -74,7 +75,8 @@ def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
     assert "rebuilt" not in finished("train") | finished("evaluate")
 
     # The run of another machine was lost with its node: a node with an empty cache gets its files, and rebuilds it
-    StoreClient(store).delete_run(finished("evaluate")["id"])
+    lost = StoreClient(store).get_run(finished("evaluate")["id"])
+    purge(StoreClient(store), [lost])
     run_git(tmp_path / "shared.git", "update-ref", "-d", experiment.ref)
     monkeypatch.setenv("GRADTRAIL_CLUSTER_DIR", str(tmp_path / "another node"))
     assert make_experiment(request, experiment) == "done"

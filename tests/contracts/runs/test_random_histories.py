@@ -66,6 +66,7 @@ class Histories(RuleBasedStateMachine):
         self.project = finished_small_project().copy(Path(self.folder.name) / "project")
         self.number = 0
         self.texts: dict[str, str] = {}  # of files that there were at a sync, by their MD5
+        self.deleted: dict[tuple[str, str], Result] = {}  # state and digest of outs of runs that a person deleted
 
     def teardown(self) -> None:
         self.folder.cleanup()
@@ -212,6 +213,14 @@ class Histories(RuleBasedStateMachine):
     def lose_the_store(self) -> None:
         self.project.empty_store()
 
+    @rule(number=st.integers(0, 9))
+    def delete_a_run(self, number: int) -> None:
+        if runs := finished_runs(self.project):
+            key, result, run_id = runs[number % len(runs)]
+            self.project.delete_run(run_id)
+            self.deleted[key] = result
+            self.sync()
+
     @rule()
     def write_over_the_weights(self) -> None:
         self.edit("models/final.safetensors", "other weights")
@@ -261,11 +270,16 @@ class Histories(RuleBasedStateMachine):
         runs = finished_runs(self.project)
         twins = [result for result, count in Counter(run[0] for run in runs).items() if count > 1]
         assert not twins, f"states with two runs of one result: {twins}"
+        for run in self.project.runs():
+            key = run["tags"]["state"], digest(run["outs"])
+            if is_execution(run):  # since the deletion
+                self.deleted.pop(key, None)
+            assert key not in self.deleted, f"a deleted run came back: {run['name']}"
         recorded = recorded_results(self.project)
         executed = {
             (run["tags"]["stage"], without_metrics(run["outs"])) for run in self.project.runs() if is_execution(run)
         }
-        found = {result for _, result in runs}
+        found = {result for _, result, _ in runs} | {*self.deleted.values()}
         # Of two states of equal outs, one that was executed and one that was not, only the first has a run
         missing = {result for result in recorded - found if (result[0], result[2]) not in executed}
         assert not missing, f"recorded, but without a run: {missing}"
@@ -299,8 +313,8 @@ def texts(project: Project) -> dict[str, str]:
     return {hashlib.md5(content, usedforsecurity=False).hexdigest(): content.decode() for content in contents}
 
 
-def finished_runs(project: Project) -> list[tuple[tuple[str, str], Result]]:
-    """Return, of each finished run, its state with its outs, and its result."""
+def finished_runs(project: Project) -> list[tuple[tuple[str, str], Result, str]]:
+    """Return, of each finished run, its state with its outs, its result, and its id."""
     results = []
     for run in project.runs():
         tags = run["tags"]
@@ -308,7 +322,7 @@ def finished_runs(project: Project) -> list[tuple[tuple[str, str], Result]]:
         if run["status"] == "FINISHED":
             outs, stage = run["outs"], tags["stage"]
             params = {key: run["params"][key] for key in CHANGED if key.startswith(f"{stage}.")}
-            results.append(((tags["state"], digest(outs)), (stage, digest(params), without_metrics(outs))))
+            results.append(((tags["state"], digest(outs)), (stage, digest(params), without_metrics(outs)), run["id"]))
             assert stage in ("fetch", "train") or (run["artifacts"] / "results/words.txt").is_file()
     return results
 
@@ -418,6 +432,8 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
             machine.record_outs_for_other_params(commands)
         machine.apply_an_experiment()
         machine.write_over_the_weights()
+        for number in range(2):
+            machine.delete_a_run(number)
         machine.check_out_another_commit()
         machine.lose_the_store()
         machine.sync()

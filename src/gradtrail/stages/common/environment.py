@@ -88,6 +88,8 @@ class RuntimeConfig:
     compile_cache: bool  # True to keep compiled functions on disk, for the next run
     trace: bool  # True to record half a second of the stage's work with JAX's profiler, as an artifact
     tracking: bool  # True to log to MLflow
+    # Name before those of MLflow's experiments, `data` and `models`; if empty, on a server the project's name
+    experiment: str
     tracking_seconds: Seconds  # total time a stage waits for a tracking server; `gradtrail sync` uploads the rest
     system_metrics: bool  # True to log the usage of processor and memory, for stages longer than a minute
     # Address that gets a POST, or shell command that gets a line on stdin, if a training needs attention; or empty
@@ -98,6 +100,8 @@ class RuntimeConfig:
     gpu_preallocate: bool  # True if JAX allocates most of a GPU's memory at start
 
     def check(self) -> None:
+        if not re.fullmatch(r"[\w.-]*", self.experiment):
+            raise ValueError(f"experiment must consist of letters, digits, '_', '.' and '-', got {self.experiment!r}")
         if "${" in self.alert:
             raise ValueError("alert must name a variable as $NAME: `dvc exp run -S` takes ${NAME} for a param")
 
