@@ -124,7 +124,7 @@ def contents() -> dict[str, Any]:
 def change(place: Record, **changes: Any) -> None:
     """Change what a record says of its run, as another process would have written it."""
     info = place.read()
-    place.write(dataclasses.replace(info, **changes | {"tags": info.tags | changes.get("tags", {})}))
+    place.write(dataclasses.replace(info, **changes | {"tags": info.tags | changes.get("tags", {}), "files": {}}))
 
 
 def test_run_has_all_that_the_stage_wrote(stage: Stage) -> None:
@@ -374,7 +374,7 @@ def test_damaged_record_is_set_aside_with_one_warning_and_all_others_are_shipped
     kept = Record(tmp_path / "kept" / "1-1")
     kept.folder.parent.mkdir()
     template.folder.rename(kept.folder)
-    for name in (RUN, "metrics.jsonl"):
+    for name in (RUN, "metrics.jsonl", "artifacts/lineage.json", "attempt/timings.json"):
         for damage in damaged(kept.folder / name):
             use_new_store(monkeypatch)
             bad = Record(records_folder() / "0123" / f"{time.time_ns()}-1")
@@ -383,11 +383,8 @@ def test_damaged_record_is_set_aside_with_one_warning_and_all_others_are_shipped
             capsys.readouterr()
             shipped = ship_records()
             warnings = capsys.readouterr().err.splitlines()
-            # A digit may become another one, and a last line that is cut off was not written whole
-            assert shipped == ["train"] if warnings else shipped == ["train", "train"], damage
-            assert len(warnings) <= 1, damage
-            assert all("set aside" in line for line in warnings), damage
-            assert (name != RUN) or warnings, damage
+            assert shipped == ["train"], damage
+            assert ["set aside" in line for line in warnings] == [True], damage
             assert contents()["status"] == "FINISHED", damage
             assert not [*all_records()], damage
             assert ship_records() == []

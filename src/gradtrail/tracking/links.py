@@ -15,7 +15,7 @@ from gradtrail.tracking.names import NOTE, is_headline, note, summary_in
 from gradtrail.tracking.record import MODEL, Record
 from gradtrail.tracking.render import EXPORT, SUMMARY
 from gradtrail.tracking.runs import Find, StoredRuns
-from gradtrail.tracking.tags import PARENT, REBUILT, VARIANT, WEIGHTS, outputs
+from gradtrail.tracking.tags import BYTES, PARENT, VARIANT, WEIGHTS, outputs
 from gradtrail.tracking.variants import update_parent
 
 
@@ -26,7 +26,7 @@ def parent_tag(client: MlflowClient, tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def link(client: MlflowClient, run_id: str, record: Record) -> None:
-    """Log the model of a record, describe its run, which has just finished, and link it to its parent and children."""
+    """Log the model of a record, describe its run, and link that of an execution to its parent and children."""
     run, runs = client.get_run(run_id), StoredRuns(client)
     if (model := record.folder / MODEL).exists():
         for train in trainings_of(run, runs):
@@ -34,8 +34,8 @@ def link(client: MlflowClient, run_id: str, record: Record) -> None:
     data, summary = run.data, record.artifacts / SUMMARY
     words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
     client.set_tag(run_id, NOTE, note(run_id, data.tags, data.params, data.metrics, words))
-    link_runs(client, client.get_run(run_id), runs)
-    if REBUILT not in data.tags:  # a backfill looks at all variants once
+    if BYTES in data.tags:  # else the backfill chooses which of several children a training shows, and makes parents
+        link_runs(client, client.get_run(run_id), runs)
         trainings = trainings_of(run, runs) if "train_state" in data.tags else [run]
         for variant in {train.data.tags[VARIANT] for train in trainings if VARIANT in train.data.tags}:
             update_parent(client, variant)

@@ -255,7 +255,7 @@ class LiveRun:
         info = self._finished or self._info()
         self._timings["seconds"] |= {"tracking": self._seconds}
         record.write_json(f"{ATTEMPT}/timings.json", json.loads(json.dumps(self._timings, default=float)))
-        record.write(dataclasses.replace(info, status=status, ended=time.time()))
+        record.write(dataclasses.replace(info, status=status, ended=time.time(), files=record.digests()))
         record.flush()
         self._wait_for_server(record)
 

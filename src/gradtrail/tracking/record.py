@@ -31,7 +31,7 @@ import psutil
 import pydantic
 from filelock import FileLock
 
-from gradtrail.stages.common.files import atomic_file, write_json
+from gradtrail.stages.common.files import atomic_file, digest, write_json
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import SQLITE, database_path, private_folder, root, store_uri
 from gradtrail.tracking.names import rounded
@@ -84,6 +84,7 @@ class RunInfo:
     outs: dict[str, str] | None = None  # path → digest, once the stage has finished
     datasets: list[Dataset] = field(default_factory=list)
     tables: list[str] = field(default_factory=list)  # artifacts that MLflow's UI shows as tables
+    files: dict[str, str] = field(default_factory=dict)  # file of the closed record → digest
 
 
 class Record:
@@ -98,13 +99,13 @@ class Record:
     def write(self, info: RunInfo) -> None:
         """Write what the run is, in one step."""
         content = dataclasses.asdict(info)
-        write_json(self.folder / RUN, content | {"digest": _digest(content)})
+        write_json(self.folder / RUN, content | {"digest": _digest_of(content)})
 
     def read(self) -> RunInfo:
         """Return what the run is; raise BadRecordError for a damaged record or one of another version."""
         try:
             content = json.loads((self.folder / RUN).read_bytes())
-            if content.pop("digest") != _digest(content):
+            if content.pop("digest") != _digest_of(content):
                 raise ValueError("its digest differs from its content")
             return _run_info().validate_python(content)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -155,6 +156,11 @@ class Record:
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file of the record."""
         write_json(self.folder / name, content)
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each file that a stage wrote, by its path, `run.json` aside."""
+        paths = [path for path in self.folder.rglob("*") if path.is_file() and path.name not in (RUN, SHIPPED, FAULT)]
+        return {path.relative_to(self.folder).as_posix(): digest(path) for path in paths}
 
     def flush(self) -> None:
         """Return once all is on the disk, so that it survives a loss of power."""
@@ -270,5 +276,5 @@ def _run_info() -> pydantic.TypeAdapter[RunInfo]:
     return pydantic.TypeAdapter(RunInfo)
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def _digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -23,6 +23,7 @@ from gradtrail.tracking.record import (
     RUN,
     RUNNING,
     SHIPPED,
+    BadRecordError,
     Record,
     RunInfo,
     leave_notice,
@@ -65,6 +66,8 @@ class Shipment:
             self.info, self._written = self.record.read(), written
         if self.info.status == RUNNING and not is_alive(_plain(self.info.tags)):
             self.info = dataclasses.replace(self.info, status=KILLED, ended=self.record.last_change())
+        if self.info.files and self.info.files != self.record.digests():
+            raise BadRecordError(f"{self.record.folder}: a file differs from its digest")
         self._ship_points()
         if self.info.status == RUNNING:
             self._ship_tags(self.info.tags)

@@ -55,9 +55,7 @@ def ship_records() -> list[str]:
         try:
             if record.is_abandoned:
                 record.remove()
-                continue
-            info = record.read()
-            if is_at_work(info):
+            if not (record.folder / RUN).exists() or is_at_work(info := record.read()):
                 continue
             with shipping_lock(info.state).acquire(timeout=_LOCK_SECONDS):
                 if record.folder.exists():  # else another process has just shipped it

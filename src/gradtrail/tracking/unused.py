@@ -25,7 +25,7 @@ def unused_folders(*, records: bool) -> Iterator[Path]:
     A stage that works on one of them changes it every few seconds, and a stopped one can resume for 30 days.
     """
     private = private_folder()
-    of_records = private.glob("records/*") if records else []
+    of_records = [*private.glob("records/*"), *private.glob("bad_records/*")] if records else []
     for folder in [*private.glob("resume/*-*"), *of_records, *working_folder().glob(".outs/*")]:
         if folder.is_dir() and _is_unused(folder):
             yield folder

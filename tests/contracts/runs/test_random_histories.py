@@ -10,6 +10,8 @@ import hashlib
 import json
 import shutil
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -261,6 +263,52 @@ class Histories(RuleBasedStateMachine):
             written = path.read_bytes()
             path.write_bytes(written[: round(share * len(written))])
 
+    @rule(change=CHANGES)
+    def hang(self, change: tuple[str, Any]) -> None:
+        """Run the stages while the store accepts connections and never answers."""
+        self.project.set("runtime.tracking_seconds", 0.5)
+        self.project.set(*change)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.project.dvc("repro", env={"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{server.getsockname()[1]}"})
+
+    @rule(number=st.integers(0, 99), share=st.floats(0, 1))
+    def damage_a_record(self, number: int, share: float) -> None:
+        if files := sorted(path for path in self.project.folder.glob(".gradtrail/records/*/*/**/*") if path.is_file()):
+            path = files[number % len(files)]
+            content = bytearray(path.read_bytes() or b" ")
+            content[int(share * (len(content) - 1))] ^= 0x40
+            path.write_bytes(content)
+
+    @rule()
+    def rename_the_experiments(self) -> None:
+        """And let somebody else create ones with their names."""
+        self.number += 1
+        with contextlib.closing(sqlite3.connect(self.project.folder / "mlflow.db")) as store, store:
+            names = store.execute(
+                "select name from experiments where experiment_id in (select experiment_id from runs)"
+            )
+            for (name,) in names.fetchall():
+                store.execute("update experiments set name = ? where name = ?", (f"{name} {self.number}", name))
+                columns = "name, artifact_location, lifecycle_stage, creation_time, last_update_time"
+                values = (name, str(self.project.folder / "elsewhere"), "active", 0, 0)
+                store.execute(f"insert into experiments ({columns}) values (?, ?, ?, ?, ?)", values)  # noqa: S608
+
+    @rule(change=CHANGES)
+    def work_in_two_clones_at_once(self, change: tuple[str, Any]) -> None:
+        """The second one logs to the store of the first."""
+        self.number += 1
+        self.project.git("clone", "-q", ".", clone := f"{self.folder.name}/clone-{self.number}")
+        clones = [self.project, Project(Path(clone))]
+        env = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.project.folder}/mlflow.db"}
+        for project in clones:
+            project.set(*change)
+        at_once = [project.start(sys.executable, "-m", "dvc", "repro", "--force", env=env) for project in clones]
+        outputs = [process.communicate(timeout=300)[0] for process in at_once]
+        assert [process.returncode for process in at_once] == [0, 0], outputs
+        clones[1].wait_for_shipping()
+        clones[1].sync(**env)
+        self.texts |= texts(clones[1])
+
     @rule()
     def sync(self) -> None:
         self.project.sync()
@@ -275,6 +323,11 @@ class Histories(RuleBasedStateMachine):
             if is_execution(run):  # since the deletion
                 self.deleted.pop(key, None)
             assert key not in self.deleted, f"a deleted run came back: {run['name']}"
+        with contextlib.closing(sqlite3.connect(self.project.folder / "mlflow.db")) as store:
+            foreign = (
+                "experiment_id not in (select experiment_id from experiment_tags where key = 'gradtrail.experiment')"
+            )
+            assert not store.execute(f"select run_uuid from runs where {foreign}").fetchall()  # noqa: S608
         recorded = recorded_results(self.project)
         executed = {
             (run["tags"]["stage"], without_metrics(run["outs"])) for run in self.project.runs() if is_execution(run)
@@ -424,6 +477,13 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.lose_the_server((RATE, 0.005))
         machine.lose_the_ends_of_records(0.9)
         machine.lose_the_server((RATE, 0.5))
+        machine.sync()
+        machine.work_in_two_clones_at_once((RATE, 0.005))
+        machine.sync()
+        machine.rename_the_experiments()
+        machine.hang((RATE, 0.5))
+        for number in range(3):
+            machine.damage_a_record(30 * number, 0.5)
         machine.sync()
         machine.kill_a_shipper((CLIP, 1.0), 3.0)
         machine.edit_while_a_stage_runs((RATE, 0.7), "train", 1.0)
