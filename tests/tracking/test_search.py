@@ -188,6 +188,13 @@ def test_member_has_the_key_of_the_training_of_its_seed_alone() -> None:
     assert len(keys_of_members) == 3 + 1 + 2, "the first member that varies in its order alone is that of seed 0"
 
 
+def test_variant_is_the_same_for_seeds_alone() -> None:
+    configs = [train_config(seed=0), train_config(seed=1), train_config(seed=0, epochs=3), train_config(members=3)]
+    keys_of_variants = [training(config).variant for config in configs]
+    assert keys_of_variants[0] == keys_of_variants[1]
+    assert len({*keys_of_variants, *(training(config).state for config in configs)}) == 3 + 4
+
+
 def test_experiment_without_a_run_is_not_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = Experiment(name="saved", baseline="b" * 40, commit="c" * 40)
     monkeypatch.setattr(lookup, "find_experiments", lambda: [experiment])

@@ -57,6 +57,7 @@ from gradtrail.tracking.tags import (
     process_tags,
     stage_params,
 )
+from gradtrail.tracking.variants import update_parents
 
 Result = tuple[str, str]  # state, digest of its outputs: other types of machine may have made others
 
@@ -82,9 +83,11 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
     cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.known.__contains__)]
     states.link_children()
     states.copy_headlines([*cached, *trainings])  # those of recorded states last
+    update_parents(client, states.index.runs())
     keep_registry(client)
     elsewhere = [run.info.run_id for run in states.still_open if not is_of_this_host(run.data.tags)]
-    present, num_unreadable = len(states.index.runs()) - states.rebuilt.total(), states.counts["unreadable"]
+    num_runs = sum("state" in run.data.tags for run in states.index.runs())
+    present, num_unreadable = num_runs - states.rebuilt.total(), states.counts["unreadable"]
     report = {**states.counts, **states.rebuilt, "present": present, "absent": num_absent, "elsewhere": len(elsewhere)}
     report["misrecorded"] = num_misrecorded
     report["unreadable"] = num_unreadable + recorded.num_unreadable
@@ -94,8 +97,10 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
 def backfill_experiment(experiment: Experiment) -> None:
     """Rebuild the missing runs of one experiment from files in DVC's cache."""
     if snapshot := snapshot_of(experiment.commit):
-        states = States(open_store())
+        client = open_store()
+        states = States(client)
         states.copy_headlines([states.ensure_runs(dataclasses.replace(snapshot, experiment=experiment))])
+        update_parents(client, states.index.runs())
 
 
 class States:

@@ -1,6 +1,7 @@
 """Links the runs of stages below training to that of their training, and describes runs.
 
-A training's run is the parent of theirs, and also shows their headline metrics.
+A training's run is the parent of theirs, and also shows their headline metrics. Trainings that differ only in the seed
+have a parent too: see `variants`.
 """
 
 import time
@@ -14,7 +15,8 @@ from gradtrail.tracking.names import NOTE, is_headline, note, summary_in
 from gradtrail.tracking.record import MODEL, Record
 from gradtrail.tracking.render import EXPORT, SUMMARY
 from gradtrail.tracking.runs import Find, StoredRuns
-from gradtrail.tracking.tags import BYTES, PARENT, WEIGHTS, outputs
+from gradtrail.tracking.tags import BYTES, PARENT, VARIANT, WEIGHTS, outputs
+from gradtrail.tracking.variants import update_parent
 
 
 def parent_tag(client: MlflowClient, tags: Mapping[str, str]) -> dict[str, str]:
@@ -32,8 +34,11 @@ def link(client: MlflowClient, run_id: str, record: Record) -> None:
     data, summary = run.data, record.artifacts / SUMMARY
     words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
     client.set_tag(run_id, NOTE, note(run_id, data.tags, data.params, data.metrics, words))
-    if BYTES in data.tags:  # else the backfill chooses which of several children a training shows
+    if BYTES in data.tags:  # else the backfill chooses which of several children a training shows, and makes parents
         link_runs(client, client.get_run(run_id), runs)
+        trainings = trainings_of(run, runs) if "train_state" in data.tags else [run]
+        for variant in {train.data.tags[VARIANT] for train in trainings if VARIANT in train.data.tags}:
+            update_parent(client, variant)
 
 
 def link_runs(client: MlflowClient, run: Run, find: Find) -> None:

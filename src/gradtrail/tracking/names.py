@@ -12,7 +12,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ _SHORT_SECTIONS = re.compile(r"(fetch|preprocess|train|environment)\.(?!seed)") 
 _MAX_NAME_LENGTH = 250  # limit of MLflow's database
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
 _SIGNIFICANT_DIGITS = 4
+_MAX_LISTED = 20  # seeds
 _REFERENCE, _OTHERS = "float32", ("bfloat16", "float16")
 _OVER = f"_over_{_REFERENCE}"  # in names of metrics of `profile`: ratio of the times of a training step
 _LEAST_FACTOR = 1.05  # ratio of the times of two precisions that is worth a sentence
@@ -110,6 +111,11 @@ def name_of(stage: str, params: Mapping[str, Any], committed: Mapping[str, Any])
     words += [f"{_SHORT_SECTIONS.sub('', key, count=1)}={param_text(used[key])}" for key in keys]
     words += [f"seed {used[SEED]}"] if SEED in used else []
     return " · ".join(words)[:_MAX_NAME_LENGTH]
+
+
+def seeds_name(name: str, count: int) -> str:
+    """Return a name for the parent of trainings that differ only in the seed, from the name of one of them."""
+    return f"{re.sub(r' · seed [0-9]+$', '', name)[: _MAX_NAME_LENGTH - 20]} · {count} seeds"
 
 
 @functools.cache
@@ -195,6 +201,23 @@ def note(
     words = {"rows": METRICS, "figures": FIGURES, "small_figure": SMALL_FIGURE}
     text = _renderer()(run | words, precision=precision, summary=summary)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def seeds_note(run_id: str, seeds: Sequence[int], metrics: Mapping[str, float], figure: str) -> str:
+    """Return the description of the parent of trainings that differ only in the seed, with its figure if it has one."""
+    numbers = [*map(str, seeds)]
+    listed = ", ".join(numbers if len(seeds) <= _MAX_LISTED else [*numbers[:_MAX_LISTED], "…", numbers[-1]])
+    lines = [
+        f"Metrics are means over {len(seeds)} trainings that differ only in the seed: {listed}. `_low` and `_high` are "
+        "the ends of the 95 % interval of the mean (Student's t over the seeds), in which the mean of many more seeds "
+        "would be; single seeds vary more."
+    ]
+    if "eval/accuracy" in metrics:
+        mean, low, high = (metrics[f"eval/accuracy{end}"] for end in ("", "_low", "_high"))
+        lines.insert(0, f"**Mean test accuracy {mean:.2%}, 95 % interval {low:.2%} to {high:.2%}.**")
+    if figure:
+        lines.append(f"![Mean over the seeds](get-artifact?path={figure}&run_uuid={run_id})")
+    return "\n\n".join(lines) + "\n"
 
 
 @functools.cache

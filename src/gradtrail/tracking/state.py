@@ -115,11 +115,19 @@ class Identity(Stage):
 
     def member_state(self, seeds: Mapping[str, int]) -> str:
         """Return the key of the state that trains one member alone, by the seeds of its random numbers."""
-        entry = self.entry(self.name)
-        params = {name: dict(values) for name, values in entry.params.items()}
         seed = next(iter(seeds.values())) if len({*seeds.values()}) == 1 else dict(seeds)
-        section = params[str(PARAMS)][TRAIN]
-        params[str(PARAMS)][TRAIN] = {**section, "seed": seed, "members": 1, "vary": list(seeds)}
+        return self._state_with(seed=seed, members=1, vary=[*seeds])
+
+    @property
+    def variant(self) -> str:
+        """Key of this training's state without its seed: trainings that differ in nothing else have the same key."""
+        return self._state_with(seed=None)
+
+    def _state_with(self, **changes: Any) -> str:
+        """Return the key of the state with these params of the training."""
+        entry = self.entry(self.name)
+        section = entry.params[str(PARAMS)]
+        params = {**entry.params, str(PARAMS): {**section, TRAIN: {**section.get(TRAIN, {}), **changes}}}
         return state_key(self.name, dataclasses.replace(entry, params=params))
 
     def scratch(self) -> AbstractContextManager[Path]:

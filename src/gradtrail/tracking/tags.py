@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.params import MEMBERS, PARAMS, flatten, load_section
+from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, flatten, load_section
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import CommandError, git, head_commit
 from gradtrail.support.paths import SQLITE, private_folder, root
@@ -56,6 +56,9 @@ SOURCE = "mlflow.source.name"  # script of the stage; MLflow
 USER = "mlflow.user"  # who ran it; MLflow
 COLOR = "mlflow.runColor"  # color in charts; MLflow
 PARENT = "mlflow.parentRunId"  # run of the training that the run is below; `lookup`, `gc`, `backfill`, MLflow
+VARIANT = "variant"  # key of a training's state without the seed, also of the parent of its seeds; `variants`
+SEEDS = "seeds"  # of the parent of trainings that differ only in the seed: how many there are; `variants`
+TRAININGS = "mlflow.gradtrail.trainings"  # of such a parent: digest of the ids of its trainings; `variants`
 NOTE = "mlflow.note.content"  # description, of a model or an experiment too; `names.summary_in`, MLflow
 TABLES = "mlflow.loggedArtifacts"  # artifacts that are shown as tables, as JSON; MLflow
 IMAGES = "mlflow.loggedImages"  # true if the run has images; MLflow
@@ -98,7 +101,9 @@ def state_tags(stage: Identity) -> dict[str, str]:
     tags = {STAGE: stage.name, STATE: stage.state, SOURCE: f"pipeline/{stage.name}.py", USER: _user()}
     tags |= {TRAIN_STATE: stage.state_of(TRAIN)} if stage.is_below_training else {}
     tags |= {COLOR: _color(tags.get(TRAIN_STATE, stage.state))}
-    return tags | _weights_tag(stage, stage.entry(stage.name).deps)
+    entry = stage.entry(stage.name)
+    tags |= {VARIANT: stage.variant} if stage.name == TRAIN and SEED in flat_params(entry) else {}
+    return tags | _weights_tag(stage, entry.deps)
 
 
 def _color(state: str) -> str:
