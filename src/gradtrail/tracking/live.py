@@ -138,7 +138,7 @@ class LiveRun:
 
     Args:
         stage: The state that the execution makes.
-        record: Its record; None without tracking: then nothing is written.
+        record: Record of the execution; None without tracking, then nothing is written.
     """
 
     def __init__(self, stage: Identity, record: Record | None):

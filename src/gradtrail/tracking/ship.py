@@ -107,15 +107,15 @@ class Shipment:
         The older one of equal outputs stays; closed runs without outputs go. Returns whether this record's run stays.
         """
         runs = [run for run in StoredRuns(self._client)({"state": self.info.state}) if run.info.status != RUNNING]
-        others = [run for run in reversed(runs) if run.info.run_id != self.run_id]
-        equal = [run for run in others if outputs(run.data.tags) == outs]
+        older_first = [run for run in reversed(runs) if run.info.run_id != self.run_id]
+        equal = [run for run in older_first if outputs(run.data.tags) == outs]
         if BYTES in self.info.tags:
             older = next((run for run in equal if BYTES in run.data.tags), None)
             if older:
                 self._remove(self.run_id, by=older.info.run_id)
                 return False
             kind = self.info.tags[BYTES]
-            unfinished = [run for run in others if not outputs(run.data.tags) and run.data.tags.get(BYTES) == kind]
+            unfinished = [run for run in older_first if not outputs(run.data.tags) and run.data.tags.get(BYTES) == kind]
             for run in [*equal, *unfinished]:
                 self._remove(run.info.run_id, by=self.run_id)
         return True

@@ -21,7 +21,7 @@ from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.artifacts.weights import read_weights
 from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train.privacy import redacted_history
-from gradtrail.tracking import artifacts as curve_tables
+from gradtrail.tracking import render
 from gradtrail.tracking.training_log import live_curves
 
 NORMS = ("part_grad_norm", "grad_norm")
@@ -91,17 +91,17 @@ def test_weights_are_written_under_the_names_of_their_epochs(history: History, t
 def test_curves_show_all_steps_of_a_short_training_and_some_200_of_a_long_one(num_steps: int, num_points: int) -> None:
     steps = pd.DataFrame({name: np.arange(1, num_steps + 1) for name in ("step", "loss", "grad_norm", "learning_rate")})
     epochs = pd.DataFrame({"epoch": [1, 2], "loss": [3.0, 2.0]})
-    curves = curve_tables.curves(epochs, steps, num_steps)
+    curves = render.curves(epochs, steps, num_steps)
     assert curves["train/loss"] == {1: 3.0, 2: 2.0}
     assert len(curves["steps/loss"]) == num_points
     assert all(step == value for step, value in curves["steps/grad_norm"].items())
-    half = curve_tables.curves(epochs, steps[: num_steps // 2], num_steps)
+    half = render.curves(epochs, steps[: num_steps // 2], num_steps)
     assert half["steps/loss"].items() <= curves["steps/loss"].items(), "a live curve is the beginning of the last one"
 
 
 def test_live_curves_equal_tables(history: History, tmp_path: Path) -> None:
     tables.write_tables(tmp_path, history, IDS)
-    later = curve_tables.read_curves(tmp_path, "train", {"planned_steps": 6})
+    later = render.read_curves(tmp_path, "train", {"planned_steps": 6})
     first = copy.copy(history)
     first.epochs, first.steps = history.epochs[:1], history.steps[:1]
     parts = [live_curves(part, 6) for part in (first, history)]
@@ -213,6 +213,6 @@ def test_tables_to_publish_have_their_schema(history: History, tmp_path: Path) -
 
 def test_curves_to_publish_have_no_losses_of_examples(history: History, tmp_path: Path) -> None:
     write(redacted_history(history, PUBLISHED), tmp_path)
-    curves = curve_tables.read_curves(tmp_path, "train", {"planned_steps": 6})
+    curves = render.read_curves(tmp_path, "train", {"planned_steps": 6})
     names = {name for name, points in curves.items() if points}
     assert names == {"train/validation_loss", "train/validation_accuracy", "steps/grad_norm", "steps/learning_rate"}
