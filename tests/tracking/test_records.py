@@ -410,6 +410,7 @@ def test_run_in_progress_elsewhere_is_not_joined_and_one_run_remains(stage: Stag
     execute()
     ship_records()
     (run,) = client.search_runs(["1", "2"])
+    assert run.info.run_id == foreign.run_id, "the older one"
     assert [point.step for point in client.get_metric_history(run.info.run_id, "train/loss")] == [0, 1, 2]
 
 
