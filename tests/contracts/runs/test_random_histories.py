@@ -64,13 +64,16 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.project = finished_small_project().copy(Path(self.folder.name) / "project")
         self.number = 0
         self.texts: dict[str, str] = {}  # of files that there were at a sync, by their MD5
         self.deleted: dict[tuple[str, str], Result] = {}  # state and digest of outs of runs that a person deleted
 
     def teardown(self) -> None:
+        for shipper in Project(Path(self.folder.name)).processes("gradtrail.tracking.shipper"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                shipper.kill()
         self.folder.cleanup()
 
     def dvc_unless_files_are_lost(self, *arguments: str) -> None:
