@@ -6,6 +6,7 @@ of the evaluation that fitted its temperature has it as an input, and the metric
 
 import contextlib
 import math
+import re
 import shutil
 import tempfile
 import warnings
@@ -25,10 +26,8 @@ from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.files import digest
 from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import (
-    DATASET,
     EXPORT_DIGEST,
     EXPORT_OUT,
-    MODEL_EPOCH,
     MODEL_WEIGHTS,
     NOTE,
     TEMPERATURE,
@@ -40,8 +39,6 @@ from gradtrail.tracking.tags import (
 if TYPE_CHECKING:
     from gradtrail.stages.artifacts.exported import Manifest
 
-_IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})  # MLflow refuses these
-_VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 # The loader, and what it imports
 LOADED = ("gradtrail.tracking.pyfunc", "gradtrail.stages.artifacts.exported", "gradtrail.support.errors")
 _PACKAGES = ("flatbuffers", "jax", "jaxlib", "jaxtyping", "mlflow", "numpy", "safetensors")  # which these import
@@ -62,15 +59,13 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
 
     model = client.create_logged_model(
         train.info.experiment_id,
-        name=f"{train.info.run_name} · {manifest.weights}".translate(_IN_MODEL_NAMES),
+        name=re.sub("[./:%'\"]", "-", f"{train.info.run_name} · {manifest.weights}"),  # MLflow refuses these
         source_run_id=run_id,
         tags={
             MODEL_WEIGHTS: manifest.weights,
             EXPORT_DIGEST: manifest.digest,
             EXPORT_OUT: digest(folder),
             TEMPERATURE: f"{manifest.temperature:.6g}",
-            DATASET: manifest.dataset,
-            MODEL_EPOCH: _epochs(manifest),
             **process_tags(),
         },
         params=train.data.params,
@@ -81,11 +76,6 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
         save(Path(name) / "model", folder, {"run_id": run_id, "model_id": model.model_id})
         client.log_model_artifacts(model.model_id, f"{name}/model")
     client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
-
-    # Validation metrics at the epoch of the weights, which are means over members.
-    if len({*manifest.epochs}) == 1:
-        points = [point for name in _VALIDATION for point in client.get_metric_history(run_id, name)]
-        attach_points(client, model, [point for point in points if point.step == manifest.epochs[0]], train)
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=max(manifest.epochs))])
 
 
@@ -155,10 +145,6 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
     label = TensorSpec(np.dtype(np.int64), (-1,), "label")
     probabilities = TensorSpec(np.dtype(np.float32), (-1, len(manifest.classes)), "probabilities")
 
-    height, width = manifest.image_shape[:2]
-    stroke = np.zeros((1, *manifest.image_shape), np.uint8)  # an image of a 1
-    stroke[:, height // 5 : -(height // 5), width // 2 - 1 : width // 2 + 1] = 255
-
     with tempfile.TemporaryDirectory() as name:
         mlflow.pyfunc.save_model(
             path,
@@ -168,8 +154,7 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
             code_paths=[str(_copy_code(Path(name)))],
             signature=ModelSignature(outputs=Schema([label, probabilities])),
             pip_requirements=[f"{name}=={version(name)}" for name in _PACKAGES],
-            input_example=stroke,
-            model_config={EXPORT_DIGEST: manifest.digest},
+            input_example=np.zeros((1, *manifest.image_shape), np.uint8),
         )
 
 
@@ -194,18 +179,14 @@ def _copy_code(to: Path) -> Path:
     return to / package.name
 
 
-def _epochs(manifest: "Manifest") -> str:
-    return ", ".join(map(str, sorted({*manifest.epochs})))
-
-
 def _how_to_use(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
     """Return the recipe for loading a model in any folder, with its input and output."""
-    mean = f"Mean probabilities of {len(manifest.seeds)} networks, {format_seeds(manifest.seeds)}; weights"
-    weights = mean if len(manifest.seeds) > 1 else "Weights"
+    count, epochs = len(manifest.seeds), sorted({*manifest.epochs})
+    weights = f"Mean probabilities of {count} networks, {format_seeds(manifest.seeds)}; weights"
+    weights = f"{weights if count > 1 else 'Weights'} after epoch{'s' * (len(epochs) > 1)} {str(epochs)[1:-1]}"
     shape = ", ".join(map(str, manifest.image_shape))
     ink = ", bright ink on 0" if len(manifest.image_shape) == 2 else ""
-    epochs = f"epoch{'s' if len({*manifest.epochs}) > 1 else ''} {_epochs(manifest)}"
-    return f"""{weights} after {epochs}, trained on {manifest.dataset}; StableHLO, without Flax. In any folder:
+    return f"""{weights}, trained on {manifest.dataset}; StableHLO, without Flax. In any folder:
 
 ```
 import json
