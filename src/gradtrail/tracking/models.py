@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,27 +104,28 @@ def registered_models(client: MlflowClient) -> set[str]:
     return ids
 
 
-def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> LoggedModel | None:
-    """Return the model that an evaluation calibrated, logged as an input of its run; None if there is none yet."""
-    metrics, weights = evaluation.data.metrics, evaluation.data.params.get("evaluate.weights")
-    temperature = metrics.get("eval/ensemble_temperature", metrics.get("eval/temperature", math.nan))
+def log_evaluation(client: MlflowClient, evaluation: Run, train: Run, headlines: Mapping[str, float]) -> None:
+    """Log the model that an evaluation calibrated as its input, and its headline metrics, which `train` has, for it."""
+    run_id, data = train.info.run_id, evaluation.data
+    temperature = data.metrics.get("eval/ensemble_temperature", data.metrics.get("eval/temperature", math.nan))
     for model in models_of(client, train):
         is_calibrated = math.isclose(float(model.tags[TEMPERATURE]), temperature, rel_tol=1e-3)  # four digits
-        if is_calibrated and model.tags[MODEL_WEIGHTS] == weights and model.status == LoggedModelStatus.READY:
-            # MLflow keeps one input of a model, however often it is logged.
-            client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
-            return model
-    return None
-
-
-def attach_points(client: MlflowClient, model: LoggedModel, points: Iterable[Metric], measured_by: Run) -> None:
-    """Log points of the training's run for its model too, with the data set of the run that measured them."""
-    tags = measured_by.data.tags
-    labels = {"model_id": model.model_id, "run_id": model.source_run_id}
-    labels |= {"dataset_name": tags.get("dataset"), "dataset_digest": tags.get("dataset_digest")}
-    metrics = [Metric(point.key, point.value, point.timestamp, point.step, **labels) for point in points]
-    if metrics:  # the same points, so that MLflow adds no second ones to the run
-        client.log_batch(model.source_run_id, metrics=metrics)
+        same_weights = model.tags[MODEL_WEIGHTS] == data.params.get("evaluate.weights")
+        if not (is_calibrated and same_weights and model.status == LoggedModelStatus.READY):
+            continue
+        # MLflow keeps one input of a model, however often it is logged, and adds no second point to the run
+        client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
+        labels = {"model_id": model.model_id, "run_id": run_id}
+        labels |= {"dataset_name": data.tags.get("dataset"), "dataset_digest": data.tags.get("dataset_digest")}
+        by_time = sorted(model.metrics or (), key=lambda point: point.timestamp)
+        logged = {point.key: point.value for point in by_time}
+        missing = [name for name, value in headlines.items() if logged.get(name) != value]
+        histories = [client.get_metric_history(run_id, name) for name in missing]
+        last = [max(history, key=lambda point: point.timestamp) for history in histories]
+        if last:
+            points = [Metric(point.key, point.value, point.timestamp, point.step, **labels) for point in last]
+            client.log_batch(run_id, metrics=points)
+        return
 
 
 def save(path: Path, export: Path, ids: dict[str, str]) -> None:
