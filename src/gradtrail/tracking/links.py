@@ -11,11 +11,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
 from gradtrail.tracking.models import log_evaluation, log_export
-from gradtrail.tracking.names import NOTE, is_headline, note, summary_in
+from gradtrail.tracking.names import is_headline, note, summary_in
 from gradtrail.tracking.record import MODEL, Record
 from gradtrail.tracking.render import EXPORT, SUMMARY
 from gradtrail.tracking.runs import Find, StoredRuns
-from gradtrail.tracking.tags import BYTES, PARENT, VARIANT, WEIGHTS, outputs
+from gradtrail.tracking.tags import BYTES, NOTE, PARENT, VARIANT, WEIGHTS, outputs
 from gradtrail.tracking.variants import update_parent
 
 

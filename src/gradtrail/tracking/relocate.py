@@ -28,7 +28,7 @@ def own_database(uri: str) -> Path | None:
     return path if uri.startswith(SQLITE) and path.resolve().parent == root() else None
 
 
-def local_path(location: str) -> Path | None:
+def _local_path(location: str) -> Path | None:
     """Return the path in a location of MLflow: a `file:` URI or an absolute path; None for any other."""
     parts = urlparse(location)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
@@ -37,12 +37,12 @@ def local_path(location: str) -> Path | None:
 
 
 def former_folders(uri: str) -> set[Path]:
-    """Return the artifact folders elsewhere that this repository's store names, by one query; empty for other stores."""
+    """Return the artifact folders elsewhere that this repository's store names; no other store has any."""
     if (database := own_database(uri)) is None:
         return set()
     query = "select artifact_location from experiments join experiment_tags using (experiment_id) where key = ?"
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
-        folders = {local_path(location) for (location,) in store.execute(query, (EXPERIMENT,))}
+        folders = {_local_path(location) for (location,) in store.execute(query, (EXPERIMENT,))}
     own = (root() / "mlruns").resolve()
     return {folder for folder in folders if folder and folder.name == "mlruns" and folder.resolve() != own}
 

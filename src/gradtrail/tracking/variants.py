@@ -22,16 +22,12 @@ from gradtrail.tracking.record import FINISHED, RUNNING
 from gradtrail.tracking.runs import StoredRuns, search
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import (
-    DATASET,
-    DATASET_DIGEST,
-    MACHINE,
     NOTE,
     PARENT,
     REPLACED,
     SEEDS,
     STAGE,
     TRAININGS,
-    USER,
     VARIANT,
     clone_tag,
     outputs,
@@ -41,7 +37,6 @@ from gradtrail.tracking.tags import (
 FIGURE = "seeds.png"  # artifact
 _DRAWN = "train/validation_accuracy"
 _CURVES = (_DRAWN, "train/validation_loss")
-_SAME_TAGS = (DATASET, DATASET_DIGEST, MACHINE, USER)  # that a parent has if its trainings share them
 _NOT_AVERAGED = ("train/", "steps/", "system/", "profile/")  # curves of a training, and costs, which no seed changes
 Curve = dict[int, list[float]]  # epoch → value of each training
 
@@ -123,9 +118,7 @@ def _create(client: MlflowClient, name: str, variant: Variant) -> Run:
     runs = variant.runs
     newest = max(runs, key=lambda run: run.info.start_time)
     params = set.intersection(*({*run.data.params.items()} for run in runs))
-    shared = set.intersection(*({*run.data.tags.items()} for run in runs))
-    tags = {key: value for key, value in shared if key in _SAME_TAGS} | process_tags() | clone_tag({})
-    tags |= {VARIANT: name, SEEDS: str(len(runs)), TRAININGS: variant.key}
+    tags = {VARIANT: name, SEEDS: str(len(runs)), TRAININGS: variant.key, **process_tags(), **clone_tag({})}
     run_name = seeds_name(newest.info.run_name, len(runs))
     parent = client.create_run(experiment_id(client, "models"), newest.info.start_time, tags, run_name)
     run_id, curves = parent.info.run_id, _read_curves(client, runs)
