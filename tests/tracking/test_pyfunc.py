@@ -232,7 +232,7 @@ def test_the_model_of_several_members_is_their_ensemble(client: MlflowClient, tm
     run = new_run(client)
     log_export(client, run, folder)
     model = model_of(client, run)
-    assert "Mean probabilities of 3 networks, seeds 4 to 6; weights after epochs 0, 1," in model.tags[NOTE]
+    assert "Weights of seeds 4 to 6 after epoch 0, 1, trained on" in model.tags[NOTE]
     served = mlflow.pyfunc.load_model(model.artifact_location).predict(IMAGES)
     np.testing.assert_array_equal(served["probabilities"], read_export(folder).predict(IMAGES))
 

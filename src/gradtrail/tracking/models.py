@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 # The loader, and what it imports
 LOADED = ("gradtrail.tracking.pyfunc", "gradtrail.stages.artifacts.exported", "gradtrail.support.errors")
 _PACKAGES = ("flatbuffers", "jax", "jaxlib", "jaxtyping", "mlflow", "numpy", "safetensors")  # which these import
-_PAGE_SIZE = 100
 
 
 def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
@@ -51,10 +51,10 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
 
     run_id, manifest = train.info.run_id, read_manifest(folder)
     for model in models_of(client, train):
-        is_same = model.tags[EXPORT_DIGEST] == manifest.digest
-        if is_same and (model.status == LoggedModelStatus.READY or is_alive(model.tags)):
+        is_usable = model.status == LoggedModelStatus.READY or is_alive(model.tags)
+        if is_usable and model.tags[EXPORT_DIGEST] == manifest.digest:
             return
-        if model.status != LoggedModelStatus.READY and is_of_this_host(model.tags) and not is_alive(model.tags):
+        if not is_usable and is_of_this_host(model.tags):
             client.delete_logged_model(model.model_id)
 
     model = client.create_logged_model(
@@ -94,9 +94,7 @@ def models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
 def registered_models(client: MlflowClient) -> set[str]:
     """Return the ids of the logged models and runs that MLflow's registry needs, which this project never deletes."""
     ids = set[str]()
-    for registered in get_results_from_paginated_fn(
-        lambda size, token: client.search_model_versions(max_results=size, page_token=token), _PAGE_SIZE
-    ):
+    for registered in client.search_model_versions(max_results=100_000):
         model_id = registered.model_id or registered.source.removeprefix("models:/")
         ids |= {model_id, registered.run_id or model_id}
         with contextlib.suppress(MlflowException):  # the model was deleted, or is no logged one
@@ -117,14 +115,12 @@ def log_evaluation(client: MlflowClient, evaluation: Run, train: Run, headlines:
         client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
         labels = {"model_id": model.model_id, "run_id": run_id}
         labels |= {"dataset_name": data.tags.get("dataset"), "dataset_digest": data.tags.get("dataset_digest")}
-        by_time = sorted(model.metrics or (), key=lambda point: point.timestamp)
-        logged = {point.key: point.value for point in by_time}
+        by_time = attrgetter("timestamp")
+        logged = {point.key: point.value for point in sorted(model.metrics or (), key=by_time)}
         missing = [name for name, value in headlines.items() if logged.get(name) != value]
-        histories = [client.get_metric_history(run_id, name) for name in missing]
-        last = [max(history, key=lambda point: point.timestamp) for history in histories]
-        if last:
-            points = [Metric(point.key, point.value, point.timestamp, point.step, **labels) for point in last]
-            client.log_batch(run_id, metrics=points)
+        last = [max(client.get_metric_history(run_id, name), key=by_time) for name in missing]
+        points = [Metric(point.key, point.value, point.timestamp, point.step, **labels) for point in last]
+        client.log_batch(run_id, metrics=points)
         return
 
 
@@ -141,11 +137,8 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
     from gradtrail.stages.artifacts.exported import read_manifest
 
     manifest = read_manifest(export)
-    # The outputs alone: MLflow would cast JSON to the one dtype of an input, so that 0.5 as uint8 is 0, and accept one
-    # rank. `ServedModel` takes integers, floats and single images, and refuses others in one line.
     label = TensorSpec(np.dtype(np.int64), (-1,), "label")
     probabilities = TensorSpec(np.dtype(np.float32), (-1, len(manifest.classes)), "probabilities")
-
     with tempfile.TemporaryDirectory() as name:
         mlflow.pyfunc.save_model(
             path,
@@ -153,6 +146,7 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
             loader_module=LOADED[0],
             data_path=str(export),
             code_paths=[str(_copy_code(Path(name)))],
+            # No inputs: MLflow would cast JSON to their one dtype, so that 0.5 as uint8 is 0, and accept one rank
             signature=ModelSignature(outputs=Schema([label, probabilities])),
             pip_requirements=[f"{name}=={version(name)}" for name in _PACKAGES],
             input_example=np.zeros((1, *manifest.image_shape), np.uint8),
@@ -162,7 +156,7 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
 def _search(client: MlflowClient, experiment: str, condition: str) -> list[LoggedModel]:
     models: list[LoggedModel] = get_results_from_paginated_fn(
         lambda size, token: client.search_logged_models([experiment], condition, max_results=size, page_token=token),
-        _PAGE_SIZE,
+        100,  # of a page
     )
     return models
 
@@ -182,12 +176,11 @@ def _copy_code(to: Path) -> Path:
 
 def _how_to_use(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
     """Return the recipe for loading a model in any folder, with its input and output."""
-    count, epochs = len(manifest.seeds), sorted({*manifest.epochs})
-    weights = f"Mean probabilities of {count} networks, {format_seeds(manifest.seeds)}; weights"
-    weights = f"{weights if count > 1 else 'Weights'} after epoch{'s' * (len(epochs) > 1)} {str(epochs)[1:-1]}"
+    seeds, epochs = format_seeds(manifest.seeds), ", ".join(map(str, sorted({*manifest.epochs})))
     shape = ", ".join(map(str, manifest.image_shape))
     ink = ", bright ink on 0" if len(manifest.image_shape) == 2 else ""
-    return f"""{weights}, trained on {manifest.dataset}; StableHLO, without Flax. In any folder:
+    return f"""Weights of {seeds} after epoch {epochs}, trained on {manifest.dataset}; StableHLO, without \
+Flax. In any folder:
 
 ```
 import json
@@ -199,6 +192,6 @@ model.predict(json.load(open(f"{{folder}}/serving_input_example.json"))["inputs"
 ```
 
 It takes an array (images, {shape}), or one image ({shape}), of integers from 0 to 255 that are \
-not all 0 or 1, or floats from 0 to 1{ink}, and returns `label` and `probabilities`, which are calibrated, \
-by a temperature of {manifest.temperature:.3g}.
+not all 0 or 1, or floats from 0 to 1{ink}, and returns `label` and `probabilities`, which are means over the \
+seeds, calibrated by a temperature of {manifest.temperature:.3g}.
 """
