@@ -16,7 +16,7 @@ from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import locked_entry, output_digests, read_locks
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.state import state_key
-from gradtrail.tracking.working_diff import CUT_OFF, NOT_IN_GIT
+from gradtrail.tracking.working_diff import NOT_IN_GIT
 
 LR = "train.adamw.learning_rate"
 MODEL, TRAINED = "models/final.safetensors", "results/metrics/train.json"
@@ -167,7 +167,6 @@ def in_store(statement: str) -> Callable[[Project, dict[str, Any]], None]:
         (without_cached(MODEL), rf"^not in DVC's cache: {MODEL} \([0-9a-f]{{32}}\); .*--allow-missing"),
         (without_cached(TRAINED), rf"^not in DVC's cache: {TRAINED} \([0-9a-f]{{32}}\); "),
         (with_diff(""), "ran with changes of commit [0-9a-f]{12}, and its git.diff is missing$"),
-        (with_diff(f"{CUT_OFF}: 17000000 bytes of changes\n"), "its git.diff is cut off"),
         (
             with_diff(f"{NOT_IN_GIT}pipeline/a.npz\n"),
             rf"has not what the run read: {CODE}; {NOT_IN_GIT}pipeline/a.npz$",

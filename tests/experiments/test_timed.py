@@ -15,7 +15,6 @@ from gradtrail.experiments.timed.ratio import LEVEL, WIDEST, Ratio, TimedProcess
 from gradtrail.experiments.timed.revisions import check_out, scratch, write_params
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.working_diff import CUT_OFF
 
 PARAMS = """train:
   epochs: 3
@@ -65,7 +64,6 @@ def test_missing_commit_or_changes_are_one_line() -> None:
         ("0" * 40, "", "A: commit 000000000000 cannot be unpacked: "),
         ("", "", "A: commit unknown cannot be unpacked: "),
         (head, "diff --git a/x b/x\nnonsense\n", "cannot be unpacked: `git -C"),
-        (head, f"{CUT_OFF}: a file\n", "A: its git.diff was too large"),
     ):
         with pytest.raises(UserError, match=words) as raised, scratch() as folder:
             check_out("A", commit, folder / "A", patch)

@@ -26,11 +26,11 @@ from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
 from gradtrail.tracking import live, record, shipper
 from gradtrail.tracking.live import LiveRun, tracked
-from gradtrail.tracking.names import NOTE, metric_name
+from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.record import RUN, Record, all_records, records_folder, take_notices
 from gradtrail.tracking.shipper import Shipper, ship_records
 from gradtrail.tracking.store import StoreClient, open_store, store_uri
-from gradtrail.tracking.tags import BEGAN, PROCESS
+from gradtrail.tracking.tags import BEGAN, NOTE, PROCESS
 from gradtrail.tracking.tags import OUTS as OUTS_TAG
 
 DEAD_SERVER = "http://127.0.0.1:9"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradtrail.tracking.relocate import is_moved, relocate_artifacts
+from gradtrail.tracking.relocate import former_folders, relocate_artifacts
 from gradtrail.tracking.tags import EXPERIMENT
 
 TABLES = """
@@ -71,7 +71,7 @@ def test_locations_name_the_new_place_and_those_of_others_stay(
     with closing(sqlite3.connect(new / "mlflow.db")) as store, store:
         add(store, unrelated | {"plain": f"{old}/mlruns/3/c d/artifacts"})
     before = (old / "mlflow.db").read_bytes()
-    assert is_moved(uri(new))
+    assert former_folders(uri(new))
     relocate_artifacts(uri(new))
     folder = (new / "mlruns").as_uri()
     assert locations(new) == unrelated | {
@@ -84,7 +84,7 @@ def test_locations_name_the_new_place_and_those_of_others_stay(
         "other": "file:///x/mlruns",
     }
     assert capsys.readouterr().err == f"moved or copied from {old}: the artifacts in MLflow now name {new}\n"
-    assert not is_moved(uri(new))
+    assert not former_folders(uri(new))
     assert (old / "mlflow.db").read_bytes() == before
 
 
@@ -99,10 +99,10 @@ def test_a_database_without_its_artifacts_is_not_changed_while_they_are_elsewher
     assert locations(new) == before
     shutil.rmtree(old)
     relocate_artifacts(uri(new))
-    assert not is_moved(uri(new))
+    assert not former_folders(uri(new))
 
 
 def test_link_to_the_same_folder_is_not_a_move(old: Path, new: Path) -> None:
     shutil.rmtree(new / "mlruns")
     (new / "mlruns").symlink_to(old / "mlruns")
-    assert not is_moved(uri(new))
+    assert not former_folders(uri(new))

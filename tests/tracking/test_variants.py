@@ -23,10 +23,9 @@ from gradtrail.support.errors import UserError
 from gradtrail.tracking import gc, variants
 from gradtrail.tracking.backfill import States
 from gradtrail.tracking.lookup import look_up
-from gradtrail.tracking.names import NOTE
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.store import experiment_id, open_store
-from gradtrail.tracking.tags import OUTS, PARENT, SEEDS, VARIANT, clone_tag
+from gradtrail.tracking.tags import NOTE, OUTS, PARENT, SEEDS, VARIANT, clone_tag
 from gradtrail.tracking.variants import FIGURE, Variant, update_parent, update_parents
 
 NAME = "a" * 64

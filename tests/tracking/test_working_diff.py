@@ -7,7 +7,6 @@ import pytest
 from projects import ROOT
 
 from gradtrail.stages.common.pipeline_file import is_code, read_pipelines
-from gradtrail.tracking import working_diff as module
 from gradtrail.tracking.tags import origin_tags
 from gradtrail.tracking.working_diff import READ, working_diff
 
@@ -95,12 +94,6 @@ def test_file_that_no_stage_reads_makes_no_run_dirty(repository: Path) -> None:
     assert origin_tags()["git.dirty"] == "false"
     (repository / "pipeline" / "new.py").touch()
     assert origin_tags()["git.dirty"] == "true"
-
-
-def test_changes_beyond_the_limit_are_left_out(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change(repository)
-    monkeypatch.setattr(module, "_MAX_DIFF_BYTES", 100)
-    assert working_diff().splitlines()[-1].startswith(b"# cut off here: ")
 
 
 @pytest.mark.parametrize("alert", ["'https://hooks.example.com/secret'", 'notify --token secret "$HOME"'])

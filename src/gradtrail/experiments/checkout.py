@@ -35,7 +35,7 @@ from gradtrail.tracking.runs import RunIndex, find_equivalent_run
 from gradtrail.tracking.state import Identity, Snapshot, state_key
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.tags import outputs
-from gradtrail.tracking.working_diff import NOT_IN_GIT, is_cut_off
+from gradtrail.tracking.working_diff import NOT_IN_GIT
 
 _READ = ("src/", "pipeline/")  # code, and data that git has
 _METRICS = "results/metrics/"  # git has these outputs, DVC's cache all others
@@ -145,9 +145,8 @@ def _with_diff(run: Run, index: RunIndex, client: MlflowClient) -> _Source:
         file = download(client, run_id, "git.diff", Path(folder))
         diff = file.read_bytes() if file else b""
     text = diff.decode(errors="replace")
-    if tags.get("git.dirty") == "true" and (not diff or is_cut_off(text)):
-        why = "missing" if not diff else "cut off, as the changes were too many"
-        raise UserError(f"{run_id}: ran with changes of commit {commit[:12]}, and its git.diff is {why}")
+    if tags.get("git.dirty") == "true" and not diff:
+        raise UserError(f"{run_id}: ran with changes of commit {commit[:12]}, and its git.diff is missing")
     lineage = json.loads(read_artifact(client, run_id, "lineage.json") or "{}")
     if not lineage:
         raise UserError(f"{run_id}: its artifact lineage.json is missing")

@@ -16,22 +16,19 @@ from pathlib import Path
 from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run, ViewType
-from rich.filesize import decimal
 
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git, is_in_repository
 from gradtrail.support.paths import database_path, private_folder, store_uri
-from gradtrail.support.progress import stdout_console
-from gradtrail.support.tables import table
 from gradtrail.tracking.models import models_of, registered_models
 from gradtrail.tracking.recorded import RecordedStates, consistent_stages, last_stage, recorded_states
-from gradtrail.tracking.relocate import local_path, own_database
+from gradtrail.tracking.relocate import own_database
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run, search
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import open_store, store_lock
 from gradtrail.tracking.sync import sync
 from gradtrail.tracking.tags import CLONE, PARENT, REPLACED, clone_id, outputs
-from gradtrail.tracking.unused import KEPT_SECONDS, remove_unused, size_of, unused_folders
+from gradtrail.tracking.unused import KEPT_SECONDS, remove_unused, unused_folders
 
 _LAST_LINE = "DVC's cache is unchanged; after `dvc gc`, `gradtrail gc` removes the runs of what was deleted from it."
 
@@ -48,30 +45,24 @@ def collect_garbage(*, yes: bool) -> None:
     if not (runs or folders):
         print(f"nothing to remove. {_LAST_LINE}")
         return
-    items = {
-        id_: (f"run {run.info.run_name} ({id_[:8]})", local_path(run.info.artifact_uri)) for id_, run in runs.items()
-    }
-    items |= {str(folder): (f"{folder.parent.name}/{folder.name}", folder) for folder in sorted(folders)}
-    sizes = {key: size_of(folder) if folder else 0 for key, (_, folder) in items.items()}
-    rows = [{"unused for 30 days": name, "size": decimal(sizes[key])} for key, (name, _) in items.items()]
-    stdout_console().print(table("not referenced by any recorded state", rows, right=["size"]))
+    names = [f"run {run.info.run_name} ({run_id[:8]})" for run_id, run in runs.items()]
+    names += sorted(f"{folder.parent.name}/{folder.name}" for folder in folders)
+    print("unused for 30 days, and not referenced by any recorded state:", *names, sep="\n")
     if yes or _agrees():
         # A person may have taken days to agree: what is needed by now, or in use, stays
         with FileLock(private_folder() / "sync.lock"), store_lock(store_uri()):
             unneeded, unused = _find_garbage(database)
-            if removed := [run_id for run_id in unneeded if run_id in runs]:
-                purge(open_store(), [unneeded[run_id] for run_id in removed])
+            if purged := [run for run_id, run in unneeded.items() if run_id in runs]:
+                purge(open_store(), purged)
             for folder in unused & folders:
                 remove_unused(folder)
-        removed += [str(folder) for folder in folders if not folder.exists()]
-        print(f"removed: {len(removed)}, {decimal(sum(sizes[key] for key in removed))}")
+        print(f"removed: {len(purged) + sum(not folder.exists() for folder in folders)}")
     print(_LAST_LINE)
 
 
 def _find_garbage(database: Path | None) -> tuple[dict[str, Run], set[Path]]:
     """Return the unneeded runs of this repository's database, by their ids, and the unused folders."""
-    has_runs = database is not None and database.exists()
-    runs = unneeded_runs(open_store(), recorded_states()) if has_runs else []
+    runs = unneeded_runs(open_store(), recorded_states()) if database and database.exists() else []
     return {run.info.run_id: run for run in runs}, {*unused_folders(records=database is not None)}
 
 

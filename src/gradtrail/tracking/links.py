@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
-from gradtrail.tracking.models import attach_points, link_evaluation, log_export
-from gradtrail.tracking.names import NOTE, is_headline, note, summary_in
+from gradtrail.tracking.models import log_evaluation, log_export
+from gradtrail.tracking.names import is_headline, note, summary_in
 from gradtrail.tracking.record import MODEL, Record
 from gradtrail.tracking.render import EXPORT, SUMMARY
 from gradtrail.tracking.runs import Find, StoredRuns
-from gradtrail.tracking.tags import BYTES, PARENT, VARIANT, WEIGHTS, outputs
+from gradtrail.tracking.tags import BYTES, NOTE, PARENT, VARIANT, WEIGHTS, outputs
 from gradtrail.tracking.variants import update_parent
 
 
@@ -34,27 +34,21 @@ def link(client: MlflowClient, run_id: str, record: Record) -> None:
     data, summary = run.data, record.artifacts / SUMMARY
     words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
     client.set_tag(run_id, NOTE, note(run_id, data.tags, data.params, data.metrics, words))
-    if BYTES in data.tags:  # else the backfill chooses which of several children a training shows, and makes parents
-        link_runs(client, client.get_run(run_id), runs)
-        trainings = trainings_of(run, runs) if "train_state" in data.tags else [run]
-        for variant in {train.data.tags[VARIANT] for train in trainings if VARIANT in train.data.tags}:
-            update_parent(client, variant)
-
-
-def link_runs(client: MlflowClient, run: Run, find: Find) -> None:
-    """Copy headline metrics between a run that just ended and its children or trainings that ended earlier."""
-    if run.data.tags["stage"] == "train":
-        for child in _children(run, find):
-            if PARENT not in child.data.tags:
-                client.set_tag(child.info.run_id, PARENT, run.info.run_id)
-            copy_headlines(client, child, run)
-    if "train_state" in run.data.tags:
-        for train in trainings_of(run, find):
-            copy_headlines(client, run, train)
-            if EXPORT in outputs(run.data.tags):  # the training has a new model, whose evaluation ended earlier
-                for child in _children(train, find):
-                    if child.data.tags["stage"] == "evaluate":
-                        copy_headlines(client, child, client.get_run(train.info.run_id))
+    if BYTES not in data.tags:  # the backfill chooses which of several children a training shows, and makes parents
+        return
+    run = client.get_run(run_id)
+    for train in trainings_of(run, runs):
+        children = [run]
+        if train.info.run_id == run_id:
+            children = _children(train, runs)
+        elif EXPORT in outputs(data.tags):  # the training has a new model, whose evaluation ended earlier
+            children += [one for one in _children(train, runs) if one.data.tags["stage"] == "evaluate"]
+        for child in children:
+            if child is not run and PARENT not in child.data.tags:
+                client.set_tag(child.info.run_id, PARENT, train.info.run_id)
+            copy_headlines(client, child, client.get_run(train.info.run_id))
+        if VARIANT in train.data.tags:
+            update_parent(client, train.data.tags[VARIANT])
 
 
 def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
@@ -77,13 +71,8 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     if metrics or tags:
         client.log_batch(run_id, metrics=metrics, tags=tags)
 
-    if stage == "evaluate" and (model := link_evaluation(client, child, train)):
-        by_time = sorted(model.metrics or (), key=lambda point: point.timestamp)
-        logged = {point.key: point.value for point in by_time}
-        missing = [name for name, value in chosen.items() if logged.get(name) != value]
-        histories = [client.get_metric_history(run_id, name) for name in missing]
-        last = [max(history, key=lambda point: point.timestamp) for history in histories]
-        attach_points(client, model, last, measured_by=child)
+    if stage == "evaluate":
+        log_evaluation(client, child, train, chosen)
     return bool(metrics or tags)
 
 
@@ -95,11 +84,13 @@ def training_of(tags: Mapping[str, str], find: Find) -> Run | None:
     return next((run for run in complete_first if read in (None, run.data.tags.get(WEIGHTS) or read)), None)
 
 
-def trainings_of(child: Run, find: Find) -> list[Run]:
-    """Return the trainings that wrote the weights that a child read, or else the one that it names."""
-    if final := child.data.tags.get(WEIGHTS):
-        return find({"stage": "train", WEIGHTS: final})
-    return find({"stage": "train", "state": child.data.tags["train_state"]})
+def trainings_of(run: Run, find: Find) -> list[Run]:
+    """Return the trainings that wrote the weights that a run read, or else the one that it names; a training itself."""
+    tags = run.data.tags
+    if "train_state" not in tags:
+        return [run] if tags["stage"] == "train" else []
+    key = WEIGHTS if tags.get(WEIGHTS) else "state"
+    return find({"stage": "train", key: tags.get(WEIGHTS) or tags["train_state"]})
 
 
 def _children(train: Run, find: Find) -> list[Run]:

@@ -6,11 +6,13 @@ of the evaluation that fitted its temperature has it as an input, and the metric
 
 import contextlib
 import math
+import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Mapping
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +27,8 @@ from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.files import digest
 from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import (
-    DATASET,
     EXPORT_DIGEST,
     EXPORT_OUT,
-    MODEL_EPOCH,
     MODEL_WEIGHTS,
     NOTE,
     TEMPERATURE,
@@ -40,12 +40,9 @@ from gradtrail.tracking.tags import (
 if TYPE_CHECKING:
     from gradtrail.stages.artifacts.exported import Manifest
 
-_IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})  # MLflow refuses these
-_VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 # The loader, and what it imports
 LOADED = ("gradtrail.tracking.pyfunc", "gradtrail.stages.artifacts.exported", "gradtrail.support.errors")
 _PACKAGES = ("flatbuffers", "jax", "jaxlib", "jaxtyping", "mlflow", "numpy", "safetensors")  # which these import
-_PAGE_SIZE = 100
 
 
 def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
@@ -54,23 +51,21 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
 
     run_id, manifest = train.info.run_id, read_manifest(folder)
     for model in models_of(client, train):
-        is_same = model.tags[EXPORT_DIGEST] == manifest.digest
-        if is_same and (model.status == LoggedModelStatus.READY or is_alive(model.tags)):
+        is_usable = model.status == LoggedModelStatus.READY or is_alive(model.tags)
+        if is_usable and model.tags[EXPORT_DIGEST] == manifest.digest:
             return
-        if model.status != LoggedModelStatus.READY and is_of_this_host(model.tags) and not is_alive(model.tags):
+        if not is_usable and is_of_this_host(model.tags):
             client.delete_logged_model(model.model_id)
 
     model = client.create_logged_model(
         train.info.experiment_id,
-        name=f"{train.info.run_name} · {manifest.weights}".translate(_IN_MODEL_NAMES),
+        name=re.sub("[./:%'\"]", "-", f"{train.info.run_name} · {manifest.weights}"),  # MLflow refuses these
         source_run_id=run_id,
         tags={
             MODEL_WEIGHTS: manifest.weights,
             EXPORT_DIGEST: manifest.digest,
             EXPORT_OUT: digest(folder),
             TEMPERATURE: f"{manifest.temperature:.6g}",
-            DATASET: manifest.dataset,
-            MODEL_EPOCH: _epochs(manifest),
             **process_tags(),
         },
         params=train.data.params,
@@ -81,11 +76,6 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
         save(Path(name) / "model", folder, {"run_id": run_id, "model_id": model.model_id})
         client.log_model_artifacts(model.model_id, f"{name}/model")
     client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
-
-    # Validation metrics at the epoch of the weights, which are means over members.
-    if len({*manifest.epochs}) == 1:
-        points = [point for name in _VALIDATION for point in client.get_metric_history(run_id, name)]
-        attach_points(client, model, [point for point in points if point.step == manifest.epochs[0]], train)
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=max(manifest.epochs))])
 
 
@@ -104,9 +94,7 @@ def models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
 def registered_models(client: MlflowClient) -> set[str]:
     """Return the ids of the logged models and runs that MLflow's registry needs, which this project never deletes."""
     ids = set[str]()
-    for registered in get_results_from_paginated_fn(
-        lambda size, token: client.search_model_versions(max_results=size, page_token=token), _PAGE_SIZE
-    ):
+    for registered in client.search_model_versions(max_results=100_000):
         model_id = registered.model_id or registered.source.removeprefix("models:/")
         ids |= {model_id, registered.run_id or model_id}
         with contextlib.suppress(MlflowException):  # the model was deleted, or is no logged one
@@ -114,27 +102,26 @@ def registered_models(client: MlflowClient) -> set[str]:
     return ids
 
 
-def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> LoggedModel | None:
-    """Return the model that an evaluation calibrated, logged as an input of its run; None if there is none yet."""
-    metrics, weights = evaluation.data.metrics, evaluation.data.params.get("evaluate.weights")
-    temperature = metrics.get("eval/ensemble_temperature", metrics.get("eval/temperature", math.nan))
+def log_evaluation(client: MlflowClient, evaluation: Run, train: Run, headlines: Mapping[str, float]) -> None:
+    """Log the model that an evaluation calibrated as its input, and its headline metrics, which `train` has, for it."""
+    run_id, data = train.info.run_id, evaluation.data
+    temperature = data.metrics.get("eval/ensemble_temperature", data.metrics.get("eval/temperature", math.nan))
     for model in models_of(client, train):
         is_calibrated = math.isclose(float(model.tags[TEMPERATURE]), temperature, rel_tol=1e-3)  # four digits
-        if is_calibrated and model.tags[MODEL_WEIGHTS] == weights and model.status == LoggedModelStatus.READY:
-            # MLflow keeps one input of a model, however often it is logged.
-            client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
-            return model
-    return None
-
-
-def attach_points(client: MlflowClient, model: LoggedModel, points: Iterable[Metric], measured_by: Run) -> None:
-    """Log points of the training's run for its model too, with the data set of the run that measured them."""
-    tags = measured_by.data.tags
-    labels = {"model_id": model.model_id, "run_id": model.source_run_id}
-    labels |= {"dataset_name": tags.get("dataset"), "dataset_digest": tags.get("dataset_digest")}
-    metrics = [Metric(point.key, point.value, point.timestamp, point.step, **labels) for point in points]
-    if metrics:  # the same points, so that MLflow adds no second ones to the run
-        client.log_batch(model.source_run_id, metrics=metrics)
+        same_weights = model.tags[MODEL_WEIGHTS] == data.params.get("evaluate.weights")
+        if not (is_calibrated and same_weights and model.status == LoggedModelStatus.READY):
+            continue
+        # MLflow keeps one input of a model, however often it is logged, and adds no second point to the run
+        client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
+        labels = {"model_id": model.model_id, "run_id": run_id}
+        labels |= {"dataset_name": data.tags.get("dataset"), "dataset_digest": data.tags.get("dataset_digest")}
+        by_time = attrgetter("timestamp")
+        logged = {point.key: point.value for point in sorted(model.metrics or (), key=by_time)}
+        missing = [name for name, value in headlines.items() if logged.get(name) != value]
+        last = [max(client.get_metric_history(run_id, name), key=by_time) for name in missing]
+        points = [Metric(point.key, point.value, point.timestamp, point.step, **labels) for point in last]
+        client.log_batch(run_id, metrics=points)
+        return
 
 
 def save(path: Path, export: Path, ids: dict[str, str]) -> None:
@@ -150,15 +137,8 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
     from gradtrail.stages.artifacts.exported import read_manifest
 
     manifest = read_manifest(export)
-    # The outputs alone: MLflow would cast JSON to the one dtype of an input, so that 0.5 as uint8 is 0, and accept one
-    # rank. `ServedModel` takes integers, floats and single images, and refuses others in one line.
     label = TensorSpec(np.dtype(np.int64), (-1,), "label")
     probabilities = TensorSpec(np.dtype(np.float32), (-1, len(manifest.classes)), "probabilities")
-
-    height, width = manifest.image_shape[:2]
-    stroke = np.zeros((1, *manifest.image_shape), np.uint8)  # an image of a 1
-    stroke[:, height // 5 : -(height // 5), width // 2 - 1 : width // 2 + 1] = 255
-
     with tempfile.TemporaryDirectory() as name:
         mlflow.pyfunc.save_model(
             path,
@@ -166,17 +146,17 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
             loader_module=LOADED[0],
             data_path=str(export),
             code_paths=[str(_copy_code(Path(name)))],
+            # No inputs: MLflow would cast JSON to their one dtype, so that 0.5 as uint8 is 0, and accept one rank
             signature=ModelSignature(outputs=Schema([label, probabilities])),
             pip_requirements=[f"{name}=={version(name)}" for name in _PACKAGES],
-            input_example=stroke,
-            model_config={EXPORT_DIGEST: manifest.digest},
+            input_example=np.zeros((1, *manifest.image_shape), np.uint8),
         )
 
 
 def _search(client: MlflowClient, experiment: str, condition: str) -> list[LoggedModel]:
     models: list[LoggedModel] = get_results_from_paginated_fn(
         lambda size, token: client.search_logged_models([experiment], condition, max_results=size, page_token=token),
-        _PAGE_SIZE,
+        100,  # of a page
     )
     return models
 
@@ -194,18 +174,13 @@ def _copy_code(to: Path) -> Path:
     return to / package.name
 
 
-def _epochs(manifest: "Manifest") -> str:
-    return ", ".join(map(str, sorted({*manifest.epochs})))
-
-
 def _how_to_use(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
     """Return the recipe for loading a model in any folder, with its input and output."""
-    mean = f"Mean probabilities of {len(manifest.seeds)} networks, {format_seeds(manifest.seeds)}; weights"
-    weights = mean if len(manifest.seeds) > 1 else "Weights"
+    seeds, epochs = format_seeds(manifest.seeds), ", ".join(map(str, sorted({*manifest.epochs})))
     shape = ", ".join(map(str, manifest.image_shape))
     ink = ", bright ink on 0" if len(manifest.image_shape) == 2 else ""
-    epochs = f"epoch{'s' if len({*manifest.epochs}) > 1 else ''} {_epochs(manifest)}"
-    return f"""{weights} after {epochs}, trained on {manifest.dataset}; StableHLO, without Flax. In any folder:
+    return f"""Weights of {seeds} after epoch {epochs}, trained on {manifest.dataset}; StableHLO, without \
+Flax. In any folder:
 
 ```
 import json
@@ -217,6 +192,6 @@ model.predict(json.load(open(f"{{folder}}/serving_input_example.json"))["inputs"
 ```
 
 It takes an array (images, {shape}), or one image ({shape}), of integers from 0 to 255 that are \
-not all 0 or 1, or floats from 0 to 1{ink}, and returns `label` and `probabilities`, which are calibrated, \
-by a temperature of {manifest.temperature:.3g}.
+not all 0 or 1, or floats from 0 to 1{ink}, and returns `label` and `probabilities`, which are means over the \
+seeds, calibrated by a temperature of {manifest.temperature:.3g}.
 """

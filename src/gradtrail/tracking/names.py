@@ -23,7 +23,6 @@ from gradtrail.stages.common.yaml_file import parse_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs
 from gradtrail.tracking.state import Identity
-from gradtrail.tracking.tags import NOTE as NOTE
 from gradtrail.tracking.tags import STAGE, param_text, stage_params
 
 COMPILED = Path("compile/functions.json")  # artifact: the table of what a stage compiled
@@ -41,11 +40,8 @@ _NAMED = ("train.model", "train.optimizer", "fetch.dataset")  # params whose val
 _SHORT_SECTIONS = re.compile(r"(fetch|preprocess|train|environment)\.(?!seed)")  # left out in names
 _MAX_NAME_LENGTH = 250  # limit of MLflow's database
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
-_SIGNIFICANT_DIGITS = 4
-_MAX_LISTED = 20  # seeds
 _REFERENCE, _OTHERS = "float32", ("bfloat16", "float16")
 _OVER = f"_over_{_REFERENCE}"  # in names of metrics of `profile`: ratio of the times of a training step
-_LEAST_FACTOR = 1.05  # ratio of the times of two precisions that is worth a sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,29 +53,22 @@ class Metric:
     is_headline: bool = False  # True: it is copied to the training's run
     spread: tuple[str, ...] = ()  # ends of the spread of a mean over members that are logged; the others are in files
     best: Callable[[Iterable[float]], float] | None = None  # chooses the value of a curve that is logged as best
-    sentence: str = ""  # of a training's description
 
 
 _HEADLINE = Metric(is_headline=True)
 METRICS = {  # full name, as a regular expression → what is made of the metric; the first match counts
-    "train/num_parameters": Metric(sentence="{:,.0f} parameters."),
-    "train/epochs": Metric(sentence="{:.0f} epochs."),
-    "train/seconds": Metric(sentence="Training took {:.1f} s."),
-    "train/compile_total_seconds": Metric(sentence="Compilation took {:.1f} s."),
-    "train/validation_accuracy": Metric(best=max, spread=("low", "high"), sentence="Validation accuracy {:.2%}."),
+    "train/validation_accuracy": Metric(best=max, spread=("low", "high")),
     "train/validation_loss": Metric(best=min),
     "train/(best_epoch|best_validation_accuracy|skipped_steps|noise_scale)": Metric(is_averaged=False),
     "train/(steps|planned_steps|loss_scale)": Metric(is_logged=False),
     "eval/accuracy(_low|_high|_sd)?": Metric(is_headline=True, spread=("sd", "low", "high")),
     "eval/ensemble_accuracy": Metric(is_headline=True, spread=("low", "high")),  # over test examples
-    "eval/loss": Metric(is_headline=True, sentence="Test loss {:.4f} nats."),
-    "eval/expected_calibration_error": Metric(is_headline=True, sentence="Calibration error {:.4f}."),
-    "eval/(error_percent|accuracy_corrected_labels|ensemble_loss|ensemble_expected_calibration_error)": _HEADLINE,
+    "eval/(ensemble_)?(loss|expected_calibration_error)": _HEADLINE,
+    "eval/(error_percent|accuracy_corrected_labels)": _HEADLINE,
     "eval/mistakes": Metric(is_headline=True, is_averaged=False),
     "eval/num_mistakes": Metric(is_logged=False),
     "export/worst_class_recall": _HEADLINE,
-    "gradients/noise_scale_typical": Metric(is_headline=True, sentence="Gradient noise scale {:,.0f} examples."),
-    "gradients/(coherence_within_classes|grad_norm_median)": _HEADLINE,
+    "gradients/(noise_scale_typical|coherence_within_classes|grad_norm_median)": _HEADLINE,
     "profile/(train_step_flops|train_step_total_bytes)": _HEADLINE,
     f"profile/({'|'.join(_OTHERS)}){_OVER}(_low|_high)?": _HEADLINE,  # that of one precision, see `is_headline`
     "privacy_audit/epsilon_lower_bound": _HEADLINE,
@@ -106,9 +95,9 @@ def name_of(stage: str, params: Mapping[str, Any], committed: Mapping[str, Any])
     used = active_params(params)
     first = [] if stage == TRAIN else [stage]
     words = [" ".join([*first, *(str(used[key]) for key in _NAMED if key in used)])]
-    differing = [key for key in used if committed and param_text(used[key]) != param_text(committed.get(key))]
-    keys = [key for key in differing if key not in (*_NAMED, SEED)]
-    words += [f"{_SHORT_SECTIONS.sub('', key, count=1)}={param_text(used[key])}" for key in keys]
+    texts = {key: param_text(value) for key, value in used.items() if committed and key not in (*_NAMED, SEED)}
+    differing = {key: text for key, text in texts.items() if text != param_text(committed.get(key))}
+    words += [f"{_SHORT_SECTIONS.sub('', key, count=1)}={text}" for key, text in differing.items()]
     words += [f"seed {used[SEED]}"] if SEED in used else []
     return " · ".join(words)[:_MAX_NAME_LENGTH]
 
@@ -148,7 +137,7 @@ def rounded(value: float) -> float:
     """Return a number with four significant digits, or as a whole number if it has more, for people to read."""
     if not math.isfinite(value) or float(value).is_integer():
         return float(value)
-    return round(float(value), max(0, _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(value)))))
+    return round(float(value), max(0, 3 - math.floor(math.log10(abs(value)))))
 
 
 def best_values(curves: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
@@ -198,19 +187,17 @@ def note(
     batch_size = params.get("train.batch_size")
     precision = precision_note(metrics, params["train.precision"], int(batch_size)) if batch_size else ""
     run = {"run_id": run_id, "stage": tags[STAGE], "tags": tags, "params": params, "metrics": metrics}
-    words = {"rows": METRICS, "figures": FIGURES, "small_figure": SMALL_FIGURE}
-    text = _renderer()(run | words, precision=precision, summary=summary)
+    figure, caption = FIGURES.get(tags[STAGE], ("", ""))
+    text = _renderer()(run, figure=figure and SMALL_FIGURE, caption=caption, precision=precision, summary=summary)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def seeds_note(run_id: str, seeds: Sequence[int], metrics: Mapping[str, float], figure: str) -> str:
     """Return the description of the parent of trainings that differ only in the seed, with its figure if it has one."""
-    numbers = [*map(str, seeds)]
-    listed = ", ".join(numbers if len(seeds) <= _MAX_LISTED else [*numbers[:_MAX_LISTED], "…", numbers[-1]])
     lines = [
-        f"Metrics are means over {len(seeds)} trainings that differ only in the seed: {listed}. `_low` and `_high` are "
-        "the ends of the 95 % interval of the mean (Student's t over the seeds), in which the mean of many more seeds "
-        "would be; single seeds vary more."
+        f"Metrics are means over {len(seeds)} trainings that differ only in the seed: {', '.join(map(str, seeds))}. "
+        "`_low` and `_high` are the ends of the 95 % interval of the mean (Student's t over the seeds), in which the "
+        "mean of many more seeds would be; single seeds vary more."
     ]
     if "eval/accuracy" in metrics:
         mean, low, high = (metrics[f"eval/accuracy{end}"] for end in ("", "_low", "_high"))
@@ -243,12 +230,10 @@ def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int
     sentences = []
     for other in _OTHERS if precision == _REFERENCE else [precision]:
         name = metric_name("profile", f"{other}{_OVER}")
-        word, ratio, low, high = "slower", *(metrics.get(f"{name}{end}", 1.0) for end in ("", "_low", "_high"))
-        if precision == _REFERENCE:
-            word, ratio, low, high = "faster", 1 / ratio, 1 / high, 1 / low
-        if low > 1 and ratio >= _LEAST_FACTOR:
+        ratio, low, high = (metrics.get(f"{name}{end}", 1.0) for end in ("", "_low", "_high"))
+        if (high < 1 and ratio <= 0.95) if precision == _REFERENCE else (low > 1 and ratio >= 1.05):
             sentences.append(
-                f"{other} is {ratio:.2f} × {word} than {_REFERENCE} on this machine at batch size {batch_size} "
-                f"(95 % interval {low:.2f} to {high:.2f})."
+                f"A training step in {other} takes {ratio:.2f} × the time of one in {_REFERENCE} on this machine at "
+                f"batch size {batch_size} (95 % interval {low:.2f} to {high:.2f})."
             )
     return " ".join(sentences)

@@ -43,22 +43,25 @@ def keep_registry(client: MlflowClient) -> None:
     created = client.get_experiment(experiment_id(client, "models")).creation_time  # identifies the database
     saved: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {"tables": {}, "verdicts": []}
     with store_lock(client.tracking_uri):
+        exports = {model.tags[EXPORT_DIGEST]: model for model in logged_exports(client)}
         with contextlib.closing(sqlite3.connect(database_path(client.tracking_uri))) as store, store:
             store.row_factory = sqlite3.Row
             if saved.get("created") != created and not store.execute("select 1 from registered_models").fetchone():
                 _insert(store, saved["tables"])
-            if versions := store.execute(_WITHOUT_MODEL, (EXPORT_DIGEST,)).fetchall():
-                _find_models(store, versions, _exports_by_digest(client))
+            _find_models(store, exports)
             tables = {table: [dict(row) for row in store.execute(f"select * from {table}")] for table in _TABLES}  # noqa: S608
         verdicts = {run.data.tags[VERDICT] for run in search(client, f"tags.{VERDICT} != ''")}
-        if missing := {*saved["verdicts"]} - verdicts:
-            verdicts |= _restore_verdicts(client, missing, _exports_by_digest(client))
+        missing = {*saved["verdicts"]} - verdicts
+        runs = {run.info.run_id: run for run in search(client)} if missing else {}
+        for verdict in missing:
+            digests = re.findall("export ([0-9a-f]{64})", verdict)
+            run = next((runs.get(exports[digest].source_run_id) for digest in digests if digest in exports), None)
+            if run is None or VERDICT not in run.data.tags:  # else it has another one by now
+                verdicts.add(verdict)
+            if run and VERDICT not in run.data.tags:
+                client.set_tag(run.info.run_id, VERDICT, verdict)
         if path.exists() or tables["registered_models"] or verdicts:
             write_json(path, {"created": created, "tables": tables, "verdicts": sorted(verdicts)})
-
-
-def _exports_by_digest(client: MlflowClient) -> dict[str, LoggedModel]:
-    return {model.tags[EXPORT_DIGEST]: model for model in logged_exports(client)}
 
 
 def _insert(store: sqlite3.Connection, tables: dict[str, list[dict[str, Any]]]) -> None:
@@ -68,25 +71,12 @@ def _insert(store: sqlite3.Connection, tables: dict[str, list[dict[str, Any]]]) 
             store.execute(f"insert into {table} ({columns}) values ({marks})", [*row.values()])  # noqa: S608
 
 
-def _find_models(store: sqlite3.Connection, versions: list[sqlite3.Row], exports: dict[str, LoggedModel]) -> None:
-    """Give versions the models of their exports; warn about aliases of a version whose export is not here."""
-    for name, version, digest in versions:
+def _find_models(store: sqlite3.Connection, exports: dict[str, LoggedModel]) -> None:
+    """Give versions without a model those of their exports; warn about aliases of one whose export is not here."""
+    for name, version, digest in store.execute(_WITHOUT_MODEL, (EXPORT_DIGEST,)).fetchall():
         if model := exports.get(digest):
             values = (f"models:/{model.model_id}", model.source_run_id, model.artifact_location)
             store.execute(_WITH_MODEL, (*values, name, version))
         elif aliases := [alias for (alias,) in store.execute(_ALIASES, (name, version))]:
             remedy = "`dvc fetch --all-commits` with a remote, then sync again"
             print(f"warning: {name}: the export of {', '.join(aliases)} is not here; {remedy}", file=sys.stderr)
-
-
-def _restore_verdicts(client: MlflowClient, verdicts: set[str], exports: dict[str, LoggedModel]) -> set[str]:
-    """Write verdicts to the runs of their exports; return all but those whose run has another one by now."""
-    runs, kept_verdicts = {run.info.run_id: run for run in search(client)}, set[str]()
-    for verdict in verdicts:
-        models = [exports[digest] for digest in re.findall("export ([0-9a-f]{64})", verdict) if digest in exports]
-        run = runs.get(models[0].source_run_id) if models else None
-        if run is None or VERDICT not in run.data.tags:
-            kept_verdicts.add(verdict)
-        if run and VERDICT not in run.data.tags:
-            client.set_tag(run.info.run_id, VERDICT, verdict)
-    return kept_verdicts

@@ -13,9 +13,7 @@ from urllib.parse import unquote, urlparse
 from gradtrail.support.paths import SQLITE, database_path, root
 from gradtrail.tracking.tags import EXPERIMENT
 
-_FOLDER = "mlruns"
-_OWN_LOCATIONS = "select artifact_location from experiments join experiment_tags using (experiment_id) where key = ?"
-_LOCATIONS = (  # table → column
+_LOCATIONS = (  # table, column
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
     ("logged_models", "artifact_location"),
@@ -30,7 +28,7 @@ def own_database(uri: str) -> Path | None:
     return path if uri.startswith(SQLITE) and path.resolve().parent == root() else None
 
 
-def local_path(location: str) -> Path | None:
+def _local_path(location: str) -> Path | None:
     """Return the path in a location of MLflow: a `file:` URI or an absolute path; None for any other."""
     parts = urlparse(location)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
@@ -38,10 +36,15 @@ def local_path(location: str) -> Path | None:
     return Path(location) if location.startswith("/") else None
 
 
-def is_moved(uri: str) -> bool:
-    """Whether a store is this repository's, but names another folder of artifacts; this takes one query."""
-    database = own_database(uri)
-    return database is not None and len(_former_folders(database)) > 0
+def former_folders(uri: str) -> set[Path]:
+    """Return the artifact folders elsewhere that this repository's store names; no other store has any."""
+    if (database := own_database(uri)) is None:
+        return set()
+    query = "select artifact_location from experiments join experiment_tags using (experiment_id) where key = ?"
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
+        folders = {_local_path(location) for (location,) in store.execute(query, (EXPERIMENT,))}
+    own = (root() / "mlruns").resolve()
+    return {folder for folder in folders if folder and folder.name == "mlruns" and folder.resolve() != own}
 
 
 def relocate_artifacts(uri: str) -> None:
@@ -50,8 +53,8 @@ def relocate_artifacts(uri: str) -> None:
     If the artifacts were not copied along but are still in the former folder, nothing changes, with a warning. The
     caller holds the store's lock.
     """
-    database, folder = database_path(uri), root() / _FOLDER
-    for former in sorted(_former_folders(database)):
+    folder = root() / "mlruns"
+    for former in sorted(former_folders(uri)):
         if any(former.glob("*/artifacts")) and not any(folder.glob("*/artifacts")):
             print(
                 f"warning: mlflow.db was copied without its artifacts, which are still in {former}; copy them to "
@@ -59,20 +62,10 @@ def relocate_artifacts(uri: str) -> None:
                 file=sys.stderr,
             )
             continue
-        with closing(sqlite3.connect(database)) as store, store:
+        with closing(sqlite3.connect(database_path(uri))) as store, store:
             for old, new in ((former.as_uri(), folder.as_uri()), (str(former), str(folder))):
                 for table, column in _LOCATIONS:
-                    store.execute(
-                        f"update {table} set {column} = ? || substr({column}, ?) "  # noqa: S608 - both are named above
-                        f"where {column} = ? or substr({column}, 1, ?) = ?",
-                        (new, len(old) + 1, old, len(old) + 1, f"{old}/"),
-                    )
+                    change = f"update {table} set {column} = ? || substr({column}, ?)"  # noqa: S608 - both are above
+                    inside = f"substr({column} || '/', 1, ?) = ?"
+                    store.execute(f"{change} where {inside}", (new, len(old) + 1, len(old) + 1, f"{old}/"))
         print(f"moved or copied from {former.parent}: the artifacts in MLflow now name {root()}", file=sys.stderr)
-
-
-def _former_folders(database: Path) -> set[Path]:
-    """Return the artifact folders, other than this repository's, that the experiments of this project name."""
-    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
-        locations = store.execute(_OWN_LOCATIONS, (EXPERIMENT,)).fetchall()
-    folders = {path for (location,) in locations if (path := local_path(location)) and path.name == _FOLDER}
-    return {folder for folder in folders if folder.resolve() != (root() / _FOLDER).resolve()}

@@ -4,8 +4,6 @@ These are MLflow's own defaults, so that a bare `mlflow ui` in the root shows ev
 under a lock: two processes that create it at the same time crash. Artifacts are in `mlruns/` next to the database.
 """
 
-import contextlib
-import functools
 import logging
 import os
 from collections.abc import Callable
@@ -17,8 +15,8 @@ from filelock import FileLock
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri
-from gradtrail.tracking.relocate import is_moved, relocate_artifacts
-from gradtrail.tracking.tags import EXPERIMENT, EXPERIMENT_KIND, NOTE, experiment_name
+from gradtrail.tracking.relocate import former_folders, relocate_artifacts
+from gradtrail.tracking.tags import EXPERIMENT, EXPERIMENT_KIND, experiment_name
 
 # Defaults, which MLflow reads on import: no telemetry, no minutes of retries for a dead server, no progress bar for
 # each file. A slow server gets the time that it needs for one request; the total time that a stage waits has a limit.
@@ -39,16 +37,11 @@ logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # a line for each 
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_NOTES = {  # kind of experiment → its description
-    "data": "One run for each state of the data: fetched, and preprocessed.",
-    "models": "One run for each trained state, and below it those of the stages that read it.",
-}
 
 
 def _retried(request: Callable[_P, _T]) -> Callable[_P, _T]:
     """Return a request that is repeated once if it conflicts with another process."""
 
-    @functools.wraps(request)
     def retried(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return request(*args, **kwargs)
@@ -76,10 +69,15 @@ class StoreClient(MlflowClient):
 def open_store() -> MlflowClient:
     """Return a client of the store, which is created if needed; relocate its artifacts if the repository was moved."""
     uri = store_uri()
-    if uri.startswith(SQLITE):
-        _create_database(uri)
-    if is_moved(uri):
+    path = database_path(uri)
+    if uri.startswith(SQLITE) and (not _has_content(path) or former_folders(uri)):
+        path.parent.mkdir(parents=True, exist_ok=True)
         with store_lock(uri):
+            if not _has_content(path):
+                from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+                with atomic_file(path) as temporary:  # so that no process opens an incomplete one
+                    SqlAlchemyStore(f"{SQLITE}{temporary}", str(_artifact_folder(uri))).engine.dispose()
             relocate_artifacts(uri)
     mlflow.set_tracking_uri(uri)
     try:
@@ -88,7 +86,7 @@ def open_store() -> MlflowClient:
         if "found version" not in str(error):  # MLflow's words for the schema of a database
             raise
         raise UserError(
-            f"{database_path(uri)}: made by another MLflow than {mlflow.__version__}; install that one, or, if it is "
+            f"{path}: made by another MLflow than {mlflow.__version__}; install that one, or, if it is "
             f"older, back the file up and run `mlflow db upgrade {uri}`"
         ) from None
 
@@ -107,10 +105,7 @@ def experiment_id(client: MlflowClient, kind: str) -> str:
     of somebody else has its name.
     """
     name = experiment_name(kind, client.tracking_uri)
-    experiment = _find_experiment(client, name)
-    if experiment is None:
-        with store_lock(client.tracking_uri):
-            experiment = _find_experiment(client, name) or _create_experiment(client, kind, name)
+    experiment = _find_experiment(client, name) or _create_experiment(client, name)
     if experiment.lifecycle_stage == LifecycleStage.DELETED:
         restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
         raise UserError(f"MLflow's experiment {name!r} was deleted; `{restore}` restores it with its runs")
@@ -123,34 +118,19 @@ def _find_experiment(client: MlflowClient, name: str) -> Experiment | None:
     return min(tagged, key=lambda one: (one.lifecycle_stage, one.creation_time or 0), default=None)
 
 
-def _create_experiment(client: MlflowClient, kind: str, name: str) -> Experiment:
+def _create_experiment(client: MlflowClient, name: str) -> Experiment:
     uri = client.tracking_uri
     location = _artifact_folder(uri).as_uri() if uri.startswith(SQLITE) else None
-    tags = {EXPERIMENT_KIND: "custom_model_development", NOTE: _NOTES[kind], EXPERIMENT: name}
-    # A clone on another machine that shares the server may have created it meanwhile.
-    with contextlib.suppress(MlflowException):
-        client.create_experiment(name, artifact_location=location, tags=tags)
-    if experiment := _find_experiment(client, name):
-        return experiment
-    if client.get_experiment_by_name(name):
+    tags = {EXPERIMENT_KIND: "custom_model_development", EXPERIMENT: name}
+    try:
+        return client.get_experiment(client.create_experiment(name, location, tags))
+    except MlflowException as error:
+        if experiment := _find_experiment(client, name):  # another process has created it meanwhile
+            return experiment
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
         other = "`runtime.experiment` in params.yaml gives this project's experiments other names"
-        raise UserError(f"MLflow's experiment {name!r} is not of this project; {other}")
-    raise UserError(f"MLflow's store has no experiment {name}, and none can be created")
-
-
-def _create_database(uri: str) -> None:
-    """Create the database under another name and rename it, so that no process opens an incomplete one."""
-    path = database_path(uri)
-    if _has_content(path):
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with store_lock(uri):
-        if _has_content(path):
-            return
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-        with atomic_file(path) as temporary:
-            SqlAlchemyStore(f"{SQLITE}{temporary}", str(_artifact_folder(uri))).engine.dispose()
+        raise UserError(f"MLflow's experiment {name!r} is not of this project; {other}") from None
 
 
 def _has_content(path: Path) -> bool:

@@ -21,7 +21,7 @@ from gradtrail.stages.common.pipeline_file import FILES
 from gradtrail.support.git import git, head_commit
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri, working_folder
 from gradtrail.tracking.recorded import entry_files, find_experiments
-from gradtrail.tracking.relocate import is_moved
+from gradtrail.tracking.relocate import former_folders
 
 _PARTS = {  # texts of a report, by its keys; all other keys are stages, with the number of rebuilt runs
     "present": "{} runs present",
@@ -91,7 +91,7 @@ def _last_report(place: Path, sources: list[object]) -> dict[str, int] | None:
         last = json.loads(place.read_bytes())
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as store:
             open_runs = [run for (run,) in store.execute(query)]
-        is_same = last["key"] == _key(sources, open_runs) and not is_moved(store_uri())
+        is_same = last["key"] == _key(sources, open_runs) and not former_folders(store_uri())
     except (OSError, ValueError, sqlite3.Error):
         return None
     report: dict[str, int] = last["report"]

@@ -4,9 +4,7 @@ MLflow's UI hides tags whose names begin with `mlflow.`, so those that only this
 runs returns them as it returns all tags.
 """
 
-import colorsys
 import contextlib
-import getpass
 import json
 import os
 import re
@@ -44,7 +42,7 @@ JAX = "jax"  # version of JAX; people
 BYTES = "bytes"  # type of machines that make the same bytes; the next attempt, `backfill`
 REBUILT = "rebuilt"  # true if `gradtrail sync` made the run, no execution; `backfill`, `compare`, `diff`
 REPLACED = "replaced_by"  # run that replaces this one, which is deleted; people
-DATASET = "dataset"  # name of the data set, of a model too; the description, `list_runs`, `show`, `compare`, `release`
+DATASET = "dataset"  # name of the data set; the description, `list_runs`, `show`, `compare`, `release`
 DATASET_DIGEST = "dataset_digest"  # its digest; the description, `show`, `compare`, `candidate`, `models`
 ALERT = "alert"  # lines about a training that diverged or stalled; people
 VERDICT = "verdict"  # of a training: outcome, digests of export and limits; `release`, `registry_history`
@@ -54,18 +52,16 @@ COMMIT = "mlflow.source.git.commit"  # commit of the code; the description, `sho
 DIRTY = "git.dirty"  # true if files that stages read differ from it; the description, `show`, `diff`
 SOURCE = "mlflow.source.name"  # script of the stage; MLflow
 USER = "mlflow.user"  # who ran it; MLflow
-COLOR = "mlflow.runColor"  # color in charts; MLflow
 PARENT = "mlflow.parentRunId"  # run of the training that the run is below; `lookup`, `gc`, `backfill`, MLflow
 VARIANT = "variant"  # key of a training's state without the seed, also of the parent of its seeds; `variants`
 SEEDS = "seeds"  # of the parent of trainings that differ only in the seed: how many there are; `variants`
 TRAININGS = "mlflow.gradtrail.trainings"  # of such a parent: digest of the ids of its trainings; `variants`
-NOTE = "mlflow.note.content"  # description, of a model or an experiment too; `names.summary_in`, MLflow
+NOTE = "mlflow.note.content"  # description, of a model too; `names.summary_in`, MLflow
 TABLES = "mlflow.loggedArtifacts"  # artifacts that are shown as tables, as JSON; MLflow
 IMAGES = "mlflow.loggedImages"  # true if the run has images; MLflow
 CONTEXT = "mlflow.data.context"  # of the run's data set: what it is used for; MLflow
 # Of logged models, and of versions of registered ones:
 MODEL_WEIGHTS = "weights"  # final or best; `models`
-MODEL_EPOCH = "epoch"  # epochs of the weights; people
 EXPORT_DIGEST = "export_digest"  # `Manifest.digest`, of a version too; `models`, `registry`, `release`
 EXPORT_OUT = "export_out"  # digest of the output `models/export`, as DVC has it; `models`, `candidate`
 TEMPERATURE = "temperature"  # fitted temperature; `models`
@@ -77,8 +73,6 @@ EXPERIMENT_KIND = "mlflow.experimentKind"  # opens the UI for training rather th
 VIEW = "mlflow.sharedViewState.gradtrail"  # columns and charts of the page of trainings; MLflow
 
 SHARED = "shared"  # value of `CLONE`
-_FINAL = "models/final.safetensors"
-_MEMBER_WEIGHTS = "models/members"  # with several members, their digest identifies the weights
 
 
 def stage_params(stage: Identity) -> dict[str, Any]:
@@ -98,26 +92,12 @@ def param_text(value: Any) -> str:
 
 def state_tags(stage: Identity) -> dict[str, str]:
     """Return the tags that follow from the state and never change."""
-    tags = {STAGE: stage.name, STATE: stage.state, SOURCE: f"pipeline/{stage.name}.py", USER: _user()}
+    script, user = f"pipeline/{stage.name}.py", psutil.Process().username()  # its number if it has no name
+    tags = {STAGE: stage.name, STATE: stage.state, SOURCE: script, USER: user}
     tags |= {TRAIN_STATE: stage.state_of(TRAIN)} if stage.is_below_training else {}
-    tags |= {COLOR: _color(tags.get(TRAIN_STATE, stage.state))}
     entry = stage.entry(stage.name)
     tags |= {VARIANT: stage.variant} if stage.name == TRAIN and SEED in flat_params(entry) else {}
     return tags | _weights_tag(stage, entry.deps)
-
-
-def _color(state: str) -> str:
-    """Return a color for charts that follows from a state; dark enough for MLflow's white page."""
-    number = int(state[:8], 16)
-    rgb = colorsys.hls_to_rgb(number % 360 / 360, (0.35, 0.5, 0.65)[number // 360 % 3], 0.75)
-    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # in a container the user may have no name
-        return str(os.getuid())
 
 
 def output_tags(stage: Identity, outs: Mapping[str, str]) -> dict[str, str]:
@@ -127,8 +107,9 @@ def output_tags(stage: Identity, outs: Mapping[str, str]) -> dict[str, str]:
 
 def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
     """Return the tag of the weights that a stage reads or writes, if there are any."""
-    is_single = str(stage_params(stage).get(MEMBERS, 1)) == "1"
-    return {WEIGHTS: digests[_FINAL if is_single else _MEMBER_WEIGHTS]} if _FINAL in digests else {}
+    final = "models/final.safetensors"
+    name = final if stage_params(stage).get(MEMBERS, 1) == 1 else "models/members"  # of several members
+    return {WEIGHTS: digests[name]} if final in digests else {}
 
 
 def outputs(tags: Mapping[str, str]) -> dict[str, str]:

@@ -25,19 +25,17 @@ def unused_folders(*, records: bool) -> Iterator[Path]:
     A stage that works on one of them changes it every few seconds, and a stopped one can resume for 30 days.
     """
     private = private_folder()
-    of_records = [*private.glob("records/*"), *private.glob("bad_records/*")] if records else []
-    for folder in [*private.glob("resume/*-*"), *of_records, *working_folder().glob(".outs/*")]:
-        if folder.is_dir() and _is_unused(folder):
-            yield folder
+    patterns = ["resume/*-*", *(["records/*", "bad_records/*"] if records else [])]
+    folders = [folder for pattern in patterns for folder in private.glob(pattern)]
+    yield from (one for one in [*folders, *working_folder().glob(".outs/*")] if one.is_dir() and _is_unused(one))
 
 
 def remove_unused(folder: Path) -> None:
     """Remove a folder unless a process uses it: one that has changed it, or that holds the lock of its state."""
     state = folder.name.partition("-")[0][:32]
-    own_locks = [folder.with_name(f"{name}.lock") for name in (folder.name, folder.stem)]
-    locks = [*private_folder().glob(f"locks/*-{state}.lock"), *filter(Path.exists, own_locks)]
+    own_locks = {folder.with_name(f"{name}.lock") for name in (folder.name, folder.stem)}
     with contextlib.suppress(Timeout), contextlib.ExitStack() as stack:
-        for lock in dict.fromkeys(locks):
+        for lock in [*private_folder().glob(f"locks/*-{state}.lock"), *filter(Path.exists, own_locks)]:
             stack.enter_context(FileLock(lock).acquire(timeout=0))
         if _is_unused(folder):
             shutil.rmtree(folder)
@@ -46,11 +44,6 @@ def remove_unused(folder: Path) -> None:
 def _is_unused(folder: Path) -> bool:
     changed = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
     return time.time() - changed > KEPT_SECONDS
-
-
-def size_of(folder: Path) -> int:
-    """Return the bytes of all files in a folder; 0 if there is none."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def forget_old_members() -> None:

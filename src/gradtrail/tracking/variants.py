@@ -22,16 +22,12 @@ from gradtrail.tracking.record import FINISHED, RUNNING
 from gradtrail.tracking.runs import StoredRuns, search
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import (
-    DATASET,
-    DATASET_DIGEST,
-    MACHINE,
     NOTE,
     PARENT,
     REPLACED,
     SEEDS,
     STAGE,
     TRAININGS,
-    USER,
     VARIANT,
     clone_tag,
     outputs,
@@ -39,11 +35,10 @@ from gradtrail.tracking.tags import (
 )
 
 FIGURE = "seeds.png"  # artifact
-_DRAWN = {"train/validation_accuracy": "validation accuracy", "train/validation_loss": "validation loss in nats"}
-_CURVES = (*_DRAWN, "train/loss")
-_SAME_TAGS = (DATASET, DATASET_DIGEST, MACHINE, USER)  # that a parent has if its trainings share them
+_DRAWN = "train/validation_accuracy"
+_CURVES = (_DRAWN, "train/validation_loss")
 _NOT_AVERAGED = ("train/", "steps/", "system/", "profile/")  # curves of a training, and costs, which no seed changes
-Curves = dict[str, dict[int, list[float]]]  # metric → epoch → value of each training
+Curve = dict[int, list[float]]  # epoch → value of each training
 
 
 class Variant:
@@ -51,14 +46,21 @@ class Variant:
 
     def __init__(self, runs: Iterable[Run]):
         runs = sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
-        self.trainings = [run for run in runs if _is_finished_alone(run)]
+        self.trainings = [
+            run
+            for run in runs
+            if run.data.tags.get(STAGE) == TRAIN
+            and run.data.params.get(MEMBERS, "1") == "1"
+            and SEED in run.data.params
+            and outputs(run.data.tags)
+        ]
         by_seed = {int(run.data.params[SEED]): run for run in self.trainings}
         self.seeds = sorted(by_seed) if len(by_seed) > 1 else []
         self.runs = [by_seed[seed] for seed in self.seeds]
         self.key = sha256_of({"trainings": [run.info.run_id for run in self.runs]})
         self.parents = [run for run in runs if SEEDS in run.data.tags]
-        complete = [run for run in self.parents if run.data.tags[TRAININGS] == self.key and run.info.status == FINISHED]
-        self.parent = complete[0] if complete else None
+        complete = (run for run in self.parents if run.data.tags[TRAININGS] == self.key and run.info.status == FINISHED)
+        self.parent = next(complete, None)
 
     @property
     def is_current(self) -> bool:
@@ -72,7 +74,7 @@ class Variant:
         """Return what the parent lacks: metrics of later stages, once all trainings have them, and its description."""
         logged = [run.data.metrics.items() for run in self.runs]
         metrics = _means([{key: x for key, x in row if not key.startswith(_NOT_AVERAGED)} for row in logged])
-        figure = FIGURE if _DRAWN.keys() & parent.data.metrics.keys() else ""
+        figure = FIGURE if _DRAWN in parent.data.metrics else ""
         tags = {NOTE: seeds_note(parent.info.run_id, self.seeds, metrics, figure)}
         new = sorted(metrics.items() - parent.data.metrics.items())
         return dict(new), dict(tags.items() - parent.data.tags.items())
@@ -90,14 +92,13 @@ def update_parents(client: MlflowClient, runs: Iterable[Run]) -> None:
 
 def update_parent(client: MlflowClient, name: str) -> None:
     """Make, update or remove the parent of the trainings with this tag `variant`."""
-    find = StoredRuns(client)
-    if Variant(find({VARIANT: name})).is_current:
-        return
     with store_lock(client.tracking_uri):  # so that two clones make one parent
-        variant = Variant(find({VARIANT: name}))
+        variant = Variant(StoredRuns(client)({VARIANT: name}))
         parent = variant.parent
-        if parent is None and variant.seeds and not _was_deleted(client, variant):
-            parent = _create(client, name, variant)
+        if parent is None and variant.seeds:
+            deleted = search(client, f"tags.`{TRAININGS}` = '{variant.key}'", ViewType.DELETED_ONLY)
+            if all(REPLACED in run.data.tags for run in deleted):  # by no person
+                parent = _create(client, name, variant)
         for run in variant.trainings:
             if parent and run.data.tags.get(PARENT) != parent.info.run_id:
                 client.set_tag(run.info.run_id, PARENT, parent.info.run_id)
@@ -109,24 +110,15 @@ def update_parent(client: MlflowClient, name: str) -> None:
                 client.delete_run(run.info.run_id)
         if parent:
             metrics, tags = variant.changes(parent)
-            points = _points(metrics, step=0)
-            client.log_batch(parent.info.run_id, points, tags=[RunTag(*pair) for pair in tags.items()])
-
-
-def _was_deleted(client: MlflowClient, variant: Variant) -> bool:
-    """Whether a person deleted the parent of these trainings."""
-    deleted = search(client, f"tags.`{TRAININGS}` = '{variant.key}'", ViewType.DELETED_ONLY)
-    return any(REPLACED not in run.data.tags for run in deleted)
+            client.log_batch(parent.info.run_id, _points(metrics, 0), tags=[RunTag(*pair) for pair in tags.items()])
 
 
 def _create(client: MlflowClient, name: str, variant: Variant) -> Run:
     """Make the parent of a variant's trainings, but for its description and the metrics of later stages."""
     runs = variant.runs
-    newest = max(runs, key=lambda run: (run.info.start_time, run.info.run_id))
+    newest = max(runs, key=lambda run: run.info.start_time)
     params = set.intersection(*({*run.data.params.items()} for run in runs))
-    shared = set.intersection(*({*run.data.tags.items()} for run in runs))
-    tags = {key: value for key, value in shared if key in _SAME_TAGS} | process_tags() | clone_tag({})
-    tags |= {VARIANT: name, SEEDS: str(len(runs)), TRAININGS: variant.key}
+    tags = {VARIANT: name, SEEDS: str(len(runs)), TRAININGS: variant.key, **process_tags(), **clone_tag({})}
     run_name = seeds_name(newest.info.run_name, len(runs))
     parent = client.create_run(experiment_id(client, "models"), newest.info.start_time, tags, run_name)
     run_id, curves = parent.info.run_id, _read_curves(client, runs)
@@ -137,17 +129,17 @@ def _create(client: MlflowClient, name: str, variant: Variant) -> Run:
         for point in _points(_means([{curve: value} for value in values]), epoch)
     ]
     client.log_batch(run_id, points, [Param(*pair) for pair in sorted(params)])
-    if _DRAWN.keys() & curves.keys():
+    if _DRAWN in curves:
         with tempfile.TemporaryDirectory() as folder:
-            _draw(curves, Path(folder) / FIGURE, len(runs))
+            _draw(curves[_DRAWN], Path(folder) / FIGURE, len(runs))
             client.log_artifact(run_id, f"{folder}/{FIGURE}")
     client.set_terminated(run_id, FINISHED, newest.info.end_time)
     return client.get_run(run_id)
 
 
-def _read_curves(client: MlflowClient, runs: Sequence[Run]) -> Curves:
+def _read_curves(client: MlflowClient, runs: Sequence[Run]) -> dict[str, Curve]:
     """Return the curves of trainings, at the epochs that all of them have."""
-    curves: Curves = {}
+    curves = {}
     for name in _CURVES:
         histories = [client.get_metric_history(run.info.run_id, name) for run in runs]
         values = [{point.step: point.value for point in history} for history in histories]
@@ -166,27 +158,18 @@ def _points(metrics: Mapping[str, float], step: int) -> list[Metric]:
     return [Metric(key, value, int(time.time() * 1000), step) for key, value in metrics.items()]
 
 
-def _is_finished_alone(run: Run) -> bool:
-    """Whether a run is a training of a single member, which an attempt has finished."""
-    tags, params = run.data.tags, run.data.params
-    return tags.get(STAGE) == TRAIN and SEED in params and params.get(MEMBERS, "1") == "1" and bool(outputs(tags))
-
-
-def _draw(curves: Curves, path: Path, count: int) -> None:
+def _draw(curve: Curve, path: Path, count: int) -> None:
     """Draw the mean over the seeds, its interval, and the band from the lowest to the highest seed."""
     from gradtrail.stages.artifacts import plotting  # late: few variants have several seeds
 
-    shown = [name for name in _DRAWN if name in curves]
-    figure, axes = plotting.new_figure(f"Mean over {count} seeds", columns=len(shown), size=(6.2, 3.2))
-    for axis, name in zip(axes[0], shown, strict=True):
-        epochs, values = [*curves[name]], [*curves[name].values()]
-        means = [spread(name, one) for one in values]
-        band = {"color": plotting.BLUE, "alpha": 0.25, "linewidth": 0, "label": "lowest to highest seed"}
-        axis.fill_between(epochs, [*map(min, values)], [*map(max, values)], **band)
-        ends = {"color": plotting.VERMILLION, "linestyle": ":"}
-        axis.plot(epochs, [one.low for one in means], label="95 % interval of the mean", **ends)
-        axis.plot(epochs, [one.high for one in means], **ends)
-        axis.plot(epochs, [one.value for one in means], color=plotting.BLUE, label="mean")
-        axis.set(xlabel="epoch", ylabel=_DRAWN[name])
-        axis.legend(fontsize=8)
+    figure, axes = plotting.new_figure(f"Mean over {count} seeds", size=(6.2, 3.2))
+    axis, epochs, values = axes[0, 0], [*curve], [*curve.values()]
+    means = [spread(_DRAWN, one) for one in values]
+    band = {"color": plotting.BLUE, "alpha": 0.25, "linewidth": 0, "label": "lowest to highest seed"}
+    axis.fill_between(epochs, [*map(min, values)], [*map(max, values)], **band)
+    ends = {"color": plotting.VERMILLION, "linestyle": ":", "label": ("95 % interval of the mean", "_")}
+    axis.plot(epochs, [(one.low, one.high) for one in means], **ends)
+    axis.plot(epochs, [one.value for one in means], color=plotting.BLUE, label="mean")
+    axis.set(xlabel="epoch", ylabel="validation accuracy")
+    axis.legend(fontsize=8)
     plotting.save(figure, path)

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from gradtrail.support.git import CommandError, git, git_bytes
 
-NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # beginnings of lines that are not part of the diff
+NOT_IN_GIT = "# not in git: "  # begins lines that are not part of the diff
 # What stages read of git's files, without what they change: no other file restores a run, and one may be a secret
 READ = ("src", "pipeline", "dvc.yaml", "params.yaml")
 _PATHS = (*READ, ":(exclude,glob)pipeline/**/dvc.lock", ":(exclude,glob)pipeline/**/.dvcignore")
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
-_MAX_DIFF_BYTES = 2**24
 _NEW_ALERT = re.compile(rb"(?m)^(\+ *alert: *)\S.*$")  # `runtime.alert` may have an address or a token that is a secret
 _MAX_UNTRACKED_BYTES = 2**17  # larger files are data rather than code
 
@@ -36,8 +35,7 @@ def working_diff() -> bytes:
     """Return the changes since the commit of what stages read, in the form of `git apply`.
 
     Small untracked text files are in it as new files, unless their name begins with a dot; other untracked files are
-    named in lines that begin with `NOT_IN_GIT`. More than 16 MiB of changes are left out, with a line that begins with
-    `CUT_OFF`.
+    named in lines that begin with `NOT_IN_GIT`.
     """
     listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", *_PATHS)
     untracked = [name for name in listed.split(b"\0") if name]
@@ -46,19 +44,11 @@ def working_diff() -> bytes:
         index = Path(folder) / "index"  # a copy with the new files; git's own index does not change
         with_index = {"GIT_INDEX_FILE": str(index)}
         shutil.copy2(git("rev-parse", "--git-path", "index"), index)
-        if text:
-            add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
-            git_bytes(*add, stdin=b"\0".join(text), env=with_index)
+        add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
+        git_bytes(*add, stdin=b"\0".join(text), env=with_index)
         diff = git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", *_PATHS, env=with_index)
-    diff = _NEW_ALERT.sub(rb"\1''", diff)
-    if len(diff) > _MAX_DIFF_BYTES:
-        diff = f"{CUT_OFF}: {len(diff)} bytes of changes\n".encode()
-    return b"".join(NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text) + diff
-
-
-def is_cut_off(diff: str) -> bool:
-    """Whether a `git.diff` lacks the changes, as they were too many."""
-    return any(line.startswith(CUT_OFF) for line in diff.splitlines())
+    others = (NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text)
+    return b"".join(others) + _NEW_ALERT.sub(rb"\1''", diff)
 
 
 def _is_source(path: Path) -> bool:

@@ -75,12 +75,12 @@ def test_what_is_not_recorded_is_removed_after_30_days(project: Project) -> None
     assert "adamw.learning_rate=0.25" in listed
     assert ids(project) == needed | discarded | young
     project.delete_run(min(discarded))
-    assert f"removed: {len(discarded) - 1}, " in gc(project, "--yes")
+    assert f"removed: {len(discarded) - 1}\n" in gc(project, "--yes")
     assert ids(project) == needed | young
     pass_days(project, 29)
     assert gc(project, "--yes").startswith(NOTHING)
     pass_days(project, 2)
-    assert f"removed: {len(young) + 1}, " in gc(project, "--yes"), "with what was deleted 31 days ago"
+    assert f"removed: {len(young) + 1}\n" in gc(project, "--yes"), "with what was deleted 31 days ago"
     young = set()
     assert {path.parent.name for path in (project.folder / "mlruns").glob("*/artifacts")} == needed | young
     for table in ("runs", "metrics", "latest_metrics", "params", "tags"):
@@ -141,7 +141,7 @@ def test_folders_of_killed_stages_are_removed_after_30_days_and_a_question(proje
         (used / "file").touch()
         lock.acquire()
 
-    assert "removed: 3, 15 bytes" in answer_on_a_terminal(project, b"y\n", use)
+    assert "removed: 3\r" in answer_on_a_terminal(project, b"y\n", use)
     assert not any(folder.exists() for folder in old)
     assert all(folder.exists() for folder in (young, used, locked))
 
@@ -156,7 +156,7 @@ def test_run_that_is_needed_by_the_time_of_the_answer_stays(project: Project) ->
         project.set("runtime.tracking", False)
         project.dvc("repro")
 
-    assert "removed: 0, " in answer_on_a_terminal(project, b"y\n", record)
+    assert "removed: 0\r" in answer_on_a_terminal(project, b"y\n", record)
     assert discarded <= ids(project)
 
 
@@ -173,7 +173,7 @@ def test_runs_that_other_clones_made_or_use_stay(project: Project, tmp_path: Pat
     own = discard_training(project, 0.125)
     pass_days(project, 31)
     before = ids(project)
-    assert f"removed: {len(own)}, " in gc(project, "--yes")
+    assert f"removed: {len(own)}\n" in gc(project, "--yes")
     assert ids(project) == before - own
     assert len(used) == 3
     pass_days(project, 31)
@@ -204,6 +204,6 @@ def test_gc_refuses_if_records_cannot_be_read_and_leaves_what_others_deleted(pro
     assert ids(project) == runs
     broken.unlink()
     sql(project, "update experiments set lifecycle_stage = 'deleted' where name = 'Default'")
-    assert f"removed: {len(discarded)}, " in gc(project, "--yes")
+    assert f"removed: {len(discarded)}\n" in gc(project, "--yes")
     assert ids(project) == runs - discarded
     assert ("Default",) in sql(project, "select name from experiments")

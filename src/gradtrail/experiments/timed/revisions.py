@@ -26,7 +26,6 @@ from gradtrail.support.git import CommandError, git, git_bytes, unpack
 from gradtrail.support.progress import progress_bar, stdout_console
 from gradtrail.support.signals import stopping_on_signals
 from gradtrail.tracking.tags import param_text
-from gradtrail.tracking.working_diff import is_cut_off
 
 TOLERANCE = 0.02  # fraction by which a training may be slower in `gradtrail gate --timed`
 _WORKER = Path(__file__).with_name("worker.py")
@@ -55,8 +54,6 @@ def scratch() -> Iterator[Path]:
 
 def check_out(name: str, commit: str, into: Path, patch: str = "") -> Path:
     """Unpack a commit and apply a `git.diff`; return the project's folder in it. Raises UserError without either."""
-    if is_cut_off(patch):
-        raise UserError(f"{name}: its git.diff was too large to be stored, so its code is unknown")
     try:
         unpack(commit or "(none)", into, folder=git("rev-parse", "--show-toplevel"))
         if "diff --git " in patch:
