@@ -24,7 +24,7 @@ losses_of = st.lists(st.floats(0.001, 50), min_size=1, max_size=15)
 def raised(
     losses: list[float], accuracies: list[float] | None = None, rates: list[float] | None = None, epochs: int = 0
 ) -> list[tuple[int, str]]:
-    """Return the epochs and kinds of the alerts of a training."""
+    """Return the kinds of the alerts of a training, each with its first epoch."""
     watch, found = Watch(epochs or len(losses), CLASSES), []
     for index, loss in enumerate(losses):
         record = EpochRecord(
@@ -36,7 +36,7 @@ def raised(
             validation_accuracy=accuracies[index] if accuracies else 0.5,
         )
         alerts = watch.after_epoch(record, index + 1.0, rates[index] if rates else 1.0)
-        found += [(index + 1, alert.kind) for alert in alerts]
+        found += [(index + 1, alert.kind) for alert in alerts if alert.kind not in {kind for _, kind in found}]
     return found
 
 

@@ -54,33 +54,27 @@ CURVE_POINTS = 200
 EXPORT = "models/export"  # the output that becomes a model
 LINEAGE, DIFF, SUMMARY = "lineage.json", "git.diff", "results/summary.md"  # artifacts
 _WEIGHTS = "models/"
-_PAGE = ".html"  # suffix of an output that is a single page
-_SMALL_WIDTH = 680  # pixels on the page of a run, on a screen of 1,280
-_THUMBNAIL = 256  # pixels of the longer side, as MLflow's own
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
 _GALLERIES = {  # image → the group of charts that shows it
     "samples": "data",
     "mistakes": "eval",
     **dict.fromkeys(("largest", "suspects_train", "suspects_test"), "gradients"),
 }
-_MAX_TABLE_ROWS = 1000  # rows that a browser can still sort
 _RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all examples → the column that ranks its rows
-Environment = Mapping[str, Any]  # as `environment` returns it
 
 
 def describe(
     record: Record,
     stage: Identity,
     tags: Mapping[str, str],
-    environment: Environment | None = None,
-    *,
+    environment: Mapping[str, Any] | None = None,
     began: float | None = None,
 ) -> RunInfo:
     """Write what is known of a run before its outputs: name, tags, params and lineage.
 
     Args:
         tags: Process, commit and experiment.
-        environment: Environment of the process; None for a run that is rebuilt.
+        environment: Environment of the process, as `environment` returns it; None for a run that is rebuilt.
         began: Start in seconds since the epoch; by default now.
     """
     _write_lineage(record, stage)
@@ -89,7 +83,7 @@ def describe(
         YAML(typ="safe", pure=True).dump({key: value for section in sections for key, value in section.items()}, file)
     made_tags: dict[str, str | None] = {REBUILT: "true"}
     if environment:
-        record.write_json(f"{ATTEMPT}/environment.json", environment)
+        write_json(record.folder / ATTEMPT / "environment.json", environment)
         made_tags = {**environment_tags(environment), REBUILT: None}
     info = RunInfo(
         store=own_store(),
@@ -111,40 +105,44 @@ def add_outs(record: Record, info: RunInfo, stage: Identity, outs: Mapping[str, 
     Raises:
         UserError: the outputs cannot be read, as those of other code.
     """
-    metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
-    single = {name: {0: value} for name, value in run_metrics(stage.name, metrics).items()}
+    metrics, folder = stage.read_metrics(), stage.folder / "results" / stage.name
+    for key in ("dataset", "dataset_digest"):
+        if not isinstance(metrics.get(key), str):
+            raise UserError(f"results/metrics/{stage.name}.json: {key} should be text, got {metrics.get(key)!r}")
+    name, digest = metrics["dataset"], metrics["dataset_digest"][:DIGEST_LENGTH]
     curves = read_curves(folder, stage.name, metrics)
-    record.add_points(single | curves | {name: {0: value} for name, value in best_values(curves).items()})
+    single = run_metrics(stage.name, metrics) | best_values(curves)
+    record.add_points(curves | {key: {0: value} for key, value in single.items()})
     if folder.is_dir():
         _add_results(record, folder, tables=stage.runtime.copy_outs)
     tables = _add_tables(record, folder, stage.folder / "results" / "costs" / f"{stage.name}.json")
     for out in stage.spec.outs:
         path = stage.folder / out
-        # The weights of the epochs are DVC's alone
-        is_copied = stage.runtime.copy_outs and out.startswith(_WEIGHTS) and path.is_file()
-        if out.endswith(_PAGE) or is_copied:
-            record.copy(path, f"{ARTIFACTS}/{'models/' if is_copied else ''}{path.name}")
+        if out.endswith(".html"):
+            record.copy(path, f"{ARTIFACTS}/{path.name}")
+        elif stage.runtime.copy_outs and out.startswith(_WEIGHTS) and path.is_file():  # not the folder of the epochs
+            record.copy(path, f"{ARTIFACTS}/{_WEIGHTS}{path.name}")
     if EXPORT in stage.spec.outs:
         record.copy(stage.folder / EXPORT, MODEL)
     if stage.name in FIGURES and (figure := folder / FIGURES[stage.name][0]).is_file():
-        small = Image.open(figure).convert("RGB")
-        small.thumbnail((_SMALL_WIDTH, small.height))  # MLflow's UI does not scale figures
-        small.save(record.artifacts / SMALL_FIGURE)
+        # On a screen of 1,280 pixels; MLflow's UI does not scale figures
+        _save_small(figure, (680, 10_000), record.artifacts / SMALL_FIGURE)
     _write_lineage(record, stage, outs)
     if (record.artifacts / COMPILED).exists():
         tables.append(COMPILED.as_posix())
-    tags = {DATASET: metrics["dataset"], DATASET_DIGEST: metrics["dataset_digest"][:DIGEST_LENGTH]}
-    tags |= output_tags(stage, outs)
+    tags = {DATASET: name, DATASET_DIGEST: digest} | output_tags(stage, outs)
     if any(record.artifacts.glob("images/*")):
         tags[IMAGES] = "True"
-    return dataclasses.replace(
-        info,
-        tags=info.tags | tags,
-        outs=dict(outs),
-        datasets=[_dataset(stage, metrics)],
-        tables=tables,
-        status=FINISHED,
+    is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
+    # MLflow keeps the first source of a name and digest, that of `fetch`
+    dataset = Dataset(
+        name=f"{name} splits" if is_split and stage.experiment == "data" else name,
+        digest=digest,
+        uri="data/processed" if is_split else "data/raw",
+        context="training" if stage.name == "train" else stage.name,
     )
+    changes: dict[str, Any] = {"outs": dict(outs), "datasets": [dataset], "tables": tables, "status": FINISHED}
+    return dataclasses.replace(info, tags=info.tags | tags, **changes)
 
 
 def is_referenced(stage: Stage, out: str) -> bool:
@@ -206,9 +204,7 @@ def _add_results(record: Record, folder: Path, *, tables: bool) -> None:
             # The names that `MlflowClient.log_image` gives; without time and random digits an attempt replaces its own
             image = f"{ARTIFACTS}/images/{group}~{name}+step+0+timestamp+0+{name}"
             record.copy(path, f"{image}.png")
-            small = Image.open(path).convert("RGB")
-            small.thumbnail((_THUMBNAIL, _THUMBNAIL))
-            small.save(record.folder / f"{image}+compressed.webp")
+            _save_small(path, (256, 256), record.folder / f"{image}+compressed.webp")  # as MLflow's own
 
 
 def _add_tables(record: Record, folder: Path, costs: Path) -> list[str]:
@@ -222,7 +218,7 @@ def _add_tables(record: Record, folder: Path, costs: Path) -> list[str]:
         frames = {path.stem: pd.read_csv(path) for path in tables}
         for name, column in _RANKED.items():
             if (path := folder / f"{name}.parquet").is_file():
-                frames[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(_MAX_TABLE_ROWS, column)
+                frames[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(1000, column)  # a browser can sort as many
         if costs.is_file():
             frames["functions"] = pd.DataFrame([{"function": name, **cost} for name, cost in read_json(costs).items()])
     for name, full in frames.items():
@@ -240,23 +236,7 @@ def _write_lineage(record: Record, stage: Identity, outs: Mapping[str, str] | No
     write_json(record.artifacts / LINEAGE, lineage)
 
 
-def _dataset(stage: Identity, metrics: Mapping[str, Any]) -> Dataset:
-    is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
-    name = metrics["dataset"]
-    if is_split and stage.experiment == "data":
-        name = f"{name} splits"  # MLflow keeps the first source of a name and digest, that of `fetch`
-    return Dataset(
-        name=name,
-        digest=metrics["dataset_digest"][:DIGEST_LENGTH],
-        uri="data/processed" if is_split else "data/raw",
-        context="training" if stage.name == "train" else stage.name,
-    )
-
-
-def _read_metrics(stage: Stage) -> dict[str, Any]:
-    """Read the metrics file of a stage; raise UserError if it does not name the data set."""
-    metrics = stage.read_metrics()
-    for key in ("dataset", "dataset_digest"):
-        if not isinstance(metrics.get(key), str):
-            raise UserError(f"results/metrics/{stage.name}.json: {key} should be text, got {metrics.get(key)!r}")
-    return metrics
+def _save_small(image: Path, box: tuple[int, int], path: Path) -> None:
+    small = Image.open(image).convert("RGB")
+    small.thumbnail(box)
+    small.save(path)
