@@ -378,7 +378,7 @@ def test_damaged_record_is_set_aside_with_one_warning_and_all_others_are_shipped
         for damage in damaged(kept.folder / name):
             use_new_store(monkeypatch)
             bad = Record(records_folder() / "0123" / f"{time.time_ns()}-1")
-            bad.copy(kept.folder, ".")
+            bad.copy(kept.folder, "..")
             execute()
             capsys.readouterr()
             shipped = ship_records()

@@ -21,7 +21,6 @@ _DIVERGED_FACTOR = 4.0  # fastai's LRFinder stops at this multiple of the best l
 _STALLED_EPOCHS = 3  # the patience of Lightning's EarlyStopping
 _LEAST_DECREASE = 0.001  # share of the loss that Amazon SageMaker's LossNotDecreasing requires
 _HIGH_RATE = 0.5  # share of the peak learning rate below which no progress is usual: the schedule is near its end
-_SILENT_FACTOR, _SILENT_SECONDS = 5.0, 60.0  # multiple of the longest epoch, and the shortest silence
 _NO_TARGET = re.compile(r"\s*(\$\w+)?\s*")  # what is left of a target whose variable is empty or not set
 
 
@@ -53,25 +52,15 @@ class Watch:
         self._epochs, self._loss_of_guessing = epochs, math.log(num_classes)
         self._best_loss, self._best_accuracy = math.inf, -math.inf
         self._last_improved = 0
-        self._last_end, self._longest_epoch = 0.0, 0.0  # seconds
 
-    def after_epoch(self, record: EpochRecord, elapsed: float, rate: float) -> list[Alert]:
-        """Return alerts, by the metrics of an epoch, whose loss is NaN if it must not be published.
+    def after_epoch(self, record: EpochRecord, rate: float) -> list[Alert]:
+        """Return alerts.
 
         Args:
-            record: Metrics of the epoch.
-            elapsed: Seconds since the training began.
+            record: Metrics of the epoch; the loss is NaN if it must not be published, and does not count then.
             rate: Learning rate at the end of the epoch, as a share of its peak.
         """
-        if record.epoch == 1 or self._last_end:  # of the first epoch after a resumption only a part may be new
-            self._longest_epoch = max(self._longest_epoch, elapsed - self._last_end)
-        self._last_end = elapsed
         return [*self._diverged(record), *self._stalled(record, rate)]
-
-    @property
-    def longest_silence(self) -> float:
-        """Seconds without the end of an epoch after which the training is reported; infinite before the first one."""
-        return max(_SILENT_SECONDS, _SILENT_FACTOR * self._longest_epoch) if self._longest_epoch else math.inf
 
     def _diverged(self, record: EpochRecord) -> list[Alert]:
         best = min(self._best_loss, self._loss_of_guessing)
@@ -92,11 +81,6 @@ class Watch:
         observed = f"neither loss nor validation accuracy has improved since epoch {self._last_improved}"
         advice = "try another learning rate, or train.patience"
         return [Alert("stalled", f"{observed}, and {left} epochs are left; {advice}")]
-
-
-def silent(seconds: float) -> Alert:
-    """Return the alert of a training in which no epoch ended for some time."""
-    return Alert("stalled", f"no epoch has ended for {seconds:.0f} s; see whether the process still uses the processor")
 
 
 class Sender:

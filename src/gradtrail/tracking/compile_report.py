@@ -118,10 +118,7 @@ def profile_rows(functions: Iterable[CompiledFunction], rates: MachineRates) -> 
 
 
 def _summary(functions: list[Row], compiler: Compiler, log: CompileLog) -> list[Row]:
-    """Return a row for each function that was compiled, for people; the slowest to compile first.
-
-    `retraces` counts the traces after the first, by calls too. A function that only calls compiled has no other values.
-    """
+    """Return a row for each function, for people, the slowest to compile first; `retraces` are those by calls too."""
     unplanned = Counter(compilation.function for compilation in log.unplanned)
     retraces = compiler.compilations - Counter(list(compiler.functions)) + unplanned
     rows: list[Row] = [
@@ -143,9 +140,6 @@ def _summary(functions: list[Row], compiler: Compiler, log: CompileLog) -> list[
         for row in functions
     ]
     rows.sort(key=lambda row: -row["compile_seconds"])
-    unknown: Row = dict.fromkeys(rows[0])
-    by_calls = unplanned.keys() - compiler.functions.keys()
-    rows += [unknown | {"function": name, "retraces": unplanned[name] - 1} for name in sorted(by_calls)]
     return [
         {key: rounded(value) if isinstance(value, float) else value for key, value in _without_nan(row).items()}
         for row in rows

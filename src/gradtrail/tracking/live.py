@@ -43,7 +43,6 @@ from gradtrail.support.signals import stop_request
 from gradtrail.tracking.environment import environment
 from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.record import (
-    ARTIFACTS,
     ATTEMPT,
     FAILED,
     FINISHED,
@@ -174,7 +173,7 @@ class LiveRun:
 
     def files(self, path: Path, under: str) -> None:
         """Record the files of a folder, as they are now, as artifacts; they replace earlier ones."""
-        self._record_by(lambda record: record.copy(path, f"{ARTIFACTS}/{under}"))
+        self._record_by(lambda record: record.copy(path, under))
 
     def checkpoint(self, state: TrainState, weights: HostParams) -> None:
         """Record an Orbax checkpoint of a training state as `checkpoint/`, without the final weights."""

@@ -140,8 +140,8 @@ class Record:
             raise BadRecordError(f"{path}: {one_line(error)[:200]}") from None
 
     def copy(self, path: Path, to: str) -> None:
-        """Copy a file, or the files of a folder, as they are now, in place of earlier ones."""
-        target = self.folder / to
+        """Copy a file, or the files of a folder, as they are now, to an artifact, in place of earlier ones."""
+        target = self.artifacts / to
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             shutil.copytree(path, target, dirs_exist_ok=True)

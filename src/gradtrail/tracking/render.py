@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 from gradtrail.stages.artifacts.data_files import DIGEST_LENGTH
-from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import PARAMS, active_params
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
@@ -33,7 +34,7 @@ from gradtrail.tracking.names import (
     run_metrics,
     run_name,
 )
-from gradtrail.tracking.record import ARTIFACTS, ATTEMPT, FINISHED, MODEL, Dataset, Record, RunInfo, own_store
+from gradtrail.tracking.record import ATTEMPT, FINISHED, MODEL, Dataset, Record, RunInfo, own_store
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.tags import (
     DATASET,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 CURVE_POINTS = 200
 EXPORT = "models/export"  # the output that becomes a model
 LINEAGE, DIFF, SUMMARY = "lineage.json", "git.diff", "results/summary.md"  # artifacts
-_WEIGHTS = "models/"
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
 _GALLERIES = {  # image → the group of charts that shows it
     "samples": "data",
@@ -106,49 +106,42 @@ def add_outs(record: Record, info: RunInfo, stage: Identity, outs: Mapping[str, 
         UserError: the outputs cannot be read, as those of other code.
     """
     metrics, folder = stage.read_metrics(), stage.folder / "results" / stage.name
-    for key in ("dataset", "dataset_digest"):
-        if not isinstance(metrics.get(key), str):
-            raise UserError(f"results/metrics/{stage.name}.json: {key} should be text, got {metrics.get(key)!r}")
-    name, digest = metrics["dataset"], metrics["dataset_digest"][:DIGEST_LENGTH]
+    name, digest = (_text(stage, metrics, key) for key in ("dataset", "dataset_digest"))
     curves = read_curves(folder, stage.name, metrics)
     single = run_metrics(stage.name, metrics) | best_values(curves)
     record.add_points(curves | {key: {0: value} for key, value in single.items()})
-    if folder.is_dir():
-        _add_results(record, folder, tables=stage.runtime.copy_outs)
-    tables = _add_tables(record, folder, stage.folder / "results" / "costs" / f"{stage.name}.json")
+    _add_results(record, folder, tables=stage.runtime.copy_outs)
     for out in stage.spec.outs:
         path = stage.folder / out
         if out.endswith(".html"):
-            record.copy(path, f"{ARTIFACTS}/{path.name}")
-        elif stage.runtime.copy_outs and out.startswith(_WEIGHTS) and path.is_file():  # not the folder of the epochs
-            record.copy(path, f"{ARTIFACTS}/{_WEIGHTS}{path.name}")
+            record.copy(path, path.name)
+        elif stage.runtime.copy_outs and out.startswith("models/") and path.is_file():  # not the folder of the epochs
+            record.copy(path, f"models/{path.name}")
     if EXPORT in stage.spec.outs:
-        record.copy(stage.folder / EXPORT, MODEL)
+        shutil.copytree(stage.folder / EXPORT, record.folder / MODEL)
     if stage.name in FIGURES and (figure := folder / FIGURES[stage.name][0]).is_file():
         # On a screen of 1,280 pixels; MLflow's UI does not scale figures
         _save_small(figure, (680, 10_000), record.artifacts / SMALL_FIGURE)
     _write_lineage(record, stage, outs)
-    if (record.artifacts / COMPILED).exists():
-        tables.append(COMPILED.as_posix())
-    tags = {DATASET: name, DATASET_DIGEST: digest} | output_tags(stage, outs)
+    tags: dict[str, str | None] = {DATASET: name, DATASET_DIGEST: digest[:DIGEST_LENGTH], **output_tags(stage, outs)}
     if any(record.artifacts.glob("images/*")):
         tags[IMAGES] = "True"
     is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
     # MLflow keeps the first source of a name and digest, that of `fetch`
     dataset = Dataset(
         name=f"{name} splits" if is_split and stage.experiment == "data" else name,
-        digest=digest,
+        digest=digest[:DIGEST_LENGTH],
         uri="data/processed" if is_split else "data/raw",
         context="training" if stage.name == "train" else stage.name,
     )
-    changes: dict[str, Any] = {"outs": dict(outs), "datasets": [dataset], "tables": tables, "status": FINISHED}
-    return dataclasses.replace(info, tags=info.tags | tags, **changes)
+    tables, tags = _add_tables(record, folder), info.tags | tags
+    return dataclasses.replace(info, tags=tags, outs=dict(outs), datasets=[dataset], tables=tables, status=FINISHED)
 
 
 def is_referenced(stage: Stage, out: str) -> bool:
     """Whether a run has only the digest of a file or folder."""
     is_copied = out == EXPORT or stage.runtime.copy_outs
-    return out.startswith("data/") or (out.startswith(_WEIGHTS) and not is_copied)
+    return out.startswith("data/") or (out.startswith("models/") and not is_copied)
 
 
 def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> dict[str, dict[int, float]]:
@@ -198,35 +191,35 @@ def _add_results(record: Record, folder: Path, *, tables: bool) -> None:
     """Copy a stage's folder of results, parquet files if `tables`; galleries are also images that the UI compares."""
     for path in folder.rglob("*"):
         if path.is_file() and (tables or path.suffix != ".parquet"):  # which a browser does not show
-            record.copy(path, f"{ARTIFACTS}/results/{path.relative_to(folder)}")
+            record.copy(path, f"results/{path.relative_to(folder)}")
     for name, group in _GALLERIES.items():
         if (path := folder / f"{name}.png").is_file():
             # The names that `MlflowClient.log_image` gives; without time and random digits an attempt replaces its own
-            image = f"{ARTIFACTS}/images/{group}~{name}+step+0+timestamp+0+{name}"
+            image = f"images/{group}~{name}+step+0+timestamp+0+{name}"
             record.copy(path, f"{image}.png")
-            _save_small(path, (256, 256), record.folder / f"{image}+compressed.webp")  # as MLflow's own
+            _save_small(path, (256, 256), record.artifacts / f"{image}+compressed.webp")  # as MLflow's own
 
 
-def _add_tables(record: Record, folder: Path, costs: Path) -> list[str]:
-    """Write the tables of results as MLflow's UI reads them; return their paths, the first of which opens."""
+def _add_tables(record: Record, folder: Path) -> list[str]:
+    """Write results as tables that MLflow's UI shows; return the paths of all tables, the first of which opens."""
+    compiled = [COMPILED.as_posix()] if (record.artifacts / COMPILED).exists() else []
     tables = sorted(folder.glob("*.csv"))
-    if not (tables or costs.is_file()):
-        return []
+    if not tables:
+        return compiled
     import pandas as pd
 
     with _readable(folder):
         frames = {path.stem: pd.read_csv(path) for path in tables}
         for name, column in _RANKED.items():
             if (path := folder / f"{name}.parquet").is_file():
-                frames[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(1000, column)  # a browser can sort as many
-        if costs.is_file():
-            frames["functions"] = pd.DataFrame([{"function": name, **cost} for name, cost in read_json(costs).items()])
-    for name, full in frames.items():
-        table = full.map(lambda value: rounded(value) if isinstance(value, float) else value)
+                examples = pd.read_parquet(path)
+                frames[f"{name}_by_{column}"] = examples.nlargest(1000, column)  # as many as a browser can sort
+    (record.artifacts / "tables").mkdir(exist_ok=True)
+    for name, frame in frames.items():
+        table = frame.map(lambda value: rounded(value) if isinstance(value, float) else value)
         path = record.artifacts / "tables" / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
         path.write_text(table.to_json(orient="split", index=False), encoding="utf-8")
-    return sorted(f"tables/{name}.json" for name in frames)
+    return [*sorted(f"tables/{name}.json" for name in frames), *compiled]
 
 
 def _write_lineage(record: Record, stage: Identity, outs: Mapping[str, str] | None = None) -> None:
@@ -240,3 +233,9 @@ def _save_small(image: Path, box: tuple[int, int], path: Path) -> None:
     small = Image.open(image).convert("RGB")
     small.thumbnail(box)
     small.save(path)
+
+
+def _text(stage: Stage, metrics: Mapping[str, Any], key: str) -> str:
+    if not isinstance(value := metrics.get(key), str):
+        raise UserError(f"results/metrics/{stage.name}.json: {key} should be text, got {value!r}")
+    return value
