@@ -24,7 +24,7 @@ losses_of = st.lists(st.floats(0.001, 50), min_size=1, max_size=15)
 def raised(
     losses: list[float], accuracies: list[float] | None = None, rates: list[float] | None = None, epochs: int = 0
 ) -> list[tuple[int, str]]:
-    """Return the epochs and kinds of the alerts of a training."""
+    """Return the kinds of the alerts of a training, each with its first epoch."""
     watch, found = Watch(epochs or len(losses), CLASSES), []
     for index, loss in enumerate(losses):
         record = EpochRecord(
@@ -35,8 +35,8 @@ def raised(
             validation_loss=loss,
             validation_accuracy=accuracies[index] if accuracies else 0.5,
         )
-        alerts = watch.after_epoch(record, index + 1.0, rates[index] if rates else 1.0)
-        found += [(index + 1, alert.kind) for alert in alerts]
+        alerts = watch.after_epoch(record, rates[index] if rates else 1.0)
+        found += [(index + 1, alert.kind) for alert in alerts if alert.kind not in {kind for _, kind in found}]
     return found
 
 
@@ -71,15 +71,6 @@ def test_network_that_converges_at_the_end_of_a_schedule_did_not_stall() -> None
     assert raised(losses, converged, rates) == []
     stuck = [min(0.4, 0.1 * epoch) for epoch in range(1, epochs + 1)]
     assert raised([max(1.6, loss) for loss in losses], stuck, rates) == [(8, "stalled")]
-
-
-def test_silence_is_long_by_the_longest_epoch() -> None:
-    watch = Watch(10, CLASSES)
-    assert watch.longest_silence == math.inf
-    values = {"loss": 1.0, "cross_entropy": 1.0, "accuracy": 0.5, "validation_loss": 1.0, "validation_accuracy": 0.5}
-    for epoch, elapsed, longest in ((1, 2.0, 60.0), (2, 102.0, 500.0), (3, 104.0, 500.0)):
-        watch.after_epoch(EpochRecord(epoch=epoch, **values), elapsed, 1.0)
-        assert watch.longest_silence == longest
 
 
 @pytest.fixture

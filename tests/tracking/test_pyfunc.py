@@ -46,7 +46,6 @@ from gradtrail.tracking.tags import (
     MODEL_WEIGHTS,
     NOTE,
     PROCESS,
-    REPLACED,
     clone_id,
     process_tags,
 )
@@ -297,7 +296,7 @@ def test_a_model_is_removed_with_its_run_unless_it_is_registered(
 
     recorded = RecordedStates(snapshots=[Snapshot(pipeline={}, lock={})], num_unreadable=0)
     assert [run.info.run_id for run in unneeded_runs(own_client, recorded)] == [other.info.run_id]
-    assert [remove_run(own_client, run, REPLACED, by="") for run in (registered, other)] == [False, True]
+    assert [remove_run(own_client, run.info.run_id, by="") for run in (registered, other)] == [False, True]
     assert unneeded_runs(own_client, recorded) == [], "30 days count from the deletion"
     pass_days_since_deletion(tmp_path, 31)
     unneeded = unneeded_runs(own_client, recorded)

@@ -78,9 +78,9 @@ def write_all(run: LiveRun, weights: str = "weights", seconds: float = 2.0) -> N
         run.alert(f"stalled: {epoch}")
     run.metrics({"seconds": seconds, "compile/total_seconds": 1.0})
     Path("profile").mkdir(exist_ok=True)
-    Path("profile/process.csv").write_text("quantity,value\n")
+    Path("profile/table.csv").write_text("quantity,value\n")
     run.files(Path("profile"), "compile")
-    Path("profile/process.csv").write_text("written over")
+    Path("profile/table.csv").write_text("written over")
     run.timings(classes=10)
     Path("models").mkdir(exist_ok=True)
     Path("models/final.safetensors").write_text(weights)
@@ -114,7 +114,7 @@ def contents() -> dict[str, Any]:
         "metrics": run.data.metrics,
         "points": points,
         "files": sorted(files),
-        "profile": files["compile/process.csv"].read_text() if "compile/process.csv" in files else "",
+        "profile": files["compile/table.csv"].read_text() if "compile/table.csv" in files else "",
         "output": files["output.txt"].read_text() if "output.txt" in files else "",
         "timed": sorted(timings.get("seconds", {})),
         "times": (run.info.start_time, run.info.end_time),
@@ -378,7 +378,7 @@ def test_damaged_record_is_set_aside_with_one_warning_and_all_others_are_shipped
         for damage in damaged(kept.folder / name):
             use_new_store(monkeypatch)
             bad = Record(records_folder() / "0123" / f"{time.time_ns()}-1")
-            bad.copy(kept.folder, ".")
+            bad.copy(kept.folder, "..")
             execute()
             capsys.readouterr()
             shipped = ship_records()

@@ -21,7 +21,6 @@ _DIVERGED_FACTOR = 4.0  # fastai's LRFinder stops at this multiple of the best l
 _STALLED_EPOCHS = 3  # the patience of Lightning's EarlyStopping
 _LEAST_DECREASE = 0.001  # share of the loss that Amazon SageMaker's LossNotDecreasing requires
 _HIGH_RATE = 0.5  # share of the peak learning rate below which no progress is usual: the schedule is near its end
-_SILENT_FACTOR, _SILENT_SECONDS = 5.0, 60.0  # multiple of the longest epoch, and the shortest silence
 _NO_TARGET = re.compile(r"\s*(\$\w+)?\s*")  # what is left of a target whose variable is empty or not set
 
 
@@ -37,7 +36,7 @@ NOT_FINITE = Alert("diverged", f"a loss, gradient or weight is not finite; {_ADV
 
 
 class Watch:
-    """Decides after each epoch of a network whether it needs attention; returns each kind of alert once.
+    """Decides after each epoch of a network whether it needs attention.
 
     A training diverged if the loss of an epoch exceeds four times the best one before it, that of guessing included,
     and half the loss of guessing, so that a spike of a nearly perfect network is none. It stalled if for three epochs
@@ -53,29 +52,15 @@ class Watch:
         self._epochs, self._loss_of_guessing = epochs, math.log(num_classes)
         self._best_loss, self._best_accuracy = math.inf, -math.inf
         self._last_improved = 0
-        self._last_end, self._longest_epoch = 0.0, 0.0  # seconds
-        self._raised = set[str]()
 
-    def after_epoch(self, record: EpochRecord, elapsed: float, rate: float) -> list[Alert]:
-        """Return the new alerts.
+    def after_epoch(self, record: EpochRecord, rate: float) -> list[Alert]:
+        """Return alerts.
 
         Args:
             record: Metrics of the epoch; the loss is NaN if it must not be published, and does not count then.
-            elapsed: Seconds since the training began.
             rate: Learning rate at the end of the epoch, as a share of its peak.
         """
-        if record.epoch == 1 or self._last_end:  # of the first epoch after a resumption only a part may be new
-            self._longest_epoch = max(self._longest_epoch, elapsed - self._last_end)
-        self._last_end = elapsed
-        alerts = [*self._diverged(record), *self._stalled(record, rate)]
-        new = [alert for alert in alerts if alert.kind not in self._raised]
-        self._raised |= {alert.kind for alert in new}
-        return new
-
-    @property
-    def longest_silence(self) -> float:
-        """Seconds without the end of an epoch after which the training is reported; infinite before the first one."""
-        return max(_SILENT_SECONDS, _SILENT_FACTOR * self._longest_epoch) if self._longest_epoch else math.inf
+        return [*self._diverged(record), *self._stalled(record, rate)]
 
     def _diverged(self, record: EpochRecord) -> list[Alert]:
         best = min(self._best_loss, self._loss_of_guessing)
@@ -94,14 +79,8 @@ class Watch:
         if min(record.epoch - self._last_improved, left) < _STALLED_EPOCHS or rate < _HIGH_RATE:
             return []
         observed = f"neither loss nor validation accuracy has improved since epoch {self._last_improved}"
-        return [
-            Alert("stalled", f"{observed}, and {left} epochs are left; try another learning rate, or train.patience")
-        ]
-
-
-def silent(seconds: float) -> Alert:
-    """Return the alert of a training in which no epoch ended for some time."""
-    return Alert("stalled", f"no epoch has ended for {seconds:.0f} s; see whether the process still uses the processor")
+        advice = "try another learning rate, or train.patience"
+        return [Alert("stalled", f"{observed}, and {left} epochs are left; {advice}")]
 
 
 class Sender:
@@ -116,11 +95,8 @@ class Sender:
         self._target = target
         self._has_warned = False
         if target and _NO_TARGET.fullmatch(os.path.expandvars(target)):
-            print(
-                f"warning: runtime.alert: {target.strip()!r} is empty or not set; no alert will be sent",
-                file=sys.stderr,
-            )
-            self._target = ""
+            self._target, words = "", "is empty or not set; no alert will be sent"
+            print(f"warning: runtime.alert: {target.strip()!r} {words}", file=sys.stderr)
 
     def send(self, payload: Mapping[str, Any]) -> threading.Thread:
         """Send an alert; the process ends after the thread, which takes ten seconds at most."""

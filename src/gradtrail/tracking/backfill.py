@@ -32,7 +32,7 @@ from gradtrail.tracking.deleted import find_deleted_runs, note_deleted
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.links import copy_headlines, training_of
 from gradtrail.tracking.models import log_export, logged_exports, registered_models
-from gradtrail.tracking.record import create_record, take_notices
+from gradtrail.tracking.record import new_record, take_notices
 from gradtrail.tracking.recorded import consistent_stages, recorded_origin, recorded_states, snapshot_of
 from gradtrail.tracking.registry_history import keep_registry
 from gradtrail.tracking.render import EXPORT, LINEAGE, add_outs, describe, is_referenced
@@ -47,7 +47,6 @@ from gradtrail.tracking.tags import (
     EXPORT_OUT,
     PARENT,
     REBUILT,
-    REPLACED,
     SHARED,
     clone_id,
     flat_params,
@@ -253,7 +252,8 @@ class States:
             ):
                 self.counts["absent"] += 1
                 return None
-            stage, record = dataclasses.replace(stage, place=place), create_record(Path(name) / "record")
+            stage = dataclasses.replace(stage, place=place)
+            record = new_record(stage.state, Path(name) / "record")
             try:
                 info = describe(record, stage, process_tags() | recorded_origin(stage))
                 info = add_outs(record, info, stage, stage.out_digests())
@@ -296,7 +296,7 @@ class States:
 
     def _replace(self, run: Run, by: str) -> None:
         """Delete a run, which MLflow keeps until `gradtrail gc`, with a tag that names the run in its place."""
-        if remove_run(self._client, run, REPLACED, by=by):
+        if remove_run(self._client, run.info.run_id, by=by):
             self.index.drop(run.info.run_id)
             self.counts["replaced"] += 1
 

@@ -1,4 +1,4 @@
-"""Logs what a stage compiled to its run in MLflow: three metrics, tables, and the programs as text.
+"""Logs what a stage compiled to its run in MLflow: three metrics, timings, a table, and the programs as text.
 
 Out of scope: measuring, which `core/xla` does.
 """
@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import psutil
 
 from gradtrail.core.profile.benchmark import MachineRates, measure_rates
-from gradtrail.core.xla.compile_log import Compilation, CompileLog
+from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, Wrapper
-from gradtrail.stages.common.files import scratch_folder, write_csv
+from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.setup import compute_in_float32, only_compiler, set_up_cache, take_cache_faults
 from gradtrail.support.tracing import recording
 from gradtrail.tracking.live import LiveRun
@@ -40,8 +39,6 @@ def compiling(run: LiveRun) -> Iterator[Compiler]:
     """
     compute_in_float32()
     guard = only_compiler(set_up_cache()) if run.stage.runtime.compile_cache else None
-    process, started = psutil.Process(), time.perf_counter()
-    rss_before = process.memory_info().rss
     with _tracing(run) as wrapper, CompileLog() as log:
         compiler = Compiler(time.perf_counter, guard, log, wrapper)
         try:
@@ -50,12 +47,9 @@ def compiling(run: LiveRun) -> Iterator[Compiler]:
             num_rejected, cache_warnings = take_cache_faults()
             for line in (*compiler.warnings, *cache_warnings):
                 print(f"{run.stage.name}: warning: {line}", file=sys.stderr)
-        seconds = time.perf_counter() - started
     if run.is_open and compiler.functions:
         with run.best_effort():
-            memory = {"rss_before_mib": rss_before / _MIB, "rss_after_mib": process.memory_info().rss / _MIB}
-            rest = {"cache_rejected": num_rejected, "share_of_time": log.seconds / seconds}
-            _log_profile(run, compiler, log, rest | memory)
+            _log_profile(run, compiler, log, num_rejected)
 
 
 @contextlib.contextmanager
@@ -74,19 +68,17 @@ def _tracing(run: LiveRun) -> Iterator[Wrapper | None]:
             print(f"{stage.name}: runtime.trace: no trace: no compiled function was called twice", file=sys.stderr)
 
 
-def _log_profile(run: LiveRun, compiler: Compiler, log: CompileLog, process: dict[str, float]) -> None:
-    """Log metrics, timings and the folder `compile/`; `process` is what was measured of the whole stage.
-
-    `functions.csv` has a row for each ahead-of-time compilation, `calls.csv` one for each that a call caused;
-    `functions.json` and the programs are of the last compilation of each function.
-    """
+def _log_profile(run: LiveRun, compiler: Compiler, log: CompileLog, num_rejected: int) -> None:
+    """Log metrics, timings and the folder `compile/`: a table and the programs of each function's last compilation."""
     rates = measure_rates(time.perf_counter)
     functions = profile_rows(compiler.functions.values(), rates)
+    cache = {"requests": log.requests, "hits": log.hits, "rejected": num_rejected, "unplanned": len(log.unplanned)}
     run.timings(
         functions=[_without_nan(row) for row in functions],
-        cache={"requests": log.requests, "hits": log.hits, "unplanned": len(log.unplanned)},
+        cache=cache,
         compile_seconds=log.seconds,
         machine=dataclasses.asdict(rates),
+        peak_device_bytes=(jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
     )
     run.metrics(
         {
@@ -95,51 +87,30 @@ def _log_profile(run: LiveRun, compiler: Compiler, log: CompileLog, process: dic
             "compile/unplanned": len(log.unplanned),
         }
     )
-    process = {
-        **{f"machine_{name}": value for name, value in dataclasses.asdict(rates).items()},
-        **{f"cache_{name}": getattr(log, name) for name in ("requests", "hits", "misses")},
-        "compilations": log.compilations,
-        "unplanned": len(log.unplanned),
-        **process,
-        "live_arrays_mib": sum(array.nbytes for array in jax.live_arrays()) / _MIB,
-    }
-    on_device = jax.local_devices()[0].memory_stats() or {}
-    names = {"bytes_in_use": "device_mib", "peak_bytes_in_use": "device_peak_mib"}
-    process |= {name: on_device[key] / _MIB for key, name in names.items() if key in on_device}
-
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_csv(folder / "functions.csv", profile_rows(compiler.compiled, rates))
-        columns = [field.name for field in dataclasses.fields(Compilation)]
-        write_csv(folder / "calls.csv", [vars(compilation) for compilation in log.unplanned], columns)
-        write_csv(folder / "process.csv", [{"quantity": key, "value": value} for key, value in process.items()])
         rows = _summary(functions, compiler, log)
         table = {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]}
-        (folder / COMPILED.name).write_text(json.dumps(table), encoding="utf-8")
+        Path(name, COMPILED.name).write_text(json.dumps(table), encoding="utf-8")
         for function in compiler.functions.values():
             for kind, text in function.texts().items():
-                (folder / f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
-        run.files(folder, COMPILED.parent.as_posix())
+                Path(name, f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
+        run.files(Path(name), COMPILED.parent.as_posix())
 
 
 def profile_rows(functions: Iterable[CompiledFunction], rates: MachineRates) -> list[Row]:
     """Return a row per function: its costs and times, and its rates as shares of the machine's. NaN is unknown."""
     rows: list[Row] = []
     for function in functions:
-        steady = function.calls.steady if function.calls else math.nan
-        flops_per_second, bytes_per_second = function.cost.flops / steady, function.cost.touched_bytes / steady
+        cost, steady = function.cost, function.calls.steady if function.calls else math.nan
         rows.append(
             {
                 "function": function.name,
                 **dataclasses.asdict(function.times),
                 "first_call_seconds": function.calls.first if function.calls else math.nan,
                 "steady_call_seconds": steady,
-                "share_of_matmul_rate": flops_per_second / rates.flops_per_second,
-                "share_of_copy_rate": bytes_per_second / rates.bytes_per_second,
-                "flops_per_second": flops_per_second,
-                "bytes_per_second": bytes_per_second,
-                "arithmetic_intensity": function.cost.arithmetic_intensity,
-                **dataclasses.asdict(function.cost),
+                "share_of_matmul_rate": cost.flops / steady / rates.flops_per_second,
+                "share_of_copy_rate": cost.touched_bytes / steady / rates.bytes_per_second,
+                **dataclasses.asdict(cost),
                 "signature": function.signature,
             }
         )
@@ -147,10 +118,7 @@ def profile_rows(functions: Iterable[CompiledFunction], rates: MachineRates) -> 
 
 
 def _summary(functions: list[Row], compiler: Compiler, log: CompileLog) -> list[Row]:
-    """Return a row for each function that was compiled, for people; the slowest to compile first.
-
-    `retraces` counts the traces after the first, by calls too. A function that only calls compiled has no other values.
-    """
+    """Return a row for each function, for people, the slowest to compile first; `retraces` are those by calls too."""
     unplanned = Counter(compilation.function for compilation in log.unplanned)
     retraces = compiler.compilations - Counter(list(compiler.functions)) + unplanned
     rows: list[Row] = [
@@ -172,9 +140,6 @@ def _summary(functions: list[Row], compiler: Compiler, log: CompileLog) -> list[
         for row in functions
     ]
     rows.sort(key=lambda row: -row["compile_seconds"])
-    by_calls = [name for name in unplanned if name not in compiler.functions]
-    unknown: Row = dict.fromkeys(rows[0])
-    rows += [unknown | {"function": name, "retraces": unplanned[name] - 1} for name in by_calls]
     return [
         {key: rounded(value) if isinstance(value, float) else value for key, value in _without_nan(row).items()}
         for row in rows

@@ -1,9 +1,8 @@
 """The run of a stage that works: it is recorded on disk, and a process beside the stage ships the record to MLflow.
 
-The stage imports no MLflow, and does not wait: all that its run needs is on the disk when it ends, and shipping goes on
-while the next stage starts; for a server, which this machine may not outlive, it waits `runtime.tracking_seconds` at
-most. The store is an index of the outputs, so no fault here costs the work: it is one warning, or a traceback for a bug
-of this project, and the stage goes on with exit status 0, as DVC would discard complete outputs otherwise.
+The stage imports no MLflow, and does not wait, but for a server, which this machine may not outlive:
+`runtime.tracking_seconds` at most. No fault here costs the work: it is one warning, or a traceback for a bug of this
+project, and the exit status is 0, as DVC would discard complete outputs otherwise.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from filelock import Timeout
 import gradtrail
 from gradtrail.stages.common.dvc_cache import restoring_outs
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, adapt_variables, require_jax
+from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError, is_store_fault, one_line, redacted
@@ -43,7 +43,6 @@ from gradtrail.support.signals import stop_request
 from gradtrail.tracking.environment import environment
 from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.record import (
-    ARTIFACTS,
     ATTEMPT,
     FAILED,
     FINISHED,
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
     from gradtrail.core.train.step import TrainState
 
 OUTPUT = "output.txt"  # artifact: what the stage printed
-_SHIPPER = "gradtrail.tracking.shipper"
-_POLL_SECONDS = 0.02
 _SAMPLE_AFTER_SECONDS, _SAMPLE_SECONDS = 60.0, 5.0  # shorter runs have no use for samples of processor and memory
 _started: list[subprocess.Popen[bytes]] = []  # shippers, by this process
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -74,13 +71,12 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def start_shipper(module: str) -> None:
     """Start the process that ships records at the beginning of a stage's script, so that both import in parallel.
 
-    The garbage collector pauses until `run_stage`, which also reports bad params. If JAX cannot be imported, this ends
-    the script, as `run_stage` is not reached. If another import fails, such as that of code with a wrong line, the
-    outputs that DVC removed are restored before Python prints the traceback.
+    Nothing is done in a process that only helps another one. `run_stage` starts the garbage collector again, and
+    reports bad params; it is not reached if JAX cannot be imported, or another import fails, such as that of code with
+    a wrong line: then the outputs that DVC removed are restored.
 
     Args:
-        module: `__name__` of the script; nothing is done if it is imported instead of run, nor in a process that only
-            helps another one.
+        module: `__name__` of the script; nothing is done if it is imported instead of run.
     """
     if module != "__main__":
         return
@@ -107,7 +103,6 @@ def start_shipper(module: str) -> None:
 
 
 def _restore_outs(stage: str, *fault: Any) -> None:
-    """Restore the outputs of a stage whose script failed, then print the traceback."""
     with contextlib.suppress(Exception), restoring_outs(stage):
         raise RuntimeError
     sys.__excepthook__(*fault)
@@ -116,8 +111,8 @@ def _restore_outs(stage: str, *fault: Any) -> None:
 def ensure_shipper() -> None:
     """Start a process that ships records, in a session of its own, unless one is at work.
 
-    It serves all stages of a `dvc repro`, and outlives them: it runs in the root with the root's code, and has none of
-    the stage's streams, so that who reads what a stage prints does not wait for it.
+    It outlives the stage: it runs in the root with the root's code, and has none of the stage's streams, so that who
+    reads what a stage prints does not wait for it.
     """
     if _started and _started[-1].poll() is None:
         return
@@ -129,12 +124,12 @@ def ensure_shipper() -> None:
     path = os.pathsep.join([str(code), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     env = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "DVC_ROOT": str(root())}
     streams: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    command = [sys.executable, "-P", "-m", _SHIPPER]
+    command = [sys.executable, "-P", "-m", "gradtrail.tracking.shipper"]
     _started.append(subprocess.Popen(command, cwd=root(), env=env, start_new_session=True, **streams))
 
 
 class LiveRun:
-    """The run of one execution of a stage.
+    """The run of one execution of a stage, with the commit and the changes in the working folder before an edit.
 
     Args:
         stage: The state that the execution makes.
@@ -153,26 +148,19 @@ class LiveRun:
         self._alerts: list[str] = []
         self._timings = dict[str, Any]()
         self._at_end: list[Callable[[], object]] = []
+        self._record_by(self._begin)
 
     @property
     def is_open(self) -> bool:
         """Whether anything is written: False after a fault."""
         return self._record is not None and not self._is_broken
 
-    def begin(self) -> None:
-        """Begin the record, with the commit and the changes in the working folder as they are before an edit.
-
-        The states before this one are read meanwhile: their data may be large.
-        """
-        self._record_by(self._begin)
-
     def metrics(self, values: Mapping[str, float]) -> None:
         """Record metrics that were measured, under the stage's prefix: each attempt adds a point, the last one counts.
 
         Those of compiling are cold at first, and from the cache later.
         """
-        named = {metric_name(self.stage.name, key): value for key, value in values.items()}
-        self._record_by(lambda record: record.add_metrics(named))
+        self.curves({metric_name(self.stage.name, key): {None: value} for key, value in values.items()})
 
     def curves(self, points: Points) -> None:
         """Record many points at once, without a prefix."""
@@ -185,7 +173,7 @@ class LiveRun:
 
     def files(self, path: Path, under: str) -> None:
         """Record the files of a folder, as they are now, as artifacts; they replace earlier ones."""
-        self._record_by(lambda record: record.copy(path, f"{ARTIFACTS}/{under}"))
+        self._record_by(lambda record: record.copy(path, under))
 
     def checkpoint(self, state: TrainState, weights: HostParams) -> None:
         """Record an Orbax checkpoint of a training state as `checkpoint/`, without the final weights."""
@@ -205,11 +193,6 @@ class LiveRun:
         """Register an action for the time after the run is closed; it is not done if the stage was stopped."""
         self._at_end.append(action)
 
-    def complete(self) -> None:
-        """Do the actions that were registered by `at_end`."""
-        for action in self._at_end:
-            action()
-
     def hurry(self) -> None:
         """Wait for no server, because the process was asked to stop: the record is shipped without it."""
         self._is_hurried = True
@@ -220,12 +203,13 @@ class LiveRun:
             return
         if self._has_outs and status == FINISHED:  # not those of a refused result
             self._record_by(self._add_outs)
-        with contextlib.suppress(Exception) if self._is_broken else self.best_effort():
+        with self.best_effort():
             self._close(self._record, FAILED if self._is_broken else status)
         for notice in take_notices():
             print(notice, file=sys.stderr)
 
     def _begin(self, record: Record) -> None:
+        """Begin the record, and read the states before this one meanwhile: their data may be large."""
         origin, made = origin_tags(), environment()
         if origin.get("git.dirty") == "true":
             write_diff(record.artifacts / "git.diff")
@@ -234,7 +218,7 @@ class LiveRun:
         def describe() -> RunInfo:
             from gradtrail.tracking import render  # late: it imports Pandas, while the stage works
 
-            return render.describe(record, self.stage, tags, made, began=began)
+            return render.describe(record, self.stage, tags, made, began)
 
         pool = ThreadPoolExecutor(1)
         self._described = pool.submit(describe)
@@ -254,7 +238,8 @@ class LiveRun:
     def _close(self, record: Record, status: str) -> None:
         info = self._finished or self._info()
         self._timings["seconds"] |= {"tracking": self._seconds}
-        record.write_json(f"{ATTEMPT}/timings.json", json.loads(json.dumps(self._timings, default=float)))
+        timings = json.loads(json.dumps(self._timings, default=float))  # of NumPy's numbers
+        write_json(record.folder / ATTEMPT / "timings.json", timings)
         record.flush()
         record.write(dataclasses.replace(info, status=status, ended=time.time(), files=record.digests()))
         self._wait_for_server(record)
@@ -268,8 +253,8 @@ class LiveRun:
                 why = f"MLflow's store failed (no response within {limit:.3g} s, `runtime.tracking_seconds`)"
                 print(_warning(why), file=sys.stderr)
                 record.tell("")
-                return
-            time.sleep(_POLL_SECONDS)
+                break
+            time.sleep(0.02)
 
     @contextlib.contextmanager
     def copied_output(self) -> Iterator[None]:
@@ -290,22 +275,36 @@ class LiveRun:
     def sampled(self) -> Iterator[None]:
         """Record the use of processor, memory and GPU while the block runs, from its second minute on."""
         stop = threading.Event()
-        sampler = threading.Thread(target=_sample, args=(self, stop), daemon=True)
         if self.is_open and self.stage.runtime.system_metrics:
-            sampler.start()
+            threading.Thread(target=self._sample, args=(stop,), daemon=True).start()
         try:
             yield
         finally:
             stop.set()
 
+    def _sample(self, stop: threading.Event) -> None:
+        """Record the use of processor, memory and the first GPU, by MLflow's names, until the work ends."""
+        seconds = itertools.chain([_SAMPLE_AFTER_SECONDS], itertools.repeat(_SAMPLE_SECONDS))
+        for step in itertools.takewhile(lambda _: not stop.wait(next(seconds)), itertools.count()):
+            values = {
+                "cpu_utilization_percentage": psutil.cpu_percent(),
+                "system_memory_usage_megabytes": psutil.virtual_memory().used / 1e6,
+            }
+            with contextlib.suppress(Exception):  # no NVIDIA GPU, or none of its library
+                pynvml = importlib.import_module("pynvml")
+                pynvml.nvmlInit()
+                gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+                values["gpu_0_utilization_percentage"] = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu
+                values["gpu_0_memory_usage_megabytes"] = pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6
+            self.curves({f"system/{name}": {step: value} for name, value in values.items()})
+
     def _record_by(self, action: Callable[[Record], object]) -> None:
         """Let an action write the record, unless there is none, and take the time."""
-        if self._record is None or self._is_broken:
-            return
-        began = time.perf_counter()
-        with self.best_effort():
-            action(self._record)
-        self._seconds += time.perf_counter() - began
+        if self._record and not self._is_broken:
+            began = time.perf_counter()
+            with self.best_effort():
+                action(self._record)
+            self._seconds += time.perf_counter() - began
 
     @contextlib.contextmanager
     def best_effort(self) -> Iterator[None]:
@@ -314,7 +313,7 @@ class LiveRun:
             yield
         except Exception as error:  # a bug too: the work counts for more
             if not self._is_broken:
-                report_fault(error)
+                print(fault_text(error), file=sys.stderr)
             self._is_broken = True
 
 
@@ -332,8 +331,12 @@ def tracked(stage: Stage) -> Iterator[LiveRun]:
         why = off if stage.computes else "this stage calls no functions of JAX"
         print(f"{stage.name}: runtime.trace: no trace: {why}", file=sys.stderr)
     with state_lock(identity.name, identity.state):
-        run = LiveRun(identity, _new_record(identity.state) if stage.runtime.tracking else None)
-        run.begin()
+        record = None
+        try:
+            record = new_record(identity.state) if stage.runtime.tracking else None
+        except OSError as error:  # a full disk
+            print(fault_text(error), file=sys.stderr)
+        run = LiveRun(identity, record)
         work_began = time.time()
         status = FAILED
         try:
@@ -351,15 +354,8 @@ def tracked(stage: Stage) -> Iterator[LiveRun]:
                 run.end(status)
         request.obey(f"stopped; {same_command()} restarts {stage.name}")
         stage.inputs.require_unchanged()  # once more, as late as possible: DVC reads them after the command has ended
-        run.complete()
-
-
-def _new_record(state: str) -> Record | None:
-    try:
-        return new_record(state)
-    except OSError as error:  # a full disk
-        report_fault(error)
-        return None
+        for action in run._at_end:
+            action()
 
 
 class _Copied:
@@ -379,27 +375,6 @@ class _Copied:
         return getattr(self._stream, name)
 
 
-def _sample(run: LiveRun, stop: threading.Event) -> None:
-    """Record the use of processor, memory and the first GPU, by MLflow's names, until the work ends."""
-    if stop.wait(_SAMPLE_AFTER_SECONDS):
-        return
-    for step in itertools.count():
-        memory = psutil.virtual_memory()
-        values = {
-            "cpu_utilization_percentage": psutil.cpu_percent(),
-            "system_memory_usage_megabytes": memory.used / 1e6,
-        }
-        with contextlib.suppress(Exception):  # no NVIDIA GPU, or none of its library
-            pynvml = importlib.import_module("pynvml")
-            pynvml.nvmlInit()
-            gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-            values["gpu_0_utilization_percentage"] = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu
-            values["gpu_0_memory_usage_megabytes"] = pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6
-        run.curves({f"system/{name}": {step: value} for name, value in values.items()})
-        if stop.wait(_SAMPLE_SECONDS):
-            return
-
-
 def fault_text(error: Exception) -> str:
     """Return a warning for a fault of the store or the system, a traceback and a line for a bug."""
     if isinstance(error, UserError):
@@ -407,11 +382,6 @@ def fault_text(error: Exception) -> str:
     if is_store_fault(error):
         return _warning(f"MLflow's store failed ({type(error).__name__}: {one_line(error)[:200]})")
     return "".join(traceback.format_exception(error)) + _warning("logging to MLflow failed because of the bug above")
-
-
-def report_fault(error: Exception) -> None:
-    """Print why a run is incomplete, and the consequences."""
-    print(fault_text(error), file=sys.stderr)
 
 
 def _warning(reason: str) -> str:

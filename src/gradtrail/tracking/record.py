@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-import pydantic
 from filelock import FileLock
 
 from gradtrail.stages.common.files import atomic_file, digest, write_json
@@ -36,15 +34,14 @@ from gradtrail.support.errors import one_line
 from gradtrail.support.paths import SQLITE, database_path, private_folder, root, store_uri
 from gradtrail.tracking.names import rounded
 
-VERSION = 1
 RUN, METRICS, ARTIFACTS, ATTEMPT, MODEL = "run.json", "metrics.jsonl", "artifacts", "attempt", "export"
 FAULT, SHIPPED = "fault", "shipped.json"  # shipping failed; the run that a shipper opened for the record
 RUNNING, FINISHED, FAILED, KILLED = "RUNNING", "FINISHED", "FAILED", "KILLED"
-Points = Mapping[str, Mapping[int, float]]  # name → step → value
+Points = Mapping[str, Mapping[Any, float]]  # name → step, or None for one point of each attempt → value
 
 
 class BadRecordError(Exception):
-    """A record cannot be read: it is damaged, or of another version."""
+    """A record is damaged, or of another version."""
 
 
 class Point(NamedTuple):
@@ -70,7 +67,7 @@ class Dataset:
 class RunInfo:
     """What MLflow's page of a run shows, apart from metrics and artifacts."""
 
-    version: int = VERSION
+    version: int = 1  # of the format
     store: str  # the store's address; empty for the database in the root, which may move
     experiment: str  # data | models
     stage: str
@@ -109,27 +106,21 @@ class Record:
         """Return what the run is; raise BadRecordError for a damaged record or one of another version."""
         try:
             content = json.loads((self.folder / RUN).read_bytes())
-            if content.pop("digest") != _digest_of(content):
-                raise ValueError("its digest differs from its content")
-            return _run_info().validate_python(content)
+            if content.pop("digest") != _digest_of(content) or content["version"] != RunInfo.version:
+                raise ValueError("its digest differs from its content, or its version from this one")
+            return RunInfo(**content | {"datasets": [Dataset(**one) for one in content["datasets"]]})
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise BadRecordError(f"{self.folder / RUN}: {one_line(error)[:200]}") from None
 
     def add_points(self, points: Points) -> None:
         """Add points of curves, of now; a point that the record has stays as it is."""
-        self._add((key, step, value) for key, curve in points.items() for step, value in curve.items())
-
-    def add_metrics(self, values: Mapping[str, float]) -> None:
-        """Add metrics that were measured: each attempt adds a point."""
-        self._add((key, None, value) for key, value in values.items())
-
-    def _add(self, points: Iterable[tuple[str, int | None, float]]) -> None:
         with self._lock, (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            for key, step, value in points:
-                if (key, step) not in self._written:
-                    self._written.add((key, step))
-                    point = Point(key, rounded(value), None if step is None else int(step), time.time())
-                    file.write(json.dumps(point._asdict()) + "\n")
+            for key, curve in points.items():
+                for step, value in curve.items():
+                    if (key, step) not in self._written:
+                        self._written.add((key, step))
+                        point = Point(key, rounded(value), None if step is None else int(step), time.time())
+                        file.write(json.dumps(point._asdict()) + "\n")
 
     def points(self, offset: int = 0) -> tuple[list[Point], int]:
         """Return the points after an offset in bytes, and the offset after them; a line that is not whole yet waits."""
@@ -149,17 +140,13 @@ class Record:
             raise BadRecordError(f"{path}: {one_line(error)[:200]}") from None
 
     def copy(self, path: Path, to: str) -> None:
-        """Copy a file, or the files of a folder, as they are now, in place of earlier ones."""
-        target = self.folder / to
+        """Copy a file, or the files of a folder, as they are now, to an artifact, in place of earlier ones."""
+        target = self.artifacts / to
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             shutil.copytree(path, target, dirs_exist_ok=True)
         else:
             shutil.copyfile(path, target)
-
-    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a JSON file of the record."""
-        write_json(self.folder / name, content)
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each file that a stage wrote, by its path, `run.json` aside."""
@@ -192,12 +179,6 @@ class Record:
         with contextlib.suppress(OSError):  # the state has other records
             self.folder.parent.rmdir()
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether its process was killed before it had written what the run is."""
-        pid = self.folder.name.rpartition("-")[2]
-        return not (self.folder / RUN).exists() and not (pid.isdecimal() and psutil.pid_exists(int(pid)))
-
     def set_aside(self) -> Path:
         """Move a record that cannot be read out of the way; return its new place."""
         place = private_folder() / "bad_records" / f"{self.folder.parent.name}-{self.folder.name}"
@@ -211,22 +192,22 @@ def records_folder() -> Path:
     return private_folder() / "records"
 
 
-def new_record(state: str) -> Record:
-    """Return an empty record of an attempt that begins now; names sort by time."""
-    return create_record(records_folder() / state[:32] / f"{time.time_ns()}-{os.getpid()}")
-
-
-def create_record(folder: Path) -> Record:
-    """Return an empty record in a new folder."""
+def new_record(state: str, folder: Path | None = None) -> Record:
+    """Return an empty record of an attempt that begins now, in a folder of its own; names sort by time."""
+    folder = folder or records_folder() / state[:32] / f"{time.time_ns()}-{os.getpid()}"
     (folder / ARTIFACTS).mkdir(parents=True)
     (folder / ATTEMPT).mkdir()
     return Record(folder)
 
 
 def all_records() -> Iterator[Record]:
-    """Yield the records that MLflow does not have whole, the oldest first."""
+    """Yield the records that MLflow does not have whole, the oldest first; remove those that a kill left unbegun."""
     folders = (path for path in records_folder().glob("*/*") if path.is_dir())
-    yield from (Record(path) for path in sorted(folders, key=lambda path: path.name))
+    for record in map(Record, sorted(folders, key=lambda path: path.name)):
+        if (record.folder / RUN).exists() or psutil.pid_exists(int(record.folder.name.rpartition("-")[2])):
+            yield record
+        else:
+            record.remove()
 
 
 def shipping_lock(state: str) -> FileLock:
@@ -277,11 +258,6 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@functools.cache
-def _run_info() -> pydantic.TypeAdapter[RunInfo]:
-    return pydantic.TypeAdapter(RunInfo)
 
 
 def _digest_of(content: Mapping[str, Any]) -> str:

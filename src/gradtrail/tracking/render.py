@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 from gradtrail.stages.artifacts.data_files import DIGEST_LENGTH
-from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import PARAMS, active_params
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
@@ -33,7 +34,7 @@ from gradtrail.tracking.names import (
     run_metrics,
     run_name,
 )
-from gradtrail.tracking.record import ARTIFACTS, ATTEMPT, FINISHED, MODEL, Dataset, Record, RunInfo, own_store
+from gradtrail.tracking.record import ATTEMPT, FINISHED, MODEL, Dataset, Record, RunInfo, own_store
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.tags import (
     DATASET,
@@ -53,34 +54,27 @@ if TYPE_CHECKING:
 CURVE_POINTS = 200
 EXPORT = "models/export"  # the output that becomes a model
 LINEAGE, DIFF, SUMMARY = "lineage.json", "git.diff", "results/summary.md"  # artifacts
-_WEIGHTS = "models/"
-_PAGE = ".html"  # suffix of an output that is a single page
-_SMALL_WIDTH = 680  # pixels on the page of a run, on a screen of 1,280
-_THUMBNAIL = 256  # pixels of the longer side, as MLflow's own
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
 _GALLERIES = {  # image → the group of charts that shows it
     "samples": "data",
     "mistakes": "eval",
     **dict.fromkeys(("largest", "suspects_train", "suspects_test"), "gradients"),
 }
-_MAX_TABLE_ROWS = 1000  # rows that a browser can still sort
 _RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all examples → the column that ranks its rows
-Environment = Mapping[str, Any]  # as `environment` returns it
 
 
 def describe(
     record: Record,
     stage: Identity,
     tags: Mapping[str, str],
-    environment: Environment | None = None,
-    *,
+    environment: Mapping[str, Any] | None = None,
     began: float | None = None,
 ) -> RunInfo:
     """Write what is known of a run before its outputs: name, tags, params and lineage.
 
     Args:
         tags: Process, commit and experiment.
-        environment: Environment of the process; None for a run that is rebuilt.
+        environment: Environment of the process, as `environment` returns it; None for a run that is rebuilt.
         began: Start in seconds since the epoch; by default now.
     """
     _write_lineage(record, stage)
@@ -89,7 +83,7 @@ def describe(
         YAML(typ="safe", pure=True).dump({key: value for section in sections for key, value in section.items()}, file)
     made_tags: dict[str, str | None] = {REBUILT: "true"}
     if environment:
-        record.write_json(f"{ATTEMPT}/environment.json", environment)
+        write_json(record.folder / ATTEMPT / "environment.json", environment)
         made_tags = {**environment_tags(environment), REBUILT: None}
     info = RunInfo(
         store=own_store(),
@@ -111,46 +105,43 @@ def add_outs(record: Record, info: RunInfo, stage: Identity, outs: Mapping[str, 
     Raises:
         UserError: the outputs cannot be read, as those of other code.
     """
-    metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
-    single = {name: {0: value} for name, value in run_metrics(stage.name, metrics).items()}
+    metrics, folder = stage.read_metrics(), stage.folder / "results" / stage.name
+    name, digest = (_text(stage, metrics, key) for key in ("dataset", "dataset_digest"))
     curves = read_curves(folder, stage.name, metrics)
-    record.add_points(single | curves | {name: {0: value} for name, value in best_values(curves).items()})
-    if folder.is_dir():
-        _add_results(record, folder, tables=stage.runtime.copy_outs)
-    tables = _add_tables(record, folder, stage.folder / "results" / "costs" / f"{stage.name}.json")
+    single = run_metrics(stage.name, metrics) | best_values(curves)
+    record.add_points(curves | {key: {0: value} for key, value in single.items()})
+    _add_results(record, folder, tables=stage.runtime.copy_outs)
     for out in stage.spec.outs:
         path = stage.folder / out
-        # The weights of the epochs are DVC's alone
-        is_copied = stage.runtime.copy_outs and out.startswith(_WEIGHTS) and path.is_file()
-        if out.endswith(_PAGE) or is_copied:
-            record.copy(path, f"{ARTIFACTS}/{'models/' if is_copied else ''}{path.name}")
+        if out.endswith(".html"):
+            record.copy(path, path.name)
+        elif stage.runtime.copy_outs and out.startswith("models/") and path.is_file():  # not the folder of the epochs
+            record.copy(path, f"models/{path.name}")
     if EXPORT in stage.spec.outs:
-        record.copy(stage.folder / EXPORT, MODEL)
+        shutil.copytree(stage.folder / EXPORT, record.folder / MODEL)
     if stage.name in FIGURES and (figure := folder / FIGURES[stage.name][0]).is_file():
-        small = Image.open(figure).convert("RGB")
-        small.thumbnail((_SMALL_WIDTH, small.height))  # MLflow's UI does not scale figures
-        small.save(record.artifacts / SMALL_FIGURE)
+        # On a screen of 1,280 pixels; MLflow's UI does not scale figures
+        _save_small(figure, (680, 10_000), record.artifacts / SMALL_FIGURE)
     _write_lineage(record, stage, outs)
-    if (record.artifacts / COMPILED).exists():
-        tables.append(COMPILED.as_posix())
-    tags = {DATASET: metrics["dataset"], DATASET_DIGEST: metrics["dataset_digest"][:DIGEST_LENGTH]}
-    tags |= output_tags(stage, outs)
+    tags: dict[str, str | None] = {DATASET: name, DATASET_DIGEST: digest[:DIGEST_LENGTH], **output_tags(stage, outs)}
     if any(record.artifacts.glob("images/*")):
         tags[IMAGES] = "True"
-    return dataclasses.replace(
-        info,
-        tags=info.tags | tags,
-        outs=dict(outs),
-        datasets=[_dataset(stage, metrics)],
-        tables=tables,
-        status=FINISHED,
+    is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
+    # MLflow keeps the first source of a name and digest, that of `fetch`
+    dataset = Dataset(
+        name=f"{name} splits" if is_split and stage.experiment == "data" else name,
+        digest=digest[:DIGEST_LENGTH],
+        uri="data/processed" if is_split else "data/raw",
+        context="training" if stage.name == "train" else stage.name,
     )
+    tables, tags = _add_tables(record, folder), info.tags | tags
+    return dataclasses.replace(info, tags=tags, outs=dict(outs), datasets=[dataset], tables=tables, status=FINISHED)
 
 
 def is_referenced(stage: Stage, out: str) -> bool:
     """Whether a run has only the digest of a file or folder."""
     is_copied = out == EXPORT or stage.runtime.copy_outs
-    return out.startswith("data/") or (out.startswith(_WEIGHTS) and not is_copied)
+    return out.startswith("data/") or (out.startswith("models/") and not is_copied)
 
 
 def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> dict[str, dict[int, float]]:
@@ -200,37 +191,35 @@ def _add_results(record: Record, folder: Path, *, tables: bool) -> None:
     """Copy a stage's folder of results, parquet files if `tables`; galleries are also images that the UI compares."""
     for path in folder.rglob("*"):
         if path.is_file() and (tables or path.suffix != ".parquet"):  # which a browser does not show
-            record.copy(path, f"{ARTIFACTS}/results/{path.relative_to(folder)}")
+            record.copy(path, f"results/{path.relative_to(folder)}")
     for name, group in _GALLERIES.items():
         if (path := folder / f"{name}.png").is_file():
             # The names that `MlflowClient.log_image` gives; without time and random digits an attempt replaces its own
-            image = f"{ARTIFACTS}/images/{group}~{name}+step+0+timestamp+0+{name}"
+            image = f"images/{group}~{name}+step+0+timestamp+0+{name}"
             record.copy(path, f"{image}.png")
-            small = Image.open(path).convert("RGB")
-            small.thumbnail((_THUMBNAIL, _THUMBNAIL))
-            small.save(record.folder / f"{image}+compressed.webp")
+            _save_small(path, (256, 256), record.artifacts / f"{image}+compressed.webp")  # as MLflow's own
 
 
-def _add_tables(record: Record, folder: Path, costs: Path) -> list[str]:
-    """Write the tables of results as MLflow's UI reads them; return their paths, the first of which opens."""
+def _add_tables(record: Record, folder: Path) -> list[str]:
+    """Write results as tables that MLflow's UI shows; return the paths of all tables, the first of which opens."""
+    compiled = [COMPILED.as_posix()] if (record.artifacts / COMPILED).exists() else []
     tables = sorted(folder.glob("*.csv"))
-    if not (tables or costs.is_file()):
-        return []
+    if not tables:
+        return compiled
     import pandas as pd
 
     with _readable(folder):
         frames = {path.stem: pd.read_csv(path) for path in tables}
         for name, column in _RANKED.items():
             if (path := folder / f"{name}.parquet").is_file():
-                frames[f"{name}_by_{column}"] = pd.read_parquet(path).nlargest(_MAX_TABLE_ROWS, column)
-        if costs.is_file():
-            frames["functions"] = pd.DataFrame([{"function": name, **cost} for name, cost in read_json(costs).items()])
-    for name, full in frames.items():
-        table = full.map(lambda value: rounded(value) if isinstance(value, float) else value)
+                examples = pd.read_parquet(path)
+                frames[f"{name}_by_{column}"] = examples.nlargest(1000, column)  # as many as a browser can sort
+    (record.artifacts / "tables").mkdir(exist_ok=True)
+    for name, frame in frames.items():
+        table = frame.map(lambda value: rounded(value) if isinstance(value, float) else value)
         path = record.artifacts / "tables" / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
         path.write_text(table.to_json(orient="split", index=False), encoding="utf-8")
-    return sorted(f"tables/{name}.json" for name in frames)
+    return [*sorted(f"tables/{name}.json" for name in frames), *compiled]
 
 
 def _write_lineage(record: Record, stage: Identity, outs: Mapping[str, str] | None = None) -> None:
@@ -240,23 +229,13 @@ def _write_lineage(record: Record, stage: Identity, outs: Mapping[str, str] | No
     write_json(record.artifacts / LINEAGE, lineage)
 
 
-def _dataset(stage: Identity, metrics: Mapping[str, Any]) -> Dataset:
-    is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
-    name = metrics["dataset"]
-    if is_split and stage.experiment == "data":
-        name = f"{name} splits"  # MLflow keeps the first source of a name and digest, that of `fetch`
-    return Dataset(
-        name=name,
-        digest=metrics["dataset_digest"][:DIGEST_LENGTH],
-        uri="data/processed" if is_split else "data/raw",
-        context="training" if stage.name == "train" else stage.name,
-    )
+def _save_small(image: Path, box: tuple[int, int], path: Path) -> None:
+    small = Image.open(image).convert("RGB")
+    small.thumbnail(box)
+    small.save(path)
 
 
-def _read_metrics(stage: Stage) -> dict[str, Any]:
-    """Read the metrics file of a stage; raise UserError if it does not name the data set."""
-    metrics = stage.read_metrics()
-    for key in ("dataset", "dataset_digest"):
-        if not isinstance(metrics.get(key), str):
-            raise UserError(f"results/metrics/{stage.name}.json: {key} should be text, got {metrics.get(key)!r}")
-    return metrics
+def _text(stage: Stage, metrics: Mapping[str, Any], key: str) -> str:
+    if not isinstance(value := metrics.get(key), str):
+        raise UserError(f"results/metrics/{stage.name}.json: {key} should be text, got {value!r}")
+    return value

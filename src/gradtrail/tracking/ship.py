@@ -20,7 +20,6 @@ from gradtrail.tracking.record import (
     ATTEMPT,
     FINISHED,
     KILLED,
-    RUN,
     RUNNING,
     SHIPPED,
     BadRecordError,
@@ -56,15 +55,13 @@ class Shipment:
     def __init__(self, client: MlflowClient, record: Record):
         self.info = record.read()
         self.record = record
-        self._written = 0  # when its `run.json` was read
         self._client = client
         self._use(self._continued() or self._opened())
 
     def advance(self) -> bool:
         """Ship what is new; return True once the run is closed, and the record not needed any more."""
-        if (written := (self.record.folder / RUN).stat().st_mtime_ns) != self._written:
-            self.info, self._written = self.record.read(), written
-        if self.info.status == RUNNING and not is_alive(_plain(self.info.tags)):
+        self.info = self.record.read()
+        if self.info.status == RUNNING and not is_at_work(self.info):
             self.info = dataclasses.replace(self.info, status=KILLED, ended=self.record.last_change())
         if self.info.files and self.info.files != self.record.digests():
             raise BadRecordError(f"{self.record.folder}: a file differs from its digest")
@@ -91,13 +88,12 @@ class Shipment:
         announce_tables(self._client, self.run_id, info.tables)
         for one in info.datasets:
             dataset = Dataset(one.name, one.digest, "local", json.dumps({"uri": one.uri}))
-            inputs = [DatasetInput(dataset, [InputTag(CONTEXT, one.context)])]
-            self._client.log_inputs(self.run_id, inputs)
+            self._client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag(CONTEXT, one.context)])])
         status = FINISHED if outs or self._run_outs else info.status  # one that any attempt finished stays finished
         self._client.set_terminated(self.run_id, status, int((info.ended or info.began) * 1000))
         if replaced:
             self._client.set_terminated(replaced)
-            self._remove(replaced, by=self.run_id)
+            remove_run(self._client, replaced, by=self.run_id)
         if outs and self._is_only_run(outs):
             link(self._client, self.run_id, self.record)
 
@@ -106,22 +102,19 @@ class Shipment:
 
         The older one of equal outputs stays; closed runs without outputs go. Returns whether this record's run stays.
         """
+        if (kind := self.info.tags.get(BYTES)) is None:
+            return True
         runs = [run for run in StoredRuns(self._client)({"state": self.info.state}) if run.info.status != RUNNING]
         older_first = [run for run in reversed(runs) if run.info.run_id != self.run_id]
         equal = [run for run in older_first if outputs(run.data.tags) == outs]
-        if BYTES in self.info.tags:
-            older = next((run for run in equal if BYTES in run.data.tags), None)
-            if older:
-                self._remove(self.run_id, by=older.info.run_id)
+        for older in equal:
+            if BYTES in older.data.tags:
+                remove_run(self._client, self.run_id, by=older.info.run_id)
                 return False
-            kind = self.info.tags[BYTES]
-            unfinished = [run for run in older_first if not outputs(run.data.tags) and run.data.tags.get(BYTES) == kind]
-            for run in [*equal, *unfinished]:
-                self._remove(run.info.run_id, by=self.run_id)
+        unfinished = [run for run in older_first if not outputs(run.data.tags) and run.data.tags.get(BYTES) == kind]
+        for run in [*equal, *unfinished]:
+            remove_run(self._client, run.info.run_id, by=self.run_id)
         return True
-
-    def _remove(self, run_id: str, by: str) -> None:
-        remove_run(self._client, self._client.get_run(run_id), REPLACED, by=by)
 
     def _continued(self) -> tuple[Run, int, bool] | None:
         """Return the run that a shipper opened for the record before it ended, if the store still has it."""
@@ -160,7 +153,7 @@ class Shipment:
         self.run_id = run.info.run_id
         self._run_outs = outputs(run.data.tags)  # of earlier attempts
         self._tags: dict[str, str | None] = dict(run.data.tags)
-        self._steps_of: dict[str, set[int]] = {}
+        self._steps_of: dict[str, set[int]] = {}  # metric → steps at which the run has a value, of any attempt
         self._offset = 0
         write_json(self.record.folder / SHIPPED, {"run_id": self.run_id, "attempt": self._attempt})
         self._client.log_artifacts(self.run_id, str(self.record.artifacts))
@@ -170,21 +163,16 @@ class Shipment:
         points, offset = self.record.points(self._offset)
         metrics = []
         for point in points:
+            if point.key not in self._steps_of:  # a new run has none, and a query for each metric takes long
+                history = self._client.get_metric_history(self.run_id, point.key) if self._has_points else []
+                self._steps_of[point.key] = {metric.step for metric in history}
             step = self._attempt - 1 if point.step is None else point.step
-            if step not in self._steps(point.key):
+            if step not in self._steps_of[point.key]:
                 metrics.append(Metric(point.key, point.value, int(point.time * 1000), step))
-                self._steps(point.key).add(step)
+                self._steps_of[point.key].add(step)
         if metrics:
             self._client.log_batch(self.run_id, metrics=metrics)
         self._offset = offset
-
-    def _steps(self, name: str) -> set[int]:
-        """The steps at which the run has a value, of an earlier attempt or of this one."""
-        if name not in self._steps_of:
-            # A new run has none, and a query for each metric takes long
-            history = self._client.get_metric_history(self.run_id, name) if self._has_points else []
-            self._steps_of[name] = {metric.step for metric in history}
-        return self._steps_of[name]
 
     def _ship_tags(self, tags: Mapping[str, str | None]) -> None:
         changed = {key: value for key, value in tags.items() if self._tags.get(key) != value}
@@ -206,35 +194,32 @@ def find_own_run(client: MlflowClient, info: RunInfo) -> Run | None:
     An execution continues the run of machines that make the same bytes, or an unfinished one. A rebuilt run is the one
     with the same outputs, or an unfinished one of this type of machine.
     """
-    runs = [run for run in StoredRuns(client)({"state": info.state}) if not _is_in_progress(run, info)]
+
+    def is_in_progress(run: Run) -> bool:
+        return run.info.status == RUNNING and not _is_dead(run) and run.data.tags.get(PROCESS) != info.tags.get(PROCESS)
+
+    runs = [run for run in StoredRuns(client)({"state": info.state}) if not is_in_progress(run)]
     ours = (None, machine_key())
     unfinished = [run for run in runs if run.data.tags.get("machine") in ours and not outputs(run.data.tags)]
-    if kind := info.tags.get(BYTES):
-        return next(iter([*(run for run in runs if run.data.tags.get(BYTES) == kind), *unfinished]), None)
-    return next(iter([*(run for run in runs if outputs(run.data.tags) == info.outs), *unfinished]), None)
+    kind = info.tags.get(BYTES)
+    same = [run for run in runs if (run.data.tags.get(BYTES) == kind if kind else outputs(run.data.tags) == info.outs)]
+    return next(iter([*same, *unfinished]), None)
 
 
-def _is_in_progress(run: Run, info: RunInfo) -> bool:
-    """Whether another execution than the record's may still work on a run."""
-    tags = run.data.tags
-    is_dead = is_of_this_host(tags) and not is_alive(tags)
-    return run.info.status == RUNNING and not is_dead and tags.get(PROCESS) != info.tags.get(PROCESS)
-
-
-def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> bool:
-    """Delete a run and its models, with a tag `why` that names the run that replaces it; `gradtrail gc` purges it.
+def remove_run(client: MlflowClient, run_id: str, *, by: str) -> bool:
+    """Delete a run and its models, with a tag that names the run in its place; `gradtrail gc` purges it.
 
     Returns:
         False for a run that stays: a process opened it meanwhile, or MLflow's registry needs it.
     """
     with store_lock(client.tracking_uri):
-        is_open = client.get_run(run.info.run_id).info.status == RUNNING
-        if is_open or run.info.run_id in registered_models(client):
+        run = client.get_run(run_id)
+        if run.info.status == RUNNING or run_id in registered_models(client):
             return False
-        client.set_tag(run.info.run_id, why, by)
+        client.set_tag(run_id, REPLACED, by)
         for model in models_of(client, run):
             client.delete_logged_model(model.model_id)
-        client.delete_run(run.info.run_id)
+        client.delete_run(run_id)
         return True
 
 
@@ -245,10 +230,19 @@ def close_dead_runs(client: MlflowClient, runs: Iterable[Run]) -> tuple[list[Run
         The runs that were closed, and the open ones whose process may still exist, here or on another host.
     """
     runs = [run for run in runs if run.info.status == RUNNING]
-    dead = [run for run in runs if is_of_this_host(run.data.tags) and not is_alive(run.data.tags)]
+    dead = [run for run in runs if _is_dead(run)]
     for run in dead:
         client.set_terminated(run.info.run_id, FINISHED if outputs(run.data.tags) else KILLED)
     return dead, [run for run in runs if run not in dead]
+
+
+def is_at_work(info: RunInfo) -> bool:
+    """Whether the stage of a record still works."""
+    return info.status == RUNNING and is_alive(_plain(info.tags))
+
+
+def _is_dead(run: Run) -> bool:
+    return is_of_this_host(run.data.tags) and not is_alive(run.data.tags)
 
 
 def _plain(tags: Mapping[str, str | None]) -> dict[str, str]:

@@ -7,13 +7,10 @@ last record. A record is shipped while its stage works, and removed once its run
 stays, and `gradtrail sync` ships it; a record that cannot be read is set aside.
 """
 
-import contextlib
-import functools
 import gc
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -22,19 +19,16 @@ from mlflow import MlflowClient
 from gradtrail.tracking.live import fault_text
 from gradtrail.tracking.record import (
     RUN,
-    RUNNING,
     BadRecordError,
     Record,
-    RunInfo,
     all_records,
     own_store,
     shipper_lock,
     shipping_lock,
     store_identity,
 )
-from gradtrail.tracking.ship import Shipment
+from gradtrail.tracking.ship import Shipment, is_at_work
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.tags import is_alive
 
 _POLL_SECONDS = 0.2
 _IDLE_SECONDS = 10.0  # longer than DVC takes from the end of a stage to the work of the next one
@@ -53,8 +47,6 @@ def ship_records() -> list[str]:
     client, shipped = open_store(), list[str]()
     for record in all_records():
         try:
-            if record.is_abandoned:
-                record.remove()
             if not (record.folder / RUN).exists() or is_at_work(info := record.read()):
                 continue
             with shipping_lock(info.state).acquire(timeout=_LOCK_SECONDS):
@@ -71,20 +63,15 @@ def ship_records() -> list[str]:
     return shipped
 
 
-def is_at_work(info: RunInfo) -> bool:
-    """Whether the stage of a record still works."""
-    tags = {key: value for key, value in info.tags.items() if value is not None}
-    return info.status == RUNNING and is_alive(tags)
-
-
 class Shipper:
     """Ships the records for one store as stages write them."""
 
     def __init__(self, client: MlflowClient):
         self._client = client
         self._store, self._database = own_store(), store_identity()
-        self._shipments: dict[str, tuple[Shipment, FileLock]] = {}  # state → what is being shipped
-        self._given_up = set[Path]()
+        self._shipments: dict[Path, Shipment] = {}  # folder of a record → its way into the store
+        self._locks: dict[Path, FileLock] = {}
+        self._given_up = set[Path]()  # records that `gradtrail sync` ships
 
     def serve(self) -> bool:
         """Ship until there has been nothing to do for some seconds; return whether this process cannot ship the rest.
@@ -101,49 +88,47 @@ class Shipper:
         return False
 
     def turn(self) -> bool:
-        """Ship what is new; return whether anything is being shipped."""
+        """Ship what is new, and leave a record to `gradtrail sync` after a fault, which the next command tells.
+
+        Returns whether anything is being shipped.
+        """
         for record in self.waiting():
-            if record.folder.parent.name not in self._shipments:
-                self._try(record, functools.partial(self._begin, record))
-        for state, (shipment, _) in [*self._shipments.items()]:
-            self._try(shipment.record, functools.partial(self._advance, state, shipment))
+            try:
+                is_over = self._advance(record)
+            except Exception as error:  # bugs too: they stop no other record
+                is_over = True
+                self._given_up.add(record.folder)
+                if not isinstance(error, BadRecordError):  # which `gradtrail sync` sets aside
+                    record.tell(fault_text(error))
+            if is_over and (lock := self._locks.pop(record.folder, None)):
+                self._shipments.pop(record.folder, None)
+                lock.release()
         return bool(self._shipments)
 
     def waiting(self) -> list[Record]:
-        """Return the records, but for those that could not be shipped."""
+        """Return the records, but for those that are left to `gradtrail sync`."""
         return [record for record in all_records() if record.folder not in self._given_up]
 
-    def _begin(self, record: Record) -> None:
-        if record.is_abandoned:
-            record.remove()
-        elif (record.folder / RUN).exists() and (info := record.read()).store == self._store:
+    def _advance(self, record: Record) -> bool:
+        """Ship what is new of a record; return True once it is removed, as its run is whole."""
+        if record.folder not in self._shipments:
+            if not (record.folder / RUN).exists():
+                return False
+            info = record.read()
+            if info.store != self._store:
+                self._given_up.add(record.folder)
+                return False
             lock = shipping_lock(info.state)
-            with contextlib.suppress(Timeout):  # `gradtrail sync` ships it
+            try:
                 lock.acquire(timeout=0)
-                try:
-                    self._shipments[record.folder.parent.name] = Shipment(self._client, record), lock
-                except BaseException:
-                    lock.release()
-                    raise
-
-    def _advance(self, state: str, shipment: Shipment) -> None:
-        is_whole = False
-        try:
-            is_whole = shipment.advance()
-        finally:
-            if is_whole:
-                shipment.record.remove()
-            if is_whole or sys.exc_info()[0]:
-                self._shipments.pop(state)[1].release()
-
-    def _try(self, record: Record, action: Callable[[], None]) -> None:
-        """Do a step for a record; after a fault, which the next command tells, it is left to `gradtrail sync`."""
-        try:
-            action()
-        except Exception as error:  # bugs too: they stop no other record
-            self._given_up.add(record.folder)
-            if not isinstance(error, BadRecordError):  # which `gradtrail sync` sets aside
-                record.tell(fault_text(error))
+            except Timeout:  # another record of the state is shipped, here or by `gradtrail sync`
+                return False
+            self._locks[record.folder] = lock
+            self._shipments[record.folder] = Shipment(self._client, record)
+        is_whole = self._shipments[record.folder].advance()
+        if is_whole:
+            record.remove()
+        return is_whole
 
 
 def main() -> None:
@@ -161,7 +146,7 @@ def main() -> None:
     except Timeout:
         return
     # A stage that began a record meanwhile saw the lock, and started no other process
-    if is_replaced or any(record.read().store == own_store() for record in shipper.waiting()):
+    if is_replaced or any((record.folder / RUN).exists() for record in shipper.waiting()):
         os.execv(sys.executable, [sys.executable, "-P", "-m", "gradtrail.tracking.shipper"])  # noqa: S606
 
 

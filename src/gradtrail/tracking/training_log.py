@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -16,7 +15,7 @@ from gradtrail.stages.train.checkpoints import Checkpoints
 from gradtrail.stages.train.privacy import redacted_history, redacted_steps
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.stages.train.training import Training
-from gradtrail.tracking.alerts import NOT_FINITE, Alert, Sender, Watch, silent
+from gradtrail.tracking.alerts import NOT_FINITE, Alert, Sender, Watch
 from gradtrail.tracking.live import LiveRun
 from gradtrail.tracking.record import Points
 from gradtrail.tracking.render import curves
@@ -32,7 +31,6 @@ class TrainingLog:
         self._sender = Sender(training.runtime.alert)
         self._raised = set[str]()  # kinds of alerts: each once in a run
         self._watch = self._new_watch()
-        self._timer: threading.Timer | None = None
 
     @contextlib.contextmanager
     def member(self, training: Training, seeds: MemberSeeds) -> Iterator[Checkpoints]:
@@ -44,10 +42,7 @@ class TrainingLog:
             is_kept = training.config.members > 1 or checkpoints.is_complete
             if checkpoints.has_checkpoints:
                 self._run.timings(resumed=True)
-            try:
-                yield checkpoints
-            finally:
-                self._wait_for_epoch(None)
+            yield checkpoints
             if not is_kept:
                 self._run.at_end(checkpoints.remove)
 
@@ -56,9 +51,8 @@ class TrainingLog:
         public = redacted_history(history, self._training.config.privacy)
         last = public.epochs[-1]
         rate = float(history.steps[-1].learning_rate[-1]) / self._training.config.optimizer.learning_rate
-        for alert in self._watch.after_epoch(last, seconds, rate):
+        for alert in self._watch.after_epoch(last, rate):
             self._report(alert, last.epoch, last)
-        self._wait_for_epoch(last)
         if self._training.config.members > 1:
             return
         with self._run.best_effort():
@@ -76,16 +70,6 @@ class TrainingLog:
 
     def _new_watch(self) -> Watch:
         return Watch(self._training.config.epochs, self._training.info.num_classes)
-
-    def _wait_for_epoch(self, last: EpochRecord | None) -> None:
-        """Report the training if the next epoch does not end in time; None for a network that ended."""
-        if self._timer:
-            self._timer.cancel()
-        seconds = self._watch.longest_silence
-        if last and last.epoch < self._training.config.epochs and math.isfinite(seconds):
-            self._timer = threading.Timer(seconds, self._report, (silent(seconds), last.epoch, last))
-            self._timer.daemon = True
-            self._timer.start()
 
     def _report(self, alert: Alert, epoch: int, last: EpochRecord | None = None) -> None:
         """Print an alert, tag the run and send it, once for each kind."""
