@@ -121,7 +121,7 @@ def _recorded(run: Run, index: RunIndex) -> _Source | None:
     """
     name, tags = run.data.tags["stage"], run.data.tags
     snapshots = [snapshot_of(head_commit()), *reversed(committed_snapshots()[0])]
-    stages = [Identity(name, from_lock=True, snapshot=one) for one in snapshots if one and name in one.pipeline]
+    stages = [Identity(name, snapshot=one) for one in snapshots if one and name in one.pipeline]
     sound = [stage for stage in stages if stage.is_sound]
     same = [one for one in sound if one.state == tags["state"] and outputs(tags) in ({}, one.out_digests())]
     alike = (

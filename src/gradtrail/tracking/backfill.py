@@ -72,14 +72,12 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
     num_completed = len(ship_records())
     for notice in take_notices():
         print(notice, file=sys.stderr)
-    states = States(client)
-    states.counts["completed"] = num_completed
+    states, recorded = States(client), recorded_states()
     states.remove_duplicates()
-    recorded = recorded_states()
     trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
     _warn_of_misrecorded(states.misrecorded, recorded.snapshots[-1:])
     # Without those that only the run-cache has, which may be discarded
-    num_absent, num_misrecorded = states.counts["absent"], len(states.misrecorded)
+    of_records = {"absent": states.counts["absent"], "misrecorded": len(states.misrecorded)}
     cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.known.__contains__)]
     states.link_children()
     states.copy_headlines([*cached, *trainings])  # those of recorded states last
@@ -87,10 +85,8 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
     keep_registry(client)
     elsewhere = [run.info.run_id for run in states.still_open if not is_of_this_host(run.data.tags)]
     num_runs = sum("state" in run.data.tags for run in states.index.runs())
-    present, num_unreadable = num_runs - states.rebuilt.total(), states.counts["unreadable"]
-    report = {**states.counts, **states.rebuilt, "present": present, "absent": num_absent, "elsewhere": len(elsewhere)}
-    report["misrecorded"] = num_misrecorded
-    report["unreadable"] = num_unreadable + recorded.num_unreadable
+    states.counts.update(completed=num_completed, unreadable=recorded.num_unreadable, elsewhere=len(elsewhere))
+    report = {**states.counts, **of_records, "present": num_runs - states.rebuilt.total(), **states.rebuilt}
     return report, elsewhere if len(elsewhere) == len(states.still_open) else None
 
 
@@ -114,8 +110,8 @@ class States:
         self._deleted = note_deleted(self._deleted_runs, self.index.runs())
         self.known = {run.data.tags.get("state", "") for run in self.index.runs() if is_finished_or_live(run)}
         self.rebuilt: Counter[str] = Counter()  # stage → number of rebuilt runs
-        killed = [run for run in dead if not outputs(run.data.tags)]
-        self.counts = Counter(killed=len(killed))  # more of the report; see `sync.describe`
+        # More of the report; see `sync.describe`
+        self.counts = Counter(killed=sum(not outputs(run.data.tags) for run in dead))
         self.misrecorded: dict[str, str] = {}  # state that is recorded for outputs of another → warning
         self._entry_by_run: dict[str, Entry] = {}  # what determined its outputs, by the id of a run
         self._run_ids: dict[Result, str | None] = {}  # result → run that represents it, its own or an equivalent one
@@ -133,8 +129,8 @@ class States:
         def place(run: Run) -> tuple[bool, ...]:
             return not is_finished_or_live(run), run.info.run_id not in registered, REBUILT in run.data.tags
 
-        closed = [run for run in reversed(self.index.runs()) if run.info.status != "RUNNING"]
-        for run in sorted([run for run in closed if "state" in run.data.tags], key=place):
+        runs = [run for run in reversed(self.index.runs()) if run.info.status != "RUNNING" and "state" in run.data.tags]
+        for run in sorted(runs, key=place):
             tags, outs = run.data.tags, outputs(run.data.tags)
             machine = tags["state"], tags.get(BYTES)
             same = run if outs else remaining.get(machine, run)
@@ -236,27 +232,27 @@ class States:
 
     def _is_deleted(self, stage: Identity) -> bool:
         """Whether a person deleted the run that represented a recorded result."""
-        if not (same_stage := [one for one in self._deleted if one.stage == stage.name]):
-            return False
-        is_same_result, result = result_test(stage), (stage.state, stage.out_digests())
-        return any((one.state, one.outs) == result or is_same_result(one.params, one.outs) for one in same_stage)
+        deleted, is_same = [one for one in self._deleted if one.stage == stage.name], result_test(stage)
+        result = stage.state, stage.out_digests()
+        return any((one.state, one.outs) == result or is_same(one.params, one.outs) for one in deleted)
 
     def _rebuild(self, stage: Identity) -> str | None:
         """Rebuild the run of a state; return None if its files are missing or, as those of other code, not readable."""
-        if f"results/metrics/{stage.name}.json" not in stage.out_digests():  # another layout
+        outs = stage.out_digests()
+        if f"results/metrics/{stage.name}.json" not in outs:  # another layout
             return None
         with tempfile.TemporaryDirectory() as name:
             place = Path(name).resolve() / "outs"
             if not all(
                 is_here(out, md5) if is_referenced(stage, out) else restore(out, md5, place, stage.commit)
-                for out, md5 in stage.out_digests().items()
+                for out, md5 in outs.items()
             ):
                 self.counts["absent"] += 1
                 return None
             stage, record = dataclasses.replace(stage, place=place), create_record(Path(name) / "record")
             try:
                 info = describe(record, stage, process_tags() | recorded_origin(stage))
-                info = add_outs(record, info, stage, stage.out_digests())
+                info = add_outs(record, info, stage, outs)
             except UserError as error:
                 _warn(stage, f"no run can be rebuilt ({error})")
                 self.counts["unreadable"] += 1
@@ -283,9 +279,10 @@ class States:
             return
         self._models.add((train.info.run_id, md5))
         with tempfile.TemporaryDirectory() as name:
+            folder = Path(name).resolve()
             try:
-                if restore(EXPORT, md5, Path(name).resolve(), stage.commit):
-                    log_export(self._client, train, Path(name).resolve() / EXPORT)
+                if restore(EXPORT, md5, folder, stage.commit):
+                    log_export(self._client, train, folder / EXPORT)
             except UserError as error:  # other code wrote it
                 _warn(stage, f"its export is not logged ({error})")
 
@@ -297,7 +294,7 @@ class States:
     def _replace(self, run: Run, by: str) -> None:
         """Delete a run, which MLflow keeps until `gradtrail gc`, with a tag that names the run in its place."""
         if remove_run(self._client, run, REPLACED, by=by):
-            self.index.drop(run.info.run_id)
+            del self.index[run.info.run_id]
             self.counts["replaced"] += 1
 
     def _set_tag(self, run_id: str, key: str, value: str) -> None:

@@ -146,7 +146,7 @@ def run_cache_entries() -> dict[Path, Section]:
 
 def consistent_stages(snapshot: Snapshot) -> Iterator[Identity]:
     """Yield the stages of a snapshot, in its order, whose sections fit those of the stages before them."""
-    stages = (Identity(name, from_lock=True, snapshot=snapshot) for name in snapshot.pipeline)
+    stages = (Identity(name, snapshot=snapshot) for name in snapshot.pipeline)
     sound = [stage for stage in stages if stage.is_sound]
     has_training = any(stage.name == TRAIN for stage in sound)
     yield from (stage for stage in sound if has_training or not stage.is_below_training)
@@ -154,7 +154,7 @@ def consistent_stages(snapshot: Snapshot) -> Iterator[Identity]:
 
 def last_stage(snapshot: Snapshot) -> Identity:
     """Return the last stage in the lock of a snapshot: for one from the run-cache, the stage of the entry."""
-    return Identity(list(snapshot.lock)[-1], from_lock=True, snapshot=snapshot)
+    return Identity(list(snapshot.lock)[-1], snapshot=snapshot)
 
 
 def recorded_origin(stage: Identity) -> dict[str, str]:
