@@ -13,8 +13,8 @@ from gradtrail.experiments.list_runs import as_table, print_runs
 from gradtrail.stages.common.params import SHARED_BLOCKS
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.runs import search
 from gradtrail.tracking.store import experiment_id, open_store
-from gradtrail.tracking.trainings import find_trainings
 
 MLP = {"train.model": "mlp", "train.mlp.hidden": "[8]", "train.cnn.hidden": "[4]", "train.epochs": "3"}
 RUNS = [  # accuracy, data set, changed params
@@ -100,7 +100,7 @@ def test_value_or_metric_of_no_run_is_one_line(options: dict[str, object], messa
 
 
 def test_narrow_terminal_has_fewer_metrics(store: Path) -> None:
-    runs = find_trainings("eval/accuracy", ascending=False, limit=None)
+    runs = search(open_store(), "tags.stage = 'train'", order="metrics.`eval/accuracy` DESC")
     for width, has_seconds in ((200, True), (90, False)):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(as_table(runs, console))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from mlflow.entities import Run
 from rich.console import Console
 from rich.table import Table
 
@@ -9,7 +10,8 @@ from gradtrail.stages.common.params import MEMBERS, SEED, active_params
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
-from gradtrail.tracking.trainings import Training, find_trainings
+from gradtrail.tracking.runs import search
+from gradtrail.tracking.store import open_store
 
 ACCURACY = "eval/accuracy"
 _METRICS = {  # metric → title and format; on a narrow terminal the last ones are left out
@@ -27,14 +29,15 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     UserError if no run has the metric or the values.
     """
     # Values are compared here: MLflow's language has no way to write all of them
-    trainings = find_trainings(sort_by, ascending=ascending, limit=None if where else limit)
+    order = f"metrics.`{sort_by}` {'ASC' if ascending else 'DESC'}"
+    trainings = search(open_store(), "tags.stage = 'train'", order=order)
     runs = [run for run in trainings if _has(run, where)][:limit]
     if trainings and not runs:
         raise UserError(_no_match(trainings, where))
     if not runs:
         print("no training runs yet; `gradtrail repro` makes the first, `gradtrail sync` adds those of earlier results")
         return
-    metrics = {name for run in runs for name in run.metrics}
+    metrics = {name for run in runs for name in run.data.metrics}
     if sort_by not in metrics and sort_by != ACCURACY:  # which no run has before the first evaluation
         raise UserError(f"--sort-by: no run has the metric {sort_by!r}{suggestion(sort_by, metrics)}")
     console = stdout_console()
@@ -43,12 +46,12 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
         console.print(f"--limit {2 * limit} lists more")
 
 
-def _has(run: Training, where: Mapping[str, str]) -> bool:
-    params = {**run.params, "dataset": run.tags.get("dataset", "")}
+def _has(run: Run, where: Mapping[str, str]) -> bool:
+    params = {**run.data.params, "dataset": run.data.tags.get("dataset", "")}
     return all(key in params and params[key].lower() == value.lower() for key, value in where.items())
 
 
-def _no_match(runs: Sequence[Training], where: Mapping[str, str]) -> str:
+def _no_match(runs: Sequence[Run], where: Mapping[str, str]) -> str:
     """Return the error for filters that no run fits, with the values that there are."""
     hints = []
     for key in where:
@@ -61,23 +64,23 @@ def _no_match(runs: Sequence[Training], where: Mapping[str, str]) -> str:
     return f"--where: none of {len(runs)} training runs has {filters}; {'; '.join(hints)}"
 
 
-def as_table(runs: Sequence[Training], console: Console) -> Table:
+def as_table(runs: Sequence[Run], console: Console) -> Table:
     """Return a table of the params that differ, the accuracy, and as many metrics as fit the width of the console."""
     # Machines, whose times are not comparable, and status have a column only if they differ, as params do
-    facts = [_params(run) | {"machine": run.tags.get("machine", ""), "status": run.status} for run in runs]
+    facts = [_params(run) | {"machine": run.data.tags.get("machine", ""), "status": run.info.status} for run in runs]
     used = [active_params(values) for values in facts]  # a param of a kind counts only for runs of that kind
     names = dict.fromkeys(name for values in used for name in values)
     differing = [name for name in names if len({values[name] for values in used if name in values}) > 1]
     best: dict[str, float] = {}  # data set → highest accuracy
     for run, values in zip(runs, facts, strict=True):
-        best[values["dataset"]] = max(best.get(values["dataset"], 0.0), run.metrics.get(ACCURACY, 0.0))
+        best[values["dataset"]] = max(best.get(values["dataset"], 0.0), run.data.metrics.get(ACCURACY, 0.0))
 
     rows, styles = [], []
     for run, values in zip(runs, facts, strict=True):
-        tags, metrics = run.tags, run.metrics
+        tags, metrics = run.data.tags, run.data.metrics
         is_best = metrics.get(ACCURACY) == best[values["dataset"]]
         experiment = f" ({tags['dvc.exp_name']})" if "dvc.exp_name" in tags else ""
-        row = {"run": run.run_id[:8], "training": f"{run.name}{experiment}"}
+        row = {"run": run.info.run_id[:8], "training": f"{run.info.run_name}{experiment}"}
         row |= {name.removeprefix("train."): values.get(name, "") for name in differing}
         row["test accuracy, %"] = f"{'* ' if is_best else ''}{_accuracy(metrics)}"
         for name, (title, form) in _METRICS.items():
@@ -98,9 +101,9 @@ def as_table(runs: Sequence[Training], console: Console) -> Table:
             del row[last]
 
 
-def _params(run: Training) -> dict[str, str]:
+def _params(run: Run) -> dict[str, str]:
     """Return the params of a run, with its data set, and the seeds of all its members as its seed, such as `0–4`."""
-    params = {**run.params, "dataset": run.tags.get("dataset", "")}
+    params = {**run.data.params, "dataset": run.data.tags.get("dataset", "")}
     if (members := int(params.get(MEMBERS, 1))) > 1:
         params[SEED] = f"{params[SEED]}–{int(params[SEED]) + members - 1}"
     return params

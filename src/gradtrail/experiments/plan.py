@@ -136,7 +136,7 @@ def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[Planne
                 outs |= output_digests(section)
                 continue
             why = "its outputs are missing or changed"
-        cached = [*reversed(run_cache_entries().values())] if cached is None and entry else cached
+        cached = run_cache_entries()[::-1] if cached is None and entry else cached
         candidates = [*([section] if section else []), *(cached or [])] if entry else []
         if made := next((one for one in candidates if locked_entry(one) == entry and _is_complete(one)), None):
             planned[name] = PlannedStage(name, CACHED, why)

@@ -11,7 +11,7 @@ from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import flat_params, is_alive, outputs, param_text, stage_params
 
-MAX_RESULTS = 50_000  # MLflow's limit for one query
+_MAX_RESULTS = 50_000  # MLflow's limit for one query
 
 
 class StoredRuns:
@@ -60,11 +60,12 @@ Find = StoredRuns | RunIndex
 Result = tuple[Mapping[str, str], Mapping[str, str]]  # params; outputs, path → digest
 
 
-def search(client: MlflowClient, condition: str = "", view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
-    """Return the runs that meet a condition in MLflow's language, newest first, by one query."""
+def search(
+    client: MlflowClient, condition: str = "", view: int = ViewType.ACTIVE_ONLY, *, order: str = "start_time DESC"
+) -> list[Run]:
+    """Return the runs that meet a condition, by one query in MLflow's language, newest first unless `order` differs."""
     experiments = [experiment_id(client, kind) for kind in ("data", "models")]
-    order = ["attributes.start_time DESC"]
-    return list(client.search_runs(experiments, condition, view, max_results=MAX_RESULTS, order_by=order))
+    return list(client.search_runs(experiments, condition, view, _MAX_RESULTS, [order]))
 
 
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
