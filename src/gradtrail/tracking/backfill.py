@@ -22,7 +22,7 @@ from mlflow.entities import Run
 from gradtrail.core.names import NETWORKS
 from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.environment import COMMON, has_common_bytes
-from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import active_params
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_source, sha256_of
 from gradtrail.support.errors import UserError
@@ -62,11 +62,11 @@ from gradtrail.tracking.variants import update_parents
 Result = tuple[str, str]  # state, digest of its outputs: other types of machine may have made others
 
 
-def backfill() -> tuple[dict[str, int], list[str] | None]:
+def backfill() -> tuple[dict[str, int], bool]:
     """Rebuild missing runs, link children to their parents, and copy headline metrics to trainings.
 
     Returns:
-        The report; and the open runs of other hosts, or None while a process of this host works on a run.
+        The report; and whether no process of this host works on a run.
     """
     client = open_store()
     num_completed = len(ship_records())
@@ -83,11 +83,11 @@ def backfill() -> tuple[dict[str, int], list[str] | None]:
     states.copy_headlines([*cached, *trainings])  # those of recorded states last
     update_parents(client, states.index.runs())
     keep_registry(client)
-    elsewhere = [run.info.run_id for run in states.still_open if not is_of_this_host(run.data.tags)]
+    num_elsewhere = sum(not is_of_this_host(run.data.tags) for run in states.still_open)
     num_runs = sum("state" in run.data.tags for run in states.index.runs())
-    states.counts.update(completed=num_completed, unreadable=recorded.num_unreadable, elsewhere=len(elsewhere))
+    states.counts.update(completed=num_completed, unreadable=recorded.num_unreadable, elsewhere=num_elsewhere)
     report = {**states.counts, **of_records, "present": num_runs - states.rebuilt.total(), **states.rebuilt}
-    return report, elsewhere if len(elsewhere) == len(states.still_open) else None
+    return report, num_elsewhere == len(states.still_open)
 
 
 def backfill_experiment(experiment: Experiment) -> None:
@@ -324,17 +324,15 @@ def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), prefix
 
 def _warn_of_misrecorded(lines: Mapping[str, str], working: Sequence[Snapshot]) -> None:
     """Print the warnings, by state: of the working folder's states always, of others once."""
-    place = private_folder() / "misrecorded.json"
+    place = private_folder() / "warned.json"
     warned: set[str] = set()
     with contextlib.suppress(OSError, ValueError):
-        warned = set(json.loads(place.read_bytes()))
+        warned = {*json.loads(place.read_bytes())["states"]}
     current = {stage.state for snapshot in working if not snapshot.commit for stage in consistent_stages(snapshot)}
-    for state, line in lines.items():
-        if state in current or state not in warned:
-            print(line, file=sys.stderr)
+    for line in (line for state, line in lines.items() if state not in warned - current):
+        print(line, file=sys.stderr)
     if lines:
-        with atomic_file(place) as temporary:
-            temporary.write_text(json.dumps(sorted(warned | lines.keys())))
+        write_json(place, {"states": sorted(warned | lines.keys())})
 
 
 def _warn(stage: Identity, message: str) -> None:

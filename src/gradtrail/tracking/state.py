@@ -38,6 +38,7 @@ from gradtrail.stages.common.pipeline_file import (
 )
 from gradtrail.stages.common.stage import Stage
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder, working_folder
 
 
@@ -231,13 +232,17 @@ def state_lock(stage: str, state: str) -> Iterator[None]:
     """Hold the lock of a state; if another process holds it, print that and wait.
 
     Two processes would write the same outputs, and log every point of a curve twice. The operating system releases the
-    lock of a process that was killed.
+    lock of a process that was killed. If no lock can be made, a warning is printed.
     """
-    lock = lock_file(stage, state)
-    try:
-        held = lock.acquire(timeout=0)
-    except Timeout:
-        print(f"{stage}: another process is already making this state; waiting for it", file=sys.stderr)
-        held = lock.acquire()
-    with held:
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = lock_file(stage, state)
+            try:
+                stack.enter_context(lock.acquire(timeout=0))
+            except Timeout:
+                print(f"{stage}: another process is already making this state; waiting for it", file=sys.stderr)
+                stack.enter_context(lock.acquire())
+        except OSError as error:
+            why = f"the state could not be locked against a second process: {one_line(error)}"
+            print(f"warning: {stage}: {why}", file=sys.stderr)
         yield
