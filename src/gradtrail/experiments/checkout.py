@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, git, git_bytes, head_commit, strict_git
 from gradtrail.tracking.artifacts import download, read_artifact
 from gradtrail.tracking.lookup import look_up
-from gradtrail.tracking.recorded import Section, committed_snapshots, difference, fits, snapshot_of
+from gradtrail.tracking.recorded import Section, difference, fits, recorded_states, snapshot_of
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run
 from gradtrail.tracking.state import Identity, Snapshot, state_key
 from gradtrail.tracking.store import open_store
@@ -50,7 +50,6 @@ class _Source:
     tree: str  # the commit, or the id of its tree with the run's changes
     stages: list[str]  # the run's stage, last, and those before it
     sections: dict[str, Section]  # of `dvc.lock`, for the stages whose outputs are known
-    changed: list[str] = field(default_factory=list)  # stages before the run's that read other code or params
 
 
 def checkout(word: str, place: Path, *, allow_missing: bool) -> int:
@@ -87,8 +86,6 @@ def checkout(word: str, place: Path, *, allow_missing: bool) -> int:
         if status := subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
             return status
     print(f"outs: {len(outs)}, with those of {', '.join(source.sections) or 'no stage of the run'}")
-    if source.changed:
-        print(f"of other code or params: {', '.join(source.changed)}; `dvc repro` runs them again")
     if absent := [*missing, *(f"those of {name}" for name in source.stages if name not in source.sections)]:
         print(f"missing: {', '.join(absent)}; {remedy}")
     if commit != head:
@@ -111,13 +108,13 @@ def _recorded(run: Run, index: RunIndex) -> _Source | None:
     One of the run's very state comes first, then one whose other code wrote the same; of either HEAD, then the newest.
     """
     name, tags = run.data.tags["stage"], run.data.tags
-    snapshots = [snapshot_of(head_commit()), *reversed(committed_snapshots()[0])]
-    stages = [Identity(name, snapshot=one) for one in snapshots if one and name in one.pipeline]
+    snapshots = [snapshot_of(head_commit()), *reversed(recorded_states().snapshots)]
+    stages = [Identity(name, snapshot=one) for one in snapshots if one and one.commit and name in one.pipeline]
     sound = [stage for stage in stages if stage.is_sound]
     same = [one for one in sound if one.state == tags["state"] and outputs(tags) in ({}, one.out_digests())]
     alike = (one for one in sound if find_equivalent_run(index, one) is run)
     for stage in (*same, *alike):
-        if stage.snapshot and not _differences(stage.commit, {name: stage.entry(name) for name in stage.lineage}):
+        if stage.snapshot and not any(_difference(stage.commit, stage.entry(name)) for name in stage.lineage):
             sections = {name: stage.snapshot.lock[name] for name in stage.lineage}
             return _Source(commit=stage.commit, tree=stage.commit, stages=stage.lineage, sections=sections)
     return None
@@ -142,13 +139,12 @@ def _with_diff(run: Run, index: RunIndex, client: MlflowClient) -> _Source:
         raise UserError(f"{run_id}: its artifact lineage.json is missing")
     entries = {name: Entry(cmd=one["cmd"], params=one["params"], deps=one["deps"]) for name, one in lineage.items()}
     tree = _tree(commit, diff)
-    differences = _differences(tree, entries)
-    if mismatch := differences.pop(tags["stage"], ""):
+    if mismatch := _difference(tree, entries[tags["stage"]]):
         files = [line for line in text.splitlines() if line.startswith(NOT_IN_GIT)]
         files += [f"untracked: {name}" for name in _untracked()]
         raise UserError("; ".join([f"{run_id}: commit {commit[:12]} has not what the run read: {mismatch}", *files]))
     sections = _sections(run, entries, index, snapshot_of(commit))
-    return _Source(commit=commit, tree=tree, stages=[*entries], sections=sections, changed=[*differences])
+    return _Source(commit=commit, tree=tree, stages=[*entries], sections=sections)
 
 
 def _untracked() -> list[str]:
@@ -157,14 +153,10 @@ def _untracked() -> list[str]:
     return [os.fsdecode(name) for name in listed if name]
 
 
-def _differences(tree: str, entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Return stage → what a tree has otherwise than the code, params and data of git that the stage read."""
-    untracked, differences = _untracked(), {}
-    for name, entry in entries.items():
-        deps = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep) or dep.startswith(_READ)}
-        if other := difference(tree, dataclasses.replace(entry, deps=deps), untracked):
-            differences[name] = other
-    return differences
+def _difference(tree: str, entry: Entry) -> str:
+    """Return what a tree has otherwise than the code, params and data of git that a stage read; empty if nothing."""
+    deps = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep) or dep.startswith(_READ)}
+    return difference(tree, dataclasses.replace(entry, deps=deps), _untracked())
 
 
 def _sections(run: Run, entries: dict[str, Entry], index: RunIndex, snapshot: Snapshot | None) -> dict[str, Section]:

@@ -6,6 +6,7 @@ Orbax checkpoints and `git.diff`. The store is searched once, at the beginning; 
 
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 import tempfile
@@ -14,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -113,7 +113,6 @@ class States:
         # More of the report; see `sync.describe`
         self.counts = Counter(killed=sum(not outputs(run.data.tags) for run in dead))
         self.misrecorded: dict[str, str] = {}  # state that is recorded for outputs of another → warning
-        self._entry_by_run: dict[str, Entry] = {}  # what determined its outputs, by the id of a run
         self._run_ids: dict[Result, str | None] = {}  # result → run that represents it, its own or an equivalent one
         self._client = client
 
@@ -189,17 +188,9 @@ class States:
         recorded, has_own_network = stage.entry(stage.name), stage_params(stage).get("train.model") == "own"
         ignored = () if has_own_network else (NETWORKS.as_posix(),)
         prefix = f"{TRAIN}." if has_training and stage.name != TRAIN else None
-        pairs = [(run, difference(recorded, self._entry_of(run), ignored, prefix)) for run in executions]
-        return pairs[0] if pairs and all(words for _, words in pairs) else None
-
-    def _entry_of(self, run: Run) -> Entry:
-        """Return what determined the outputs of a run; an empty entry if its artifact is missing or damaged."""
-        if run.info.run_id not in self._entry_by_run:
-            entry: dict[str, Any] = {"params": {}, "deps": {}}
-            with contextlib.suppress(ValueError, LookupError):
-                entry = json.loads(read_artifact(self._client, run.info.run_id, LINEAGE))[run.data.tags["stage"]]
-            self._entry_by_run[run.info.run_id] = Entry(cmd="", params=entry["params"], deps=entry["deps"])
-        return self._entry_by_run[run.info.run_id]
+        entries = [_entry_of(self._client, run.info.run_id, stage.name) for run in executions]
+        differences = [difference(recorded, entry, ignored, prefix) for entry in entries]
+        return (executions[0], differences[0]) if executions and all(differences) else None
 
     @cached_property
     def _executed(self) -> dict[str, list[Run]]:
@@ -302,15 +293,21 @@ class States:
         self.index.refresh([run_id])
 
 
+@functools.cache
+def _entry_of(client: MlflowClient, run_id: str, stage: str) -> Entry:
+    """Return what determined the outputs of a run; an empty entry if its artifact is missing or damaged."""
+    with contextlib.suppress(ValueError, LookupError):
+        entry = json.loads(read_artifact(client, run_id, LINEAGE))[stage]
+        return Entry(cmd="", params=entry["params"], deps=entry["deps"])
+    return Entry(cmd="", params={}, deps={})
+
+
 def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), prefix: str | None = None) -> str:
     """Return the first param or dep in which a record and an execution differ, code and packages aside; or empty.
 
     Equal outputs of other code or packages are normal, such as in a commit that was pulled, and so is what only one of
-    them has: it came or went with the code.
-
-    Args:
-        ignored: Data deps that have no effect.
-        prefix: Prefix of params of another stage, whose own record shows that they are right.
+    them has: it came or went with the code. `ignored` data deps have no effect; params with a `prefix` are of another
+    stage, whose own record shows that they are right.
     """
     new, old = (active_params(flat_params(entry)) for entry in (recorded, made))
     for key, value in new.items():

@@ -54,7 +54,7 @@ _EXPERIMENT = re.compile(r"(\w+) refs/exps/([0-9a-f]{2})/([0-9a-f]{38,62})/(.+)"
 class RecordedStates:
     """The states that commits, experiments and the working folder record."""
 
-    snapshots: list[Snapshot]  # oldest first, the working folder's last
+    snapshots: list[Snapshot]  # distinct ones of commits and experiments, oldest first; the working folder's last
     num_unreadable: int  # commits whose `dvc.yaml` or `dvc.lock` cannot be read
 
     def only_in_run_cache(self, is_known: Callable[[str], bool]) -> list[Snapshot]:
@@ -79,13 +79,6 @@ class RecordedStates:
         return [Snapshot(pipeline=pipeline, lock=lock) for lock in locks.values() if lock]
 
 
-def recorded_states() -> RecordedStates:
-    """Read what commits, experiments and the working folder record."""
-    committed, num_unreadable = committed_snapshots()
-    working = working_snapshot()
-    return RecordedStates(snapshots=[*committed, *([working] if working else [])], num_unreadable=num_unreadable)
-
-
 def find_experiments() -> list[Experiment]:
     """Return DVC's experiments, the oldest first."""
     lines = git("for-each-ref", "--sort=committerdate", "--format=%(objectname) %(refname)", "refs/exps").splitlines()
@@ -108,22 +101,22 @@ def snapshot_of(commit: str) -> Snapshot | None:
     return _commit_snapshot(commit, ids) if all(ids[:2]) else None
 
 
-def committed_snapshots() -> tuple[list[Snapshot], int]:
-    """Return the distinct snapshots of commits and experiments, oldest first, and the number that cannot be read."""
+def recorded_states() -> RecordedStates:
+    """Read what commits, experiments and the working folder record."""
     history = git("rev-list", "--reverse", "--full-history", "--exclude=refs/exps/*", "--all", "--", *FILES[1::2])
     experiments = {one.commit: one for one in find_experiments()}
     commits = list(dict.fromkeys([*history.splitlines(), *experiments]))
     snapshots: dict[tuple[str, ...], Snapshot | None] = {}
     for commit, *parts in zip(commits, *(blob_ids(commits, name) for name in FILES), strict=True):
         ids = tuple(parts)
-        if not all(ids[:2]):
-            continue
-        if ids not in snapshots:
+        if all(ids[:2]) and ids not in snapshots:
             snapshots[ids] = _commit_snapshot(commit, ids)
-        if (one := snapshots[ids]) and not one.experiment:
+        if (one := snapshots.get(ids)) and not one.experiment:
             snapshots[ids] = dataclasses.replace(one, experiment=experiments.get(commit))
     readable = [one for one in snapshots.values() if one]
-    return readable, len(snapshots) - len(readable)
+    working = working_snapshot()
+    num_unreadable = len(snapshots) - len(readable)
+    return RecordedStates(snapshots=[*readable, *([working] if working else [])], num_unreadable=num_unreadable)
 
 
 def entry_files() -> list[Path]:
