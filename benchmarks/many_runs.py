@@ -105,7 +105,7 @@ def add_runs(store: sqlite3.Connection, pipeline: dict[str, StageSpec], locks: M
     for number, (seed, lock) in enumerate(locks.items()):
         snapshot, parent = Snapshot(pipeline=pipeline, lock=lock), ""
         for stage in STAGES:
-            identity, run = Identity(stage, from_lock=True, snapshot=snapshot), uuid.uuid4().hex
+            identity, run = Identity(stage, snapshot=snapshot), uuid.uuid4().hex
             parent = parent or run
             began = 1_700_000_000_000 + 60_000 * number
             row = rows[stage] | {

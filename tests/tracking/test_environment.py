@@ -35,6 +35,7 @@ CPU revision\t: 1
 def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The system's files, path → text; there is no accelerator."""
     texts = {"/proc/cpuinfo": MILAN}
+    monkeypatch.setattr(module, "_text", lambda path: texts.get(path, ""))
     monkeypatch.setattr(module, "cpuinfo", lambda: texts.get("/proc/cpuinfo", ""))
     monkeypatch.setattr(module, "_accelerators", list)
     return texts
@@ -81,3 +82,20 @@ def test_environment_has_versions_and_switches_as_plain_values(monkeypatch: pyte
     assert description["packages"]["jax"] == version("jax")
     assert description["switches"]["XLA_FLAGS"] == "--xla_cpu_max_isa=AVX2"
     assert "UNRELATED" not in description["switches"]
+
+
+def test_environment_has_what_changes_compiled_code_and_its_speed(texts: dict[str, str]) -> None:
+    flags = "fpu smep avx512f amx_bf16 asimd crc32 bf16"
+    texts["/proc/cpuinfo"] = MILAN.replace("fpu sse2 avx2 fma", flags)
+    texts["/sys/fs/cgroup/cpu.max"] = "150000 100000\n"
+    texts["/proc/driver/nvidia/version"] = "NVRM version: NVIDIA Open Kernel Module for x86_64  580.95.05\n"
+    description = environment()
+    assert description["processor"]["features"] == ["amx_bf16", "asimd", "avx512f", "bf16"]
+    assert description["processor"]["cores_quota"] == 1.5
+    assert description["driver"] == "580.95.05"
+    texts["/sys/fs/cgroup/cpu.max"] = "max 100000\n"
+    del texts["/proc/cpuinfo"], texts["/proc/driver/nvidia/version"]
+    description = environment()
+    assert description["processor"]["features"] == []
+    assert "cores_quota" not in description["processor"]
+    assert description["driver"] == ""

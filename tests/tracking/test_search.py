@@ -50,7 +50,7 @@ def state(*, code: str = "new", bins: int = 15, evaluated: str = "a") -> Identit
         "evaluate": section("evaluate", {"bins": bins}, {"code.py": code}, {"results/evaluate": evaluated}),
         "export": section("export", {"format": "onnx"}, {"code.py": code, "results/evaluate": evaluated}, OUTS),
     }
-    return Identity("export", from_lock=True, snapshot=Snapshot(pipeline=PIPELINE, lock=lock))
+    return Identity("export", snapshot=Snapshot(pipeline=PIPELINE, lock=lock))
 
 
 def run_of(stage: Identity, params: Mapping[str, str], outs: Mapping[str, str] = OUTS) -> Run:
@@ -108,7 +108,7 @@ def test_index_finds_what_a_query_finds_after_runs_changed() -> None:
     stored["a3"] = run("a3", "a", {})
     stored["a3"].info.start_time, stored["a3"].info.status = 3, "FINISHED"
     index.refresh(["a3"])
-    index.drop("a2")
+    del index["a2"]
     assert [one.info.run_id for one in index({"state": "a"})] == ["a3", "a1"]
     assert [one.info.run_id for one in index({}, finished=True)] == ["a3"]
     assert index({"state": "c"}) == []
@@ -164,7 +164,7 @@ def training(config: TrainConfig) -> Identity:
     section = {name: getattr(config, name) for name in ("seed", "members", "epochs")}
     params = {"params.yaml": {"train": section | {"vary": [*config.vary]}}}
     lock = {"train": {"cmd": "train", "params": params, "deps": [{"path": "code.py", "md5": "c"}]}}
-    return Identity("train", from_lock=True, snapshot=Snapshot(pipeline={"train": SPEC}, lock=lock))
+    return Identity("train", snapshot=Snapshot(pipeline={"train": SPEC}, lock=lock))
 
 
 def keys(config: TrainConfig) -> list[str]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, git, git_bytes, head_commit, strict_git
 from gradtrail.tracking.artifacts import download, read_artifact
 from gradtrail.tracking.lookup import look_up
-from gradtrail.tracking.recorded import Section, committed_snapshots, difference, fits, snapshot_of
+from gradtrail.tracking.recorded import Section, difference, fits, recorded_states, snapshot_of
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run
 from gradtrail.tracking.state import Identity, Snapshot, state_key
 from gradtrail.tracking.store import open_store
@@ -50,16 +50,6 @@ class _Source:
     tree: str  # the commit, or the id of its tree with the run's changes
     stages: list[str]  # the run's stage, last, and those before it
     sections: dict[str, Section]  # of `dvc.lock`, for the stages whose outputs are known
-    changed: list[str] = field(default_factory=list)  # stages before the run's that read other code or params
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What a checkout writes, and what it cannot."""
-
-    files: dict[str, bytes] = field(default_factory=dict)  # path → content that the commit shall have
-    outs: dict[str, str] = field(default_factory=dict)  # path → digest, of what DVC checks out
-    missing: dict[str, str] = field(default_factory=dict)  # path → digest, of the run's that nothing here has
 
 
 def checkout(word: str, place: Path, *, allow_missing: bool) -> int:
@@ -77,28 +67,26 @@ def checkout(word: str, place: Path, *, allow_missing: bool) -> int:
         raise UserError(f"{word}: {len(matches)} runs; `gradtrail show {word}` lists them")
     (run,) = matches
     source = _recorded(run, index) or _with_diff(run, index, client)
-    plan = _plan(source)
+    files, outs, missing = _plan(source)
     remedy = f"{'`dvc pull` fetches or ' if has_remote() else ''}`dvc repro` computes them"
-    if plan.missing and not allow_missing:
-        names = ", ".join(f"{out} ({md5})" for out, md5 in plan.missing.items())
+    if missing and not allow_missing:
+        names = ", ".join(f"{out} ({md5})" for out, md5 in missing.items())
         rest = f"`gradtrail checkout {word} --allow-missing` brings back the rest, then {remedy}"
         raise UserError(f"not in DVC's cache: {names}; {rest}")
-    commit = _commit(run, source.commit, _tree(source.tree, files=plan.files))
-    _require_saved(commit, plan.outs)
+    commit = _commit(run, source.commit, _tree(source.tree, files=files))
+    _require_saved(commit, outs)
 
     branch = git("symbolic-ref", "--quiet", "--short", "HEAD")
     if commit != head:
         strict_git("-c", f"core.hooksPath={os.devnull}", "checkout", "--detach", commit)  # DVC has a hook that may fail
     made = f", made of {source.commit[:12]} for this run; `git switch -c NAME` gives it a branch"
     print(f"code and params: commit {commit[:12]}{made if commit != source.commit else ''}", flush=True)
-    if plan.outs:
-        command = [sys.executable, "-m", "dvc", "checkout", "--force", *plan.outs]
+    if outs:
+        command = [sys.executable, "-m", "dvc", "checkout", "--force", *outs]
         if status := subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
             return status
-    print(f"outs: {len(plan.outs)}, with those of {', '.join(source.sections) or 'no stage of the run'}")
-    if source.changed:
-        print(f"of other code or params: {', '.join(source.changed)}; `dvc repro` runs them again")
-    if absent := [*plan.missing, *(f"those of {name}" for name in source.stages if name not in source.sections)]:
+    print(f"outs: {len(outs)}, with those of {', '.join(source.sections) or 'no stage of the run'}")
+    if absent := [*missing, *(f"those of {name}" for name in source.stages if name not in source.sections)]:
         print(f"missing: {', '.join(absent)}; {remedy}")
     if commit != head:
         print(f"to go back: git {f'switch {branch}' if branch else f'checkout {head[:12]}'} && dvc checkout dvc.yaml")
@@ -109,8 +97,8 @@ def _require_committed() -> str:
     """Return the commit of HEAD; raise UserError if a tracked file differs from it."""
     if not (head := head_commit()):
         raise UserError(f"{Path.cwd()}: git has no commit here")
-    if changed := git("diff", "--name-only", head).splitlines():
-        raise UserError(f"{changed[0]}: has uncommitted changes; commit them, or put them aside with `git stash`")
+    if edited := git("diff", "--name-only", head).splitlines():
+        raise UserError(f"{edited[0]}: has uncommitted changes; commit them, or put them aside with `git stash`")
     return head
 
 
@@ -120,15 +108,13 @@ def _recorded(run: Run, index: RunIndex) -> _Source | None:
     One of the run's very state comes first, then one whose other code wrote the same; of either HEAD, then the newest.
     """
     name, tags = run.data.tags["stage"], run.data.tags
-    snapshots = [snapshot_of(head_commit()), *reversed(committed_snapshots()[0])]
-    stages = [Identity(name, from_lock=True, snapshot=one) for one in snapshots if one and name in one.pipeline]
+    snapshots = [snapshot_of(head_commit()), *reversed(recorded_states().snapshots)]
+    stages = [Identity(name, snapshot=one) for one in snapshots if one and one.commit and name in one.pipeline]
     sound = [stage for stage in stages if stage.is_sound]
     same = [one for one in sound if one.state == tags["state"] and outputs(tags) in ({}, one.out_digests())]
-    alike = (
-        one for one in sound if (other := find_equivalent_run(index, one)) and other.info.run_id == run.info.run_id
-    )
+    alike = (one for one in sound if find_equivalent_run(index, one) is run)
     for stage in (*same, *alike):
-        if stage.snapshot and not _differences(stage.commit, {name: stage.entry(name) for name in stage.lineage}):
+        if stage.snapshot and not any(_difference(stage.commit, stage.entry(name)) for name in stage.lineage):
             sections = {name: stage.snapshot.lock[name] for name in stage.lineage}
             return _Source(commit=stage.commit, tree=stage.commit, stages=stage.lineage, sections=sections)
     return None
@@ -152,13 +138,12 @@ def _with_diff(run: Run, index: RunIndex, client: MlflowClient) -> _Source:
         raise UserError(f"{run_id}: its artifact lineage.json is missing")
     entries = {name: Entry(cmd=one["cmd"], params=one["params"], deps=one["deps"]) for name, one in lineage.items()}
     tree = _tree(commit, diff)
-    differences = _differences(tree, entries)
-    if mismatch := differences.pop(tags["stage"], ""):
+    if mismatch := _difference(tree, entries[tags["stage"]]):
         files = [line for line in text.splitlines() if line.startswith(NOT_IN_GIT)]
         files += [f"untracked: {name}" for name in _untracked()]
         raise UserError("; ".join([f"{run_id}: commit {commit[:12]} has not what the run read: {mismatch}", *files]))
     sections = _sections(run, entries, index, snapshot_of(commit))
-    return _Source(commit=commit, tree=tree, stages=[*entries], sections=sections, changed=[*differences])
+    return _Source(commit=commit, tree=tree, stages=[*entries], sections=sections)
 
 
 def _untracked() -> list[str]:
@@ -167,14 +152,10 @@ def _untracked() -> list[str]:
     return [os.fsdecode(name) for name in listed if name]
 
 
-def _differences(tree: str, entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Return stage → what a tree has otherwise than the code, params and data of git that the stage read."""
-    untracked, differences = _untracked(), {}
-    for name, entry in entries.items():
-        deps = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep) or dep.startswith(_READ)}
-        if other := difference(tree, dataclasses.replace(entry, deps=deps), untracked):
-            differences[name] = other
-    return differences
+def _difference(tree: str, entry: Entry) -> str:
+    """Return what a tree has otherwise than the code, params and data of git that a stage read; empty if nothing."""
+    deps = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep) or dep.startswith(_READ)}
+    return difference(tree, dataclasses.replace(entry, deps=deps), _untracked())
 
 
 def _sections(run: Run, entries: dict[str, Entry], index: RunIndex, snapshot: Snapshot | None) -> dict[str, Section]:
@@ -199,9 +180,15 @@ def _section(entry: Entry, outs: Mapping[str, str]) -> Section:
     return {"cmd": entry.cmd, "deps": items(entry.deps), "params": entry.params, "outs": items(outs)}
 
 
-def _plan(source: _Source) -> _Plan:
-    """Return what makes of a source one that records the run's sections and has their metrics."""
-    plan, contents = _Plan(), blobs(source.tree, FILES)
+def _plan(source: _Source) -> tuple[dict[str, bytes], dict[str, str], dict[str, str]]:
+    """Return what makes of a source one that records the run's sections and has their metrics.
+
+    Returns:
+        Path → content that the commit shall have; path → digest of what DVC checks out, of the other stages only what
+        is here; and path → digest of the outputs of the run's stages that nothing here has.
+    """
+    files, outs, missing = dict[str, bytes](), dict[str, str](), dict[str, str]()
+    contents = blobs(source.tree, FILES)
     for file, lock_file in zip(FILES[::2], FILES[1::2], strict=True):
         stages = parse_pipeline(parse_yaml(contents[file], file), file) if file in contents else {}
         needed = {name: source.sections[name] for name in stages if name in source.sections}
@@ -209,23 +196,18 @@ def _plan(source: _Source) -> _Plan:
             continue  # DVC does not see an optional pipeline that never ran
         lock = parse_yaml(contents.get(lock_file, b"schema: '2.0'"), lock_file)
         locked: dict[str, Section] = lock.get("stages", {}) | needed
-        plan.files.update({lock_file: _as_yaml(lock | {"stages": locked})} if locked != lock.get("stages") else {})
-        plan.files.update({str(Path(file).with_name(".dvcignore")): b"!/dvc.yaml\n"} if file != FILES[0] else {})
-        for name in (name for name in stages if name in locked):
-            _add_outs(plan, locked[name], source.commit, is_own=name in needed)
-    return plan
-
-
-def _add_outs(plan: _Plan, section: Section, base: str, *, is_own: bool) -> None:
-    """Add the outputs of a section; those of a stage that is not the run's own are brought back if they are here."""
-    with tempfile.TemporaryDirectory() as folder:
-        for out, md5 in output_digests(section).items():
-            if not out.startswith(_METRICS) and is_here(out, md5):
-                plan.outs[out] = md5
-            elif is_own and out.startswith(_METRICS) and restore(out, md5, Path(folder), base):
-                plan.files[out] = Path(folder, out).read_bytes()
-            elif is_own:
-                plan.missing[out] = md5
+        files |= {lock_file: _as_yaml(lock | {"stages": locked})} if locked != lock.get("stages") else {}
+        files |= {str(Path(file).with_name(".dvcignore")): b"!/dvc.yaml\n"} if file != FILES[0] else {}
+        digests = [(out, md5, name) for name in stages for out, md5 in output_digests(locked.get(name, {})).items()]
+        with tempfile.TemporaryDirectory() as folder:
+            for out, md5, name in digests:
+                if not out.startswith(_METRICS) and is_here(out, md5):
+                    outs[out] = md5
+                elif name in needed and out.startswith(_METRICS) and restore(out, md5, Path(folder), source.commit):
+                    files[out] = Path(folder, out).read_bytes()
+                elif name in needed:
+                    missing[out] = md5
+    return files, outs, missing
 
 
 def _as_yaml(content: Mapping[str, Any]) -> bytes:

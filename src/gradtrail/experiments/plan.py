@@ -22,7 +22,7 @@ from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.recorded import run_cache_entries
-from gradtrail.tracking.state import Identity, PlannedStages
+from gradtrail.tracking.state import PlannedStages
 
 UP_TO_DATE, CACHED, TO_BE_MADE = "up to date", "cached", "to be made"
 _MIB = 2**20
@@ -124,7 +124,6 @@ def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[Planne
     pipeline = stages.pipeline
     outs: dict[str, str] = {}  # output → digest, of the stages that are up to date or cached
     planned: dict[str, PlannedStage] = {}
-    lock = Identity(next(iter(pipeline)), from_lock=True)
     cached: list[dict[str, Any]] | None = None  # entries of the run-cache, newest first, once they are needed
     for name in TopologicalSorter({name: upstream_stages(name, pipeline) for name in pipeline}).static_order():
         unmade = [before for before in upstream_stages(name, pipeline) if planned[before].status == TO_BE_MADE]
@@ -132,12 +131,12 @@ def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[Planne
         section = stages.lock.get(name)
         why = ", ".join([*_changes(stages, name, params, entry, section), *(f"after {before}" for before in unmade)])
         if entry and section and locked_entry(section) == entry:
-            if lock.has_outs_of_lock(name):
+            if {out: stages.digest(out, {}) for out in pipeline[name].outs} == output_digests(section):
                 planned[name] = PlannedStage(name, UP_TO_DATE, "")
                 outs |= output_digests(section)
                 continue
             why = "its outputs are missing or changed"
-        cached = [*reversed(run_cache_entries().values())] if cached is None and entry else cached
+        cached = run_cache_entries()[::-1] if cached is None and entry else cached
         candidates = [*([section] if section else []), *(cached or [])] if entry else []
         if made := next((one for one in candidates if locked_entry(one) == entry and _is_complete(one)), None):
             planned[name] = PlannedStage(name, CACHED, why)

@@ -2,7 +2,7 @@
 
 The pipeline is up to date if the stamps of its files are the same as before and after a `dvc repro` that succeeded and
 changed none of them. Stamps are stricter than DVC's: they cover every file of the repository, the cached files of the
-outputs, and the time of change of each. A pipeline that depends on anything else is never found up to date.
+outputs, and the time of change of each. A pipeline that may depend on anything else is never found up to date.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from gradtrail.stages.common.dvc_cache import file_folder, listing
 from gradtrail.stages.common.files import atomic_file
@@ -21,18 +20,17 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.paths import private_folder
 from gradtrail.tracking.recorded import working_snapshot
 
-_CONFIGS = (Path(".dvc/config"), Path(".dvc/config.local"))
 # What has no stamp in the root, as it changes without a stage: what is hidden, and MLflow's files
 _UNSTAMPED = re.compile(r"\.(?!dvcignore$)|mlruns(/|$)|mlflow\.db")
-_PATH = re.compile(r"(?![./])[^$:]+")  # not absolute, no address, no template
-_KEYS = {"cmd", "deps", "desc", "meta", "metrics", "outs", "params", "plots", "wdir"}  # of a stage; not always_changed
+_STAMPED = re.compile(rf"(?!{_UNSTAMPED.pattern})\w[\w.-]*(/\w[\w.-]*)*")  # paths of deps, outs and params files
+_KEYS = {"cmd", "deps", "params", "outs", "metrics"}  # of a stage that runs only if one of its files changes
 
 
 def pipeline_stamp() -> str:
-    """Return a digest of the stamps of all files that `dvc repro` may read; empty if its files cannot be read."""
+    """Return a digest of the stamps of all files that `dvc repro` may read; empty if some have none."""
     with contextlib.suppress(UserError):
-        stamps = [*map(_stamp, _CONFIGS), *_stamps_of_repository(), *_stamps_of_cache()]
-        return sha256_of({"dvc": version("dvc"), "stamps": sorted(stamps)})
+        configs = [_stamp(Path(".dvc", name)) for name in ("config", "config.local")]
+        return sha256_of({"dvc": version("dvc"), "stamps": sorted([*configs, *_repository(), *_cache()])})
     return ""
 
 
@@ -43,7 +41,8 @@ def is_up_to_date(stamp: str) -> bool:
 
 def remember(stamp: str) -> None:
     """Keep the stamp that was taken before a `dvc repro` that succeeded, if that had nothing to do."""
-    if stamp and stamp == pipeline_stamp() and _depends_on_repository():
+    files = [Path(name) for name in FILES[::2] if Path(name).is_file()]
+    if stamp and stamp == pipeline_stamp() and all(map(_has_only_stamped_files, files)):
         with atomic_file(_place()) as temporary:
             temporary.write_text(stamp)
 
@@ -60,57 +59,32 @@ def _stamp(path: Path) -> list[str]:
     return [str(path)]
 
 
-def _stamps_of_repository() -> Iterator[list[str]]:
-    for place, names_of_folders, names in os.walk("."):
-        names_of_folders[:] = [name for name in names_of_folders if not _UNSTAMPED.match(str(Path(place, name)))]
-        for folder in (Path(place, name) for name in names_of_folders):
-            yield [str(folder)]  # an output may be an empty folder
-            if folder.is_symlink():  # whose files are not seen
-                yield _never_the_same()
-        for file in (Path(place, name) for name in names):
-            if not _UNSTAMPED.match(str(file)):
-                yield _stamp(file)
-            # May name files elsewhere
-            if file.suffix == ".dvc" or (file.name == "dvc.yaml" and str(file) not in FILES):
-                yield _never_the_same()
+def _repository() -> Iterator[list[str]]:
+    for place, folders, names in os.walk("."):
+        folders[:] = [name for name in folders if not _UNSTAMPED.match(str(Path(place, name)))]
+        paths = [path for name in (*folders, *names) if not _UNSTAMPED.match(str(path := Path(place, name)))]
+        for path in paths:
+            is_folder = path.name in folders
+            # They may name files elsewhere
+            is_open = path.is_symlink() if is_folder else path.suffix == ".dvc" or path.name == "dvc.yaml"
+            if is_open and str(path) not in FILES:
+                raise UserError(f"{path}: may have files without a stamp")
+            yield [str(path)] if is_folder else _stamp(path)  # an output may be an empty folder
 
 
-def _stamps_of_cache() -> Iterator[list[str]]:
+def _cache() -> Iterator[list[str]]:
     snapshot = working_snapshot()
-    outs = [out for lock in (snapshot.lock.values() if snapshot else ()) for out in output_digests(lock).values()]
-    for out in outs:
+    for out in (out for lock in (snapshot.lock.values() if snapshot else ()) for out in output_digests(lock).values()):
         for md5 in (out, *((listing(out) or {}).values() if out.endswith(".dir") else ())):
             yield _stamp(file_folder() / md5[:2] / md5[2:])
 
 
-def _never_the_same() -> list[str]:
-    """Return a stamp that differs at each call, for files that have none."""
-    return [os.urandom(16).hex()]
-
-
-def _depends_on_repository() -> bool:
-    """Whether files of the repository decide which stages run: none always runs, or reads a file elsewhere."""
-    with contextlib.suppress(UserError):
-        return all(_reads_repository(Path(name)) for name in FILES[::2] if Path(name).is_file())
-    return False
-
-
-def _reads_repository(file: Path) -> bool:
-    content: dict[str, Any] = read_yaml(file)
-    for name, spec in parse_pipeline(content, str(file)).items():
-        section = content["stages"][name]
-        is_in_root = os.path.normpath(file.parent / section.get("wdir", "")) == "."
-        paths = (*spec.deps, *spec.outs, *spec.params)
-        if not (is_in_root and spec.deps and section.keys() <= _KEYS and all(map(_is_stamped, paths))):
-            return False
-    return "vars" not in content
-
-
-def _is_stamped(path: object) -> bool:
-    """Whether a path of `dvc.yaml` is that of a file in the repository that has a stamp."""
-    return (
-        isinstance(path, str)
-        and _PATH.fullmatch(path) is not None
-        and ".." not in path.split("/")
-        and not _UNSTAMPED.match(path)
-    )
+def _has_only_stamped_files(file: Path) -> bool:
+    """Whether the stages of a `dvc.yaml` have the plain form in which files with a stamp decide which of them run."""
+    content = read_yaml(file)
+    stages, sections = parse_pipeline(content, str(file)).values(), content["stages"].values()
+    paths = [path for stage in stages for path in (*stage.deps, *stage.outs, *stage.params)]
+    folders = {os.path.normpath(file.parent / section.get("wdir", "")) for section in sections}
+    is_plain = content.keys() <= {"stages", "plots"} and all({*section} <= {*_KEYS, "wdir"} for section in sections)
+    is_stamped = all(_STAMPED.fullmatch(str(path)) for path in paths) and all(stage.deps for stage in stages)
+    return is_plain and folders == {"."} and is_stamped

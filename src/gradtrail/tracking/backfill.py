@@ -6,6 +6,7 @@ Orbax checkpoints and `git.diff`. The store is searched once, at the beginning; 
 
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 import tempfile
@@ -14,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -22,7 +22,7 @@ from mlflow.entities import Run
 from gradtrail.core.names import NETWORKS
 from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.environment import COMMON, has_common_bytes
-from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import active_params
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_source, sha256_of
 from gradtrail.support.errors import UserError
@@ -61,36 +61,32 @@ from gradtrail.tracking.variants import update_parents
 Result = tuple[str, str]  # state, digest of its outputs: other types of machine may have made others
 
 
-def backfill() -> tuple[dict[str, int], list[str] | None]:
+def backfill() -> tuple[dict[str, int], bool]:
     """Rebuild missing runs, link children to their parents, and copy headline metrics to trainings.
 
     Returns:
-        The report; and the open runs of other hosts, or None while a process of this host works on a run.
+        The report; and whether no process of this host works on a run.
     """
     client = open_store()
     num_completed = len(ship_records())
     for notice in take_notices():
         print(notice, file=sys.stderr)
-    states = States(client)
-    states.counts["completed"] = num_completed
+    states, recorded = States(client), recorded_states()
     states.remove_duplicates()
-    recorded = recorded_states()
     trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
     _warn_of_misrecorded(states.misrecorded, recorded.snapshots[-1:])
     # Without those that only the run-cache has, which may be discarded
-    num_absent, num_misrecorded = states.counts["absent"], len(states.misrecorded)
+    of_records = {"absent": states.counts["absent"], "misrecorded": len(states.misrecorded)}
     cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.known.__contains__)]
     states.link_children()
     states.copy_headlines([*cached, *trainings])  # those of recorded states last
     update_parents(client, states.index.runs())
     keep_registry(client)
-    elsewhere = [run.info.run_id for run in states.still_open if not is_of_this_host(run.data.tags)]
+    num_elsewhere = sum(not is_of_this_host(run.data.tags) for run in states.still_open)
     num_runs = sum("state" in run.data.tags for run in states.index.runs())
-    present, num_unreadable = num_runs - states.rebuilt.total(), states.counts["unreadable"]
-    report = {**states.counts, **states.rebuilt, "present": present, "absent": num_absent, "elsewhere": len(elsewhere)}
-    report["misrecorded"] = num_misrecorded
-    report["unreadable"] = num_unreadable + recorded.num_unreadable
-    return report, elsewhere if len(elsewhere) == len(states.still_open) else None
+    states.counts.update(completed=num_completed, unreadable=recorded.num_unreadable, elsewhere=num_elsewhere)
+    report = {**states.counts, **of_records, "present": num_runs - states.rebuilt.total(), **states.rebuilt}
+    return report, num_elsewhere == len(states.still_open)
 
 
 def backfill_experiment(experiment: Experiment) -> None:
@@ -113,10 +109,9 @@ class States:
         self._deleted = note_deleted(self._deleted_runs, self.index.runs())
         self.known = {run.data.tags.get("state", "") for run in self.index.runs() if is_finished_or_live(run)}
         self.rebuilt: Counter[str] = Counter()  # stage → number of rebuilt runs
-        killed = [run for run in dead if not outputs(run.data.tags)]
-        self.counts = Counter(killed=len(killed))  # more of the report; see `sync.describe`
+        # More of the report; see `sync.describe`
+        self.counts = Counter(killed=sum(not outputs(run.data.tags) for run in dead))
         self.misrecorded: dict[str, str] = {}  # state that is recorded for outputs of another → warning
-        self._entry_by_run: dict[str, Entry] = {}  # what determined its outputs, by the id of a run
         self._run_ids: dict[Result, str | None] = {}  # result → run that represents it, its own or an equivalent one
         self._client = client
 
@@ -132,8 +127,8 @@ class States:
         def place(run: Run) -> tuple[bool, ...]:
             return not is_finished_or_live(run), run.info.run_id not in registered, REBUILT in run.data.tags
 
-        closed = [run for run in reversed(self.index.runs()) if run.info.status != "RUNNING"]
-        for run in sorted([run for run in closed if "state" in run.data.tags], key=place):
+        runs = [run for run in reversed(self.index.runs()) if run.info.status != "RUNNING" and "state" in run.data.tags]
+        for run in sorted(runs, key=place):
             tags, outs = run.data.tags, outputs(run.data.tags)
             machine = tags["state"], tags.get(BYTES)
             same = run if outs else remaining.get(machine, run)
@@ -192,17 +187,9 @@ class States:
         recorded, has_own_network = stage.entry(stage.name), stage_params(stage).get("train.model") == "own"
         ignored = () if has_own_network else (NETWORKS.as_posix(),)
         prefix = f"{TRAIN}." if has_training and stage.name != TRAIN else None
-        pairs = [(run, difference(recorded, self._entry_of(run), ignored, prefix)) for run in executions]
-        return pairs[0] if pairs and all(words for _, words in pairs) else None
-
-    def _entry_of(self, run: Run) -> Entry:
-        """Return what determined the outputs of a run; an empty entry if its artifact is missing or damaged."""
-        if run.info.run_id not in self._entry_by_run:
-            entry: dict[str, Any] = {"params": {}, "deps": {}}
-            with contextlib.suppress(ValueError, LookupError):
-                entry = json.loads(read_artifact(self._client, run.info.run_id, LINEAGE))[run.data.tags["stage"]]
-            self._entry_by_run[run.info.run_id] = Entry(cmd="", params=entry["params"], deps=entry["deps"])
-        return self._entry_by_run[run.info.run_id]
+        entries = [_entry_of(self._client, run.info.run_id, stage.name) for run in executions]
+        differences = [difference(recorded, entry, ignored, prefix) for entry in entries]
+        return (executions[0], differences[0]) if executions and all(differences) else None
 
     @cached_property
     def _executed(self) -> dict[str, list[Run]]:
@@ -235,20 +222,20 @@ class States:
 
     def _is_deleted(self, stage: Identity) -> bool:
         """Whether a person deleted the run that represented a recorded result."""
-        if not (same_stage := [one for one in self._deleted if one.stage == stage.name]):
-            return False
-        is_same_result, result = result_test(stage), (stage.state, stage.out_digests())
-        return any((one.state, one.outs) == result or is_same_result(one.params, one.outs) for one in same_stage)
+        deleted, is_same = [one for one in self._deleted if one.stage == stage.name], result_test(stage)
+        result = stage.state, stage.out_digests()
+        return any((one.state, one.outs) == result or is_same(one.params, one.outs) for one in deleted)
 
     def _rebuild(self, stage: Identity) -> str | None:
         """Rebuild the run of a state; return None if its files are missing or, as those of other code, not readable."""
-        if f"results/metrics/{stage.name}.json" not in stage.out_digests():  # another layout
+        outs = stage.out_digests()
+        if f"results/metrics/{stage.name}.json" not in outs:  # another layout
             return None
         with tempfile.TemporaryDirectory() as name:
             place = Path(name).resolve() / "outs"
             if not all(
                 is_here(out, md5) if is_referenced(stage, out) else restore(out, md5, place, stage.commit)
-                for out, md5 in stage.out_digests().items()
+                for out, md5 in outs.items()
             ):
                 self.counts["absent"] += 1
                 return None
@@ -256,7 +243,7 @@ class States:
             record = new_record(stage.state, Path(name) / "record")
             try:
                 info = describe(record, stage, process_tags() | recorded_origin(stage))
-                info = add_outs(record, info, stage, stage.out_digests())
+                info = add_outs(record, info, stage, outs)
             except UserError as error:
                 _warn(stage, f"no run can be rebuilt ({error})")
                 self.counts["unreadable"] += 1
@@ -283,9 +270,10 @@ class States:
             return
         self._models.add((train.info.run_id, md5))
         with tempfile.TemporaryDirectory() as name:
+            folder = Path(name).resolve()
             try:
-                if restore(EXPORT, md5, Path(name).resolve(), stage.commit):
-                    log_export(self._client, train, Path(name).resolve() / EXPORT)
+                if restore(EXPORT, md5, folder, stage.commit):
+                    log_export(self._client, train, folder / EXPORT)
             except UserError as error:  # other code wrote it
                 _warn(stage, f"its export is not logged ({error})")
 
@@ -297,7 +285,7 @@ class States:
     def _replace(self, run: Run, by: str) -> None:
         """Delete a run, which MLflow keeps until `gradtrail gc`, with a tag that names the run in its place."""
         if remove_run(self._client, run.info.run_id, by=by):
-            self.index.drop(run.info.run_id)
+            del self.index[run.info.run_id]
             self.counts["replaced"] += 1
 
     def _set_tag(self, run_id: str, key: str, value: str) -> None:
@@ -305,15 +293,21 @@ class States:
         self.index.refresh([run_id])
 
 
+@functools.cache
+def _entry_of(client: MlflowClient, run_id: str, stage: str) -> Entry:
+    """Return what determined the outputs of a run; an empty entry if its artifact is missing or damaged."""
+    with contextlib.suppress(ValueError, LookupError):
+        entry = json.loads(read_artifact(client, run_id, LINEAGE))[stage]
+        return Entry(cmd="", params=entry["params"], deps=entry["deps"])
+    return Entry(cmd="", params={}, deps={})
+
+
 def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), prefix: str | None = None) -> str:
     """Return the first param or dep in which a record and an execution differ, code and packages aside; or empty.
 
     Equal outputs of other code or packages are normal, such as in a commit that was pulled, and so is what only one of
-    them has: it came or went with the code.
-
-    Args:
-        ignored: Data deps that have no effect.
-        prefix: Prefix of params of another stage, whose own record shows that they are right.
+    them has: it came or went with the code. `ignored` data deps have no effect; params with a `prefix` are of another
+    stage, whose own record shows that they are right.
     """
     new, old = (active_params(flat_params(entry)) for entry in (recorded, made))
     for key, value in new.items():
@@ -327,17 +321,15 @@ def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), prefix
 
 def _warn_of_misrecorded(lines: Mapping[str, str], working: Sequence[Snapshot]) -> None:
     """Print the warnings, by state: of the working folder's states always, of others once."""
-    place = private_folder() / "misrecorded.json"
+    place = private_folder() / "warned.json"
     warned: set[str] = set()
     with contextlib.suppress(OSError, ValueError):
-        warned = set(json.loads(place.read_bytes()))
+        warned = {*json.loads(place.read_bytes())["states"]}
     current = {stage.state for snapshot in working if not snapshot.commit for stage in consistent_stages(snapshot)}
-    for state, line in lines.items():
-        if state in current or state not in warned:
-            print(line, file=sys.stderr)
+    for line in (line for state, line in lines.items() if state not in warned - current):
+        print(line, file=sys.stderr)
     if lines:
-        with atomic_file(place) as temporary:
-            temporary.write_text(json.dumps(sorted(warned | lines.keys())))
+        write_json(place, {"states": sorted(warned | lines.keys())})
 
 
 def _warn(stage: Identity, message: str) -> None:

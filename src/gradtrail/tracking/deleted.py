@@ -17,11 +17,9 @@ from mlflow.exceptions import MlflowException
 from gradtrail.stages.common.files import write_json
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.runs import StoredRuns, search
+from gradtrail.tracking.runs import StoredRuns, is_same_result, search
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.tags import REPLACED, outputs
-
-_SHORTEST_PREFIX = 4  # digits of the id of a run
+from gradtrail.tracking.tags import REPLACED, STAGE, STATE, outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,45 +34,33 @@ class DeletedRun:
     params: Mapping[str, str]
 
 
-def is_deleted(state: str, outs: Mapping[str, str]) -> bool:
-    """Whether a person deleted the run of a state with these outputs, and no run of it was finished since."""
-    return any((one.state, one.outs) == (state, outs) for one in _read())
-
-
 def find_deleted_runs(client: MlflowClient) -> list[Run]:
     """Return the finished runs in the store that a person deleted, not this project in favor of another run."""
-    runs = [run for run in search(client, view=ViewType.DELETED_ONLY) if REPLACED not in run.data.tags]
-    return [run for run in runs if run.info.status == "FINISHED" and outputs(run.data.tags)]
+    runs = search(client, "attributes.status = 'FINISHED'", ViewType.DELETED_ONLY)
+    return [run for run in runs if REPLACED not in run.data.tags and outputs(run.data.tags)]
 
 
 def note_deleted(deleted: Iterable[Run], active: Iterable[Run]) -> list[DeletedRun]:
-    """Keep what was deleted in the store on disk, and forget results that have a finished run again; return the rest.
-
-    Args:
-        deleted: Runs of `find_deleted_runs`.
-        active: All runs of the store.
-    """
+    """Keep runs of `find_deleted_runs` on disk; forget results that have a finished run again; return the rest."""
     before = _read()
-    noted = {one.run_id: one for one in before}
-    for run in deleted:
-        about = {key: run.data.tags.get(key, "") for key in ("stage", "state")} | {"outs": outputs(run.data.tags)}
-        params, run_id = dict(run.data.params), run.info.run_id
-        noted[run_id] = DeletedRun(run_id=run_id, name=run.info.run_name, params=params, **about)
-    finished = [run for run in active if run.info.status == "FINISHED"]
-    deleted_runs = [one for one in noted.values() if not any(_has_result(run, one) for run in finished)]
+    noted = {one.run_id: one for one in [*before, *map(_summary, deleted)]}.values()
+    finished = [_summary(run) for run in active if run.info.status == "FINISHED"] if noted else []
+    deleted_runs = [one for one in noted if not any(_has_result(run, one) for run in finished)]
     if deleted_runs != before:
         _write(deleted_runs)
     return deleted_runs
 
 
-def _has_result(run: Run, deleted: DeletedRun) -> bool:
-    """Whether a run has the result of a deleted one, of its state or of other code, which changes costs."""
-    tags, params, costs = run.data.tags, run.data.params, f"results/costs/{deleted.stage}.json"
-    outs = outputs(tags) if tags.get("stage") == deleted.stage else {}
-    if outs.keys() != deleted.outs.keys() or any(outs[out] != md5 for out, md5 in deleted.outs.items() if out != costs):
-        return False
-    same_params = all(params.get(key, value) == value for key, value in deleted.params.items())
-    return same_params or (tags.get("state") == deleted.state and outs == deleted.outs)
+def _summary(run: Run) -> DeletedRun:
+    tags = run.data.tags
+    of_stage = {"stage": tags.get(STAGE, ""), "state": tags.get(STATE, ""), "outs": outputs(tags)}
+    return DeletedRun(run_id=run.info.run_id, name=run.info.run_name, params=dict(run.data.params), **of_stage)
+
+
+def _has_result(run: DeletedRun, deleted: DeletedRun) -> bool:
+    """Whether a run has the result of a deleted one, of its state or of other code."""
+    is_same = is_same_result(deleted.stage, (deleted.params, deleted.outs), (run.params, run.outs))
+    return (run.stage == deleted.stage and is_same) or (run.state, run.outs) == (deleted.state, deleted.outs)
 
 
 def restore_run(name: str) -> DeletedRun:
@@ -87,23 +73,21 @@ def restore_run(name: str) -> DeletedRun:
         UserError: There is no such deleted run, or more than one; the message lists them.
     """
     deleted_runs, client = _read(), open_store()
-    is_prefix = len(name) >= _SHORTEST_PREFIX
-    matches = [one for one in deleted_runs if one.name == name or (is_prefix and one.run_id.startswith(name))]
+    matches = [one for one in deleted_runs if one.name == name or (len(name) >= 4 and one.run_id.startswith(name))]
     if len(matches) != 1:
         labels = ", ".join(f"{one.run_id[:8]} ({one.name})" for one in matches or deleted_runs) or "none"
         why = "name or id of several deleted runs" if matches else "not the name or id of any of the deleted runs"
         raise UserError(f"--restore {one_line(name)[:100]}: {why}: {labels}")
-    (chosen,) = matches
     with contextlib.suppress(MlflowException):  # purged, or of a database that was lost
-        if client.get_run(chosen.run_id).info.lifecycle_stage == LifecycleStage.DELETED:
-            client.restore_run(chosen.run_id)
-    _write(one for one in deleted_runs if one != chosen)
-    return chosen
+        if client.get_run(matches[0].run_id).info.lifecycle_stage == LifecycleStage.DELETED:
+            client.restore_run(matches[0].run_id)
+    _write(one for one in deleted_runs if one != matches[0])
+    return matches[0]
 
 
 def require_run(restored: DeletedRun) -> None:
     """Raise UserError if a restored run could not be rebuilt."""
-    runs = StoredRuns(open_store())({"state": restored.state}, finished=True)
+    runs = StoredRuns(open_store())({STATE: restored.state}, finished=True)
     if not any(outputs(run.data.tags) == restored.outs for run in runs):
         where = "the store has no such run any more, and no commit, experiment or cache has its outputs"
         raise UserError(f"--restore {restored.run_id[:8]}: {where}; `gradtrail sync` rebuilds it once they are here")

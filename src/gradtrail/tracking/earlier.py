@@ -1,7 +1,4 @@
-"""Outputs that are still of an earlier model, because their stages did not run after a new training or evaluation.
-
-By `dvc.lock`, which has the digests of what each stage read. Out of scope: other changes, see `dvc status`.
-"""
+"""Outputs that are still of an earlier model, because their stages did not run after a new training or evaluation."""
 
 from collections.abc import Iterable
 from pathlib import Path

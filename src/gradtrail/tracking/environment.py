@@ -10,6 +10,7 @@ import platform
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,18 +23,24 @@ from gradtrail.support.running_time import allowed_cores
 
 _GPU_PACKAGES = ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _VECTOR_INSTRUCTIONS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # most specific first
+_FEATURES = re.compile(  # of a processor that a compiler uses
+    r"amx_\w+|avx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|sme(\d|_\w+)?|bf16|i8mm"
+)
+_DRIVER = re.compile(r"Kernel Module\D.*?\s(\d+\.[\d.]+)")
 _SWITCHES = re.compile(r"(XLA_|JAX_|ONEDNN_|OMP_|OPENBLAS_|MKL_).+")
 
 
 def environment() -> dict[str, Any]:
     """Return the processor, memory, accelerators, packages and switches of this process, as plain values."""
-    processor = {key: value for key, value in _processor().items() if key != "flags"}
+    processor, driver = _processor(), _DRIVER.search(_text("/proc/driver/nvidia/version"))
+    processor["features"] = sorted(name for name in processor.pop("flags") if _FEATURES.fullmatch(name))
     return {
         "machine": machine_key(),
         "bytes": bytes_key(),
-        "processor": processor | {"cores": os.cpu_count(), "cores_allowed": allowed_cores()},
+        "processor": processor | _cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "accelerators": _accelerators(),
+        "driver": driver[1] if driver else "",  # version of NVIDIA's kernel module
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": _versions(),
@@ -62,9 +69,16 @@ def _processor() -> dict[str, Any]:
     lines = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     names = {"model name": "name", "vendor_id": "vendor", "cpu family": "family", "model": "model"}
     names |= {"CPU implementer": "vendor", "CPU part": "model"}  # on ARM
-    flags = lines.get("flags", lines.get("Features", "")).split()
+    flags = f"{lines.get('flags', '')} {lines.get('Features', '')}".split()
     values = {key: lines[name] for name, key in names.items() if name in lines}
     return {"architecture": platform.machine(), "flags": flags} | values
+
+
+def _cores() -> dict[str, Any]:
+    """Return the number of cores, of those that this process may use, and the quota of its control group."""
+    quota, *period = _text("/sys/fs/cgroup/cpu.max").split() or ["max"]
+    limit = {} if quota == "max" else {"cores_quota": int(quota) / int(period[0])}
+    return {"cores": os.cpu_count(), "cores_allowed": allowed_cores()} | limit
 
 
 def _accelerators() -> list[str]:
@@ -72,6 +86,13 @@ def _accelerators() -> list[str]:
     jax = sys.modules.get("jax")
     devices = jax.local_devices() if jax else []
     return sorted({str(device.device_kind) for device in devices if device.platform != "cpu"})
+
+
+def _text(path: str) -> str:
+    """Return the text of a system file; empty if this system has none."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_text(encoding="utf-8")
+    return ""
 
 
 def _versions() -> dict[str, str]:

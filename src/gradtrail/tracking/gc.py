@@ -21,7 +21,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.git import git, is_in_repository
 from gradtrail.support.paths import database_path, private_folder, store_uri
 from gradtrail.tracking.models import models_of, registered_models
-from gradtrail.tracking.recorded import RecordedStates, consistent_stages, last_stage, recorded_states
+from gradtrail.tracking.recorded import RecordedStates, consistent_stages, recorded_states
 from gradtrail.tracking.relocate import own_database
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run, search
 from gradtrail.tracking.state import Identity
@@ -99,7 +99,7 @@ def _recorded_runs(index: RunIndex, recorded: RecordedStates) -> set[str]:
     run_ids = {run.info.run_id for run in index.runs() if run.data.tags.get("state") in states}
     run_ids |= {run.info.run_id for stage in stages if (run := _needed_run(index, stage))}
     states |= {index[run_id].data.tags["state"] for run_id in run_ids}
-    cached = map(last_stage, recorded.only_in_run_cache(states.__contains__))
+    cached = [Identity([*one.lock][-1], snapshot=one) for one in recorded.only_in_run_cache(states.__contains__)]
     return run_ids | {run.info.run_id for stage in cached if (run := _needed_run(index, stage))}
 
 

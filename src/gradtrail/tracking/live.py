@@ -323,7 +323,7 @@ def tracked(stage: Stage) -> Iterator[LiveRun]:
 
     The record is shipped while the stage works, so that curves are live. Only one process at a time makes a state.
     """
-    identity = Identity(stage.name, read_entries={stage.name: stage.inputs.entry})
+    identity = Identity(stage.name, entries={stage.name: stage.inputs.entry})
     since_imports = time.time() - stage.made_at
     seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
     if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):

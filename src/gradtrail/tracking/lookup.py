@@ -13,10 +13,9 @@ from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git
 from gradtrail.tracking.recorded import consistent_stages, find_experiments, snapshot_of, working_snapshot
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run
-from gradtrail.tracking.state import Snapshot
+from gradtrail.tracking.state import Identity, Snapshot
 from gradtrail.tracking.tags import PARENT, outputs
 
-_PREFIX = re.compile("[0-9a-f]{4,64}")  # of an id or a state
 _COMMIT = re.compile(r"HEAD[~^\d]*|[0-9a-f]{40}")
 
 
@@ -27,19 +26,20 @@ def find_run(name: str, index: RunIndex, stage: str | None = None, *, apart: str
     a commit or a DVC experiment has of a stage is what its `dvc.lock` records. UserError, one line, if no run has the
     name, or if several have it that differ in the tag `apart`; the newest of others is returned.
     """
-    if name == "workspace" or _COMMIT.fullmatch(name):
-        return _recorded_run(name, _snapshot_named(name), index, stage or TRAIN)
-    if stage and (commit := _commit_of_experiment(name)):
-        return _recorded_run(name, snapshot_of(commit), index, stage)
-    runs = index.runs()
-    matches = look_up(name, runs)
-    if stage:
-        ids = {run.info.run_id for run in matches}
-        of_trainings = [run for run in runs if run.data.tags.get(PARENT) in ids]
-        matches = [run for run in [*matches, *of_trainings] if run.data.tags.get("stage") == stage]
+    commit = _commit_of_experiment(name) if stage else ""
+    if name == "workspace" or commit or _COMMIT.fullmatch(name):
+        snapshot = working_snapshot() if name == "workspace" else snapshot_of(commit or _commit_named(name))
+        recorded = [one for one in _stages(snapshot) if one.name == (stage or TRAIN)]
+        matches = [run for one in recorded if (run := find_equivalent_run(index, one))]
+    else:
+        matches = look_up(name, index.runs())
+        if stage:
+            ids = {run.info.run_id for run in matches}
+            of_trainings = [run for run in index.runs() if run.data.tags.get(PARENT) in ids]
+            matches = [run for run in [*matches, *of_trainings] if run.data.tags.get("stage") == stage]
     if not matches:
-        remedy = f"`dvc repro {stage}` or `gradtrail sync` makes it, or says why not"
-        raise UserError(f"{one_line(name)[:100]}: no run of the stage {stage}; {remedy}")
+        remedy = f"`dvc repro {stage or TRAIN}` or `gradtrail sync` makes it, or says why not"
+        raise UserError(f"{one_line(name)[:100]}: no run of the stage {stage or TRAIN}; {remedy}")
     if len({run.data.tags.get(apart) for run in matches}) > 1:
         some = ", ".join(run.info.run_id[:8] for run in matches[:8])
         raise UserError(f"{one_line(name)[:100]}: {len(matches)} runs; give the id of one: {some}")
@@ -54,25 +54,23 @@ def look_up(name: str, runs: Iterable[Run], place: Path = Path()) -> list[Run]:
     content is looked up among the outputs.
     """
     runs = [run for run in runs if "state" in run.data.tags]
-    commit = _commit_of_experiment(name)
-    states = _states(snapshot_of(commit)).values() if commit else ()  # whichever experiment their runs name
+    commit, is_prefix = _commit_of_experiment(name), re.fullmatch("[0-9a-f]{4,64}", name) is not None
+    states = {one.state for one in _stages(snapshot_of(commit))} if commit else ()  # whichever experiment runs name
 
     def is_of_experiment(run: Run) -> bool:
         return run.data.tags["state"] in states or name == run.data.tags.get("dvc.exp_name")
 
-    tests: list[Callable[[Run], bool]] = [
+    tests: tuple[Callable[[Run], bool], ...] = (
         lambda run: name in (run.info.run_id, run.data.tags["state"], run.info.run_name),
         lambda run: is_of_experiment(run) and run.data.tags["stage"] == TRAIN,
         is_of_experiment,
-    ]
-    if _PREFIX.fullmatch(name):
-        tests.append(lambda run: run.info.run_id.startswith(name) or run.data.tags["state"].startswith(name))
+        lambda run: is_prefix and (run.info.run_id.startswith(name) or run.data.tags["state"].startswith(name)),
+    )
     for test in tests:
         if matches := [run for run in runs if test(run)]:
             return matches
-    path = place / name
-    if path.exists():
-        return _writers(path, runs)
+    if (place / name).exists():
+        return _writers(place / name, runs)
     if commit:
         raise UserError(
             f"{name}: a DVC experiment without a run; `gradtrail sync` adds it once DVC's cache has its files: "
@@ -97,7 +95,7 @@ def _writers(path: Path, runs: Iterable[Run]) -> list[Run]:
     matches = [run for run in runs if wrote(run)]
     if not matches:
         raise UserError(f"{path}: no run wrote these bytes (md5 {md5})")
-    current = _states(working_snapshot()).values()
+    current = {stage.state for stage in _stages(working_snapshot())}
     return [run for run in matches if run.data.tags["state"] in current] or matches
 
 
@@ -106,24 +104,11 @@ def _commit_of_experiment(name: str) -> str:
     return next((one.commit for one in reversed(find_experiments()) if one.name == name), "")
 
 
-def _snapshot_named(name: str) -> Snapshot | None:
-    """Return the snapshot of the workspace or a commit; None if it has none."""
-    if name == "workspace":
-        return working_snapshot()
+def _commit_named(name: str) -> str:
     if commit := git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"):
-        return snapshot_of(commit)
+        return commit
     raise UserError(f"{name}: no such commit")
 
 
-def _recorded_run(name: str, snapshot: Snapshot | None, index: RunIndex, stage: str) -> Run:
-    """Return the run of the result that a snapshot, called by a name in errors, records of a stage."""
-    recorded = [one for one in consistent_stages(snapshot) if one.name == stage] if snapshot else []
-    if run := next((run for one in recorded if (run := find_equivalent_run(index, one))), None):
-        return run
-    remedy = f"`dvc repro {stage}` or `gradtrail sync` makes it, or says why not"
-    raise UserError(f"{one_line(name)[:100]}: stage {stage} has no run there; {remedy}")
-
-
-def _states(snapshot: Snapshot | None) -> dict[str, str]:
-    """Return stage → state."""
-    return {stage.name: stage.state for stage in consistent_stages(snapshot)} if snapshot else {}
+def _stages(snapshot: Snapshot | None) -> list[Identity]:
+    return [*consistent_stages(snapshot)] if snapshot else []

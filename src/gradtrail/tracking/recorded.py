@@ -8,7 +8,6 @@ read. An entry of another pipeline than the newest is ignored.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import re
 import shutil
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gradtrail.stages.common.dvc_cache import cache_folder, digest_within, is_here
-from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.files import atomic_file, digest
 from gradtrail.stages.common.params import PARAMS
 from gradtrail.stages.common.pipeline_file import (
     FILES,
@@ -48,14 +47,14 @@ from gradtrail.tracking.tags import BASELINE, COMMIT, DIRTY, EXPERIMENT_NAME
 
 Section = dict[str, Any]  # of a stage in a `dvc.lock`, or an entry of the run-cache
 
-_EXPERIMENT = re.compile(r"refs/exps/([0-9a-f]{2})/([0-9a-f]{38,62})/(.+)")  # others there are DVC's own
+_EXPERIMENT = re.compile(r"(\w+) refs/exps/([0-9a-f]{2})/([0-9a-f]{38,62})/(.+)")  # others there are DVC's own
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStates:
     """The states that commits, experiments and the working folder record."""
 
-    snapshots: list[Snapshot]  # oldest first, the working folder's last
+    snapshots: list[Snapshot]  # distinct ones of commits and experiments, oldest first; the working folder's last
     num_unreadable: int  # commits whose `dvc.yaml` or `dvc.lock` cannot be read
 
     def only_in_run_cache(self, is_known: Callable[[str], bool]) -> list[Snapshot]:
@@ -66,7 +65,7 @@ class RecordedStates:
         """
         if not self.snapshots:
             return []
-        pipeline, entries = self.snapshots[-1].pipeline, [*run_cache_entries().values()]
+        pipeline, entries = self.snapshots[-1].pipeline, run_cache_entries()
         locked = [section for snapshot in self.snapshots for section in snapshot.lock.values()]
         made: dict[str, list[Section]] = defaultdict(list)
         for section in (*locked, *entries):
@@ -80,19 +79,11 @@ class RecordedStates:
         return [Snapshot(pipeline=pipeline, lock=lock) for lock in locks.values() if lock]
 
 
-def recorded_states() -> RecordedStates:
-    """Read what commits, experiments and the working folder record."""
-    committed, num_unreadable = committed_snapshots()
-    working = working_snapshot()
-    return RecordedStates(snapshots=[*committed, *([working] if working else [])], num_unreadable=num_unreadable)
-
-
 def find_experiments() -> list[Experiment]:
     """Return DVC's experiments, the oldest first."""
     lines = git("for-each-ref", "--sort=committerdate", "--format=%(objectname) %(refname)", "refs/exps").splitlines()
-    pairs = (line.split(" ", 1) for line in lines)
-    matches = ((commit, match) for commit, ref in pairs if (match := _EXPERIMENT.fullmatch(ref)))
-    return [Experiment(name=match[3], baseline=match[1] + match[2], commit=commit) for commit, match in matches]
+    matches = filter(None, map(_EXPERIMENT.fullmatch, lines))
+    return [Experiment(name=match[4], baseline=match[2] + match[3], commit=match[1]) for match in matches]
 
 
 def working_snapshot() -> Snapshot | None:
@@ -100,8 +91,8 @@ def working_snapshot() -> Snapshot | None:
     folder = working_folder()
     if not (folder / "dvc.lock").is_file():
         return None
-    paths = {name: folder / name for name in FILES if (folder / name).is_file()}
-    return _snapshot({name: (_blob_id(path), path.read_bytes) for name, path in paths.items()})
+    keys = {name: digest(folder / name) for name in FILES if (folder / name).is_file()}
+    return _snapshot(keys, lambda name: (folder / name).read_bytes())
 
 
 def snapshot_of(commit: str) -> Snapshot | None:
@@ -110,22 +101,22 @@ def snapshot_of(commit: str) -> Snapshot | None:
     return _commit_snapshot(commit, ids) if all(ids[:2]) else None
 
 
-def committed_snapshots() -> tuple[list[Snapshot], int]:
-    """Return the distinct snapshots of commits and experiments, oldest first, and the number that cannot be read."""
+def recorded_states() -> RecordedStates:
+    """Read what commits, experiments and the working folder record."""
     history = git("rev-list", "--reverse", "--full-history", "--exclude=refs/exps/*", "--all", "--", *FILES[1::2])
     experiments = {one.commit: one for one in find_experiments()}
     commits = list(dict.fromkeys([*history.splitlines(), *experiments]))
     snapshots: dict[tuple[str, ...], Snapshot | None] = {}
     for commit, *parts in zip(commits, *(blob_ids(commits, name) for name in FILES), strict=True):
         ids = tuple(parts)
-        if not all(ids[:2]):
-            continue
-        if ids not in snapshots:
+        if all(ids[:2]) and ids not in snapshots:
             snapshots[ids] = _commit_snapshot(commit, ids)
-        if (one := snapshots[ids]) and not one.experiment:
+        if (one := snapshots.get(ids)) and not one.experiment:
             snapshots[ids] = dataclasses.replace(one, experiment=experiments.get(commit))
     readable = [one for one in snapshots.values() if one]
-    return readable, len(snapshots) - len(readable)
+    working = working_snapshot()
+    num_unreadable = len(snapshots) - len(readable)
+    return RecordedStates(snapshots=[*readable, *([working] if working else [])], num_unreadable=num_unreadable)
 
 
 def entry_files() -> list[Path]:
@@ -133,28 +124,22 @@ def entry_files() -> list[Path]:
     return [path for path in (cache_folder() / "runs").glob("??/*/*") if len(path.name) == 64]
 
 
-def run_cache_entries() -> dict[Path, Section]:
-    """Return the readable entries of the run-cache by their files, the oldest first."""
-    entries: dict[Path, Section] = {}
+def run_cache_entries() -> list[Section]:
+    """Return the readable entries of the run-cache, the oldest first."""
+    entries = []
     for path in sorted(entry_files(), key=lambda path: (path.stat().st_mtime_ns, path.name)):
         with contextlib.suppress(UserError, KeyError, TypeError):  # not an entry; DVC removes what it cannot read
-            section = _parsed(path.name, path.read_bytes, path.name)
-            if locked_entry(section) and output_digests(section):
-                entries[path] = section
+            section = _parsed(path.name, path.name, path.read_bytes)
+            entries += [section] if locked_entry(section) and output_digests(section) else []
     return entries
 
 
 def consistent_stages(snapshot: Snapshot) -> Iterator[Identity]:
     """Yield the stages of a snapshot, in its order, whose sections fit those of the stages before them."""
-    stages = (Identity(name, from_lock=True, snapshot=snapshot) for name in snapshot.pipeline)
+    stages = (Identity(name, snapshot=snapshot) for name in snapshot.pipeline)
     sound = [stage for stage in stages if stage.is_sound]
     has_training = any(stage.name == TRAIN for stage in sound)
     yield from (stage for stage in sound if has_training or not stage.is_below_training)
-
-
-def last_stage(snapshot: Snapshot) -> Identity:
-    """Return the last stage in the lock of a snapshot: for one from the run-cache, the stage of the entry."""
-    return Identity(list(snapshot.lock)[-1], from_lock=True, snapshot=snapshot)
 
 
 def recorded_origin(stage: Identity) -> dict[str, str]:
@@ -189,25 +174,24 @@ def difference(commit: str, entry: Entry, untracked: Iterable[str] = ()) -> str:
 
 def _commit_snapshot(commit: str, ids: Sequence[str]) -> Snapshot | None:
     """Return the snapshot of a commit whose `FILES` have these ids; the id of a missing file is empty."""
-    present = {name: blob for name, blob in zip(FILES, ids, strict=True) if blob}
-    reads = {name: (blob, functools.partial(git_bytes, "cat-file", "blob", blob)) for name, blob in present.items()}
+    blobs = {name: blob for name, blob in zip(FILES, ids, strict=True) if blob}
     try:
-        return dataclasses.replace(_snapshot(reads), commit=commit)
+        return _snapshot(blobs, lambda name: git_bytes("cat-file", "blob", blobs[name]), commit)
     except CommandError:
         raise
     except UserError:  # from another project, or with merge conflicts
         return None
 
 
-def _snapshot(files: Mapping[str, tuple[str, Callable[[], bytes]]]) -> Snapshot:
-    """Return the snapshot of the `FILES` that exist: name → git's id of the content, and a function that reads it."""
-    contents = {name: _parsed(blob, read, name) for name, (blob, read) in files.items()}
+def _snapshot(keys: Mapping[str, str], read: Callable[[str], bytes], commit: str = "") -> Snapshot:
+    """Return the snapshot of the `FILES` that exist: name → key of the content, which `read` returns by the name."""
+    contents = {name: _parsed(name, key, functools.partial(read, name)) for name, key in keys.items()}
     pipelines = (parse_pipeline(contents[name], name) for name in FILES[::2] if name in contents)
     locks = (parse_lock(contents[name], name) for name in FILES[1::2] if name in contents)
-    return Snapshot(pipeline=functools.reduce(or_, pipelines), lock=functools.reduce(or_, locks))
+    return Snapshot(pipeline=functools.reduce(or_, pipelines), lock=functools.reduce(or_, locks), commit=commit)
 
 
-def _parsed(key: str, read: Callable[[], bytes], name: str) -> Any:
+def _parsed(name: str, key: str, read: Callable[[], bytes]) -> Any:
     """Return the content of a YAML file, by a key of its bytes; parsing is slow, so the disk keeps the result."""
     path = private_folder() / "parsed" / f"{key}.json"
     with contextlib.suppress(OSError, ValueError):
@@ -216,12 +200,6 @@ def _parsed(key: str, read: Callable[[], bytes], name: str) -> Any:
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(content))
     return content
-
-
-def _blob_id(path: Path) -> str:
-    """Return git's id of the content of a file."""
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _stage_of(section: Section, pipeline: Mapping[str, StageSpec]) -> str:

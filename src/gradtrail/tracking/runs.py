@@ -11,14 +11,11 @@ from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import flat_params, is_alive, outputs, param_text, stage_params
 
-MAX_RESULTS = 50_000  # MLflow's limit for one query
+_MAX_RESULTS = 50_000  # MLflow's limit for one query
 
 
 class StoredRuns:
-    """The runs of a store; every call is a query.
-
-    A call returns the runs with all the given tags, newest first; only finished ones if `finished`.
-    """
+    """The runs of a store: a call queries those with all the given tags, newest first; finished ones if so asked."""
 
     def __init__(self, client: MlflowClient):
         self._client = client
@@ -28,62 +25,47 @@ class StoredRuns:
         conditions += ["attributes.status = 'FINISHED'"] if finished else []
         return search(self._client, " and ".join(conditions))
 
-    def running(self) -> list[Run]:
-        """Return the runs that are not closed."""
-        return search(self._client, "attributes.status = 'RUNNING'")
 
-
-class RunIndex:
-    """The runs of a store as one query returned them, with the changes that this process made since.
-
-    It is called as `StoredRuns`.
-    """
+class RunIndex(dict[str, Run]):
+    """Id → run, of a store as one query returned it, with this process's changes; called as `StoredRuns`."""
 
     def __init__(self, client: MlflowClient):
         self._client = client
-        self._runs: dict[str, Run] = {}
         # State → ids of runs, so that a sync of many states takes linear time.
         self._ids_of_state = defaultdict[str, set[str]](set)
         for run in search(client):
             self._add(run)
 
     def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
-        ids = self._ids_of_state[tags["state"]] & self._runs.keys() if "state" in tags else self._runs.keys()
-        runs = [run for run in map(self._runs.__getitem__, ids) if tags.items() <= run.data.tags.items()]
-        return _newest_first(run for run in runs if not finished or run.info.status == "FINISHED")
-
-    def __getitem__(self, run_id: str) -> Run:
-        return self._runs[run_id]
-
-    def __contains__(self, run_id: object) -> bool:
-        return run_id in self._runs
+        ids = self._ids_of_state[tags["state"]] & self.keys() if "state" in tags else self.keys()
+        runs = [run for run in map(self.__getitem__, ids) if tags.items() <= run.data.tags.items()]
+        runs = [run for run in runs if not finished or run.info.status == "FINISHED"]
+        return sorted(runs, key=lambda run: run.info.start_time, reverse=True)
 
     def runs(self) -> list[Run]:
         """Return all runs, newest first."""
-        return _newest_first(self._runs.values())
+        return self({})
 
     def refresh(self, run_ids: Iterable[str]) -> None:
         """Query some runs again."""
         for run_id in run_ids:
             self._add(self._client.get_run(run_id))
 
-    def drop(self, run_id: str) -> None:
-        """Forget a run that was deleted."""
-        del self._runs[run_id]
-
     def _add(self, run: Run) -> None:
-        self._runs[run.info.run_id] = run
+        self[run.info.run_id] = run
         self._ids_of_state[run.data.tags.get("state", "")].add(run.info.run_id)
 
 
 Find = StoredRuns | RunIndex
+Result = tuple[Mapping[str, str], Mapping[str, str]]  # params; outputs, path → digest
 
 
-def search(client: MlflowClient, condition: str = "", view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
-    """Return the runs that meet a condition in MLflow's language, newest first, by one query."""
+def search(
+    client: MlflowClient, condition: str = "", view: int = ViewType.ACTIVE_ONLY, *, order: str = "start_time DESC"
+) -> list[Run]:
+    """Return the runs that meet a condition, by one query in MLflow's language, newest first unless `order` differs."""
     experiments = [experiment_id(client, kind) for kind in ("data", "models")]
-    order = ["attributes.start_time DESC"]
-    return list(client.search_runs(experiments, condition, view, max_results=MAX_RESULTS, order_by=order))
+    return list(client.search_runs(experiments, condition, view, _MAX_RESULTS, [order]))
 
 
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
@@ -108,27 +90,25 @@ def is_finished_or_live(run: Run) -> bool:
 
 
 def result_test(stage: Identity) -> Callable[[Mapping[str, str], Mapping[str, str]], bool]:
-    """Return a function that says whether params and outputs of a run of this stage are those of its recorded result.
+    """Return a function that tells if params and outputs of a run of this stage are those of its recorded result."""
+    outs, lineage = stage.out_digests(), _texts(stage_params(stage))
+    read = _texts(flat_params(stage.entry(stage.name))).items()
+    return lambda params, run_outs: (
+        read <= params.items() and is_same_result(stage.name, (lineage, outs), (params, run_outs))
+    )
+
+
+def is_same_result(stage: str, result: Result, of_run: Result) -> bool:
+    """Whether a run of a stage has a result, its params and outputs.
 
     Code that was edited or moved and wrote the same bytes gives no other result, so the state needs no second run.
-    Costs are not compared, as edits of code change them. Params of the stages before are compared if both runs have
-    them, as other data may lead to the same outputs.
+    Costs are not compared, as edits of code change them. Params are compared if both have them, those of the stages
+    before too, as other data may lead to the same outputs.
     """
-    costs = f"results/costs/{stage.name}.json"
-    compared = {out: md5 for out, md5 in stage.out_digests().items() if out != costs}.items()
-    read = _texts(flat_params(stage.entry(stage.name))).items()
-    lineage = _texts(stage_params(stage))
-
-    def is_same_result(params: Mapping[str, str], outs: Mapping[str, str]) -> bool:
-        same_params = read <= params.items() and all(params.get(key, lineage[key]) == lineage[key] for key in lineage)
-        return same_params and compared <= outs.items()
-
-    return is_same_result
+    (params, outs), (run_params, run_outs) = result, of_run
+    same_outs = all(run_outs.get(out) == md5 for out, md5 in outs.items() if out != f"results/costs/{stage}.json")
+    return same_outs and all(run_params.get(key, value) == value for key, value in params.items())
 
 
 def _texts(params: Mapping[str, object]) -> dict[str, str]:
     return {key: param_text(value) for key, value in active_params(params).items()}
-
-
-def _newest_first(runs: Iterable[Run]) -> list[Run]:
-    return sorted(runs, key=lambda run: run.info.start_time, reverse=True)

@@ -70,10 +70,9 @@ class Snapshot:
 class Identity(Stage):
     """A stage, and the identity of its state."""
 
-    from_lock: bool = False  # the state that `dvc.lock` records, or else the one that the stage is about to make
-    snapshot: Snapshot | None = None  # snapshot that records the state; None for the working folder
+    snapshot: Snapshot | None = None  # snapshot that records the state; None if the stage is about to make it
     place: Path | None = None  # folder with its files; None for the working folder
-    read_entries: Mapping[str, Entry] = field(default_factory=dict, compare=False)  # stage → entry read before
+    entries: dict[str, Entry] = field(default_factory=dict, compare=False)  # stage → entry, if it was read before
 
     @cached_property
     def folder(self) -> Path:
@@ -95,15 +94,14 @@ class Identity(Stage):
         changes of its code or params do not count, and in a partial checkout some deps and outputs are missing. In any
         other case, it is the files as they are now; FileNotFoundError is raised if a dep of this stage is missing.
         """
-        if name not in self._entries:
-            is_before = name != self.name and name in self.lineage
-            is_locked = (self.from_lock or is_before) and name in self._lock
-            if is_locked and (self.from_lock or not self._has_other_outs(name)):
-                self._entries[name] = locked_entry(self._lock[name])
+        if name not in self.entries:
+            is_other = name != self.name
+            is_kept = is_other and name in self.lineage and not self._has_other_outs(name)
+            if name in self._lock and (self.snapshot or is_kept):
+                self.entries[name] = locked_entry(self._lock[name])
             else:
-                is_partial = name != self.name
-                self._entries[name] = live_entry(self.pipeline[name], self.folder, is_partial=is_partial)
-        return self._entries[name]
+                self.entries[name] = live_entry(self.pipeline[name], self.folder, is_partial=is_other)
+        return self.entries[name]
 
     def state_of(self, name: str) -> str:
         return state_key(name, self.entry(name))
@@ -173,22 +171,14 @@ class Identity(Stage):
 
     def out_digests(self) -> dict[str, str]:
         """Return the digest of each output: from the lock, or of the files that were just written."""
-        if self.from_lock:
+        if self.snapshot:
             return output_digests(self._lock[self.name])
         return {out: digest(self.folder / out) for out in self.spec.outs}
 
-    def has_outs_of_lock(self, name: str) -> bool:
-        """Whether the outputs in the working folder are those that `dvc.lock` names for a stage."""
-        return all((self.folder / out).exists() for out in self.pipeline[name].outs) and not self._has_other_outs(name)
-
     def _has_other_outs(self, name: str) -> bool:
         """Whether the working folder has an output of a stage with another content than `dvc.lock` names."""
-        outs = output_digests(self._lock[name]).items()
+        outs = output_digests(self._lock.get(name, {})).items()
         return any((self.folder / out).exists() and digest(self.folder / out) != md5 for out, md5 in outs)
-
-    @cached_property
-    def _entries(self) -> dict[str, Entry]:
-        return dict(self.read_entries)
 
     @cached_property
     def _lock(self) -> dict[str, Any]:
@@ -248,11 +238,10 @@ def state_lock(stage: str, state: str) -> Iterator[None]:
         try:
             lock = lock_file(stage, state)
             try:
-                lock.acquire(timeout=0)
+                stack.enter_context(lock.acquire(timeout=0))
             except Timeout:
                 print(f"{stage}: another process is already making this state; waiting for it", file=sys.stderr)
-                lock.acquire()
-            stack.callback(lock.release)
+                stack.enter_context(lock.acquire())
         except OSError as error:
             why = f"the state could not be locked against a second process: {one_line(error)}"
             print(f"warning: {stage}: {why}", file=sys.stderr)

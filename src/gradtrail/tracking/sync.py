@@ -6,22 +6,19 @@ changed until it is relocated; a server is always queried.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from filelock import FileLock
 
 from gradtrail.stages.common.dvc_cache import file_folder
-from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.pipeline_file import FILES
+from gradtrail.stages.common.files import digest, write_json
+from gradtrail.stages.common.pipeline_file import FILES, sha256_of
 from gradtrail.support.git import git, head_commit
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri, working_folder
 from gradtrail.tracking.recorded import entry_files, find_experiments
-from gradtrail.tracking.relocate import former_folders
 
 _PARTS = {  # texts of a report, by its keys; all other keys are stages, with the number of rebuilt runs
     "present": "{} runs present",
@@ -45,18 +42,21 @@ def sync() -> dict[str, int]:
         UserError: git fails, or the `dvc.yaml` or `dvc.lock` of the working folder cannot be read.
     """
     sources, place = list(_sources()), private_folder() / "synced.json"  # later changes are for the next sync
-    is_local = store_uri().startswith(SQLITE)
-    if is_local and (last := _last_report(place, sources)):
-        return last
+    is_local, report = store_uri().startswith(SQLITE), dict[str, int]()
+    if is_local:
+        with contextlib.suppress(OSError, ValueError, sqlite3.Error):
+            last = json.loads(place.read_bytes())
+            report = last["report"] if last["key"] == _key(sources) and not former_folders(store_uri()) else {}
+    if report:
+        return report
     from gradtrail.tracking.backfill import backfill  # late: it imports MLflow
 
     with FileLock(private_folder() / "sync.lock"):
-        report, open_runs = backfill()
-        if is_local and open_runs is not None:
+        report, is_complete = backfill()
+        if is_local and is_complete:
             present = report["present"] + sum(count for key, count in report.items() if key not in _PARTS)
             lasting = {key: report.get(key, 0) for key in _LASTING} | {"present": present}
-            with atomic_file(place) as temporary:
-                temporary.write_text(json.dumps({"key": _key(sources, open_runs), "report": lasting}))
+            write_json(place, {"key": _key(sources), "report": lasting})
         else:
             place.unlink(missing_ok=True)
     return report
@@ -83,35 +83,19 @@ def describe(report: Mapping[str, int], *, verbose: bool = False) -> str:
     return "; ".join([parts[0], *([f"rebuilt: {', '.join(rebuilt)}"] if rebuilt else []), *parts[1:]])
 
 
-def _last_report(place: Path, sources: list[object]) -> dict[str, int] | None:
-    """Return the report of the last sync if nothing has changed since."""
-    query = "select run_uuid from runs where status = 'RUNNING' and lifecycle_stage = 'active'"
-    uri = f"{database_path(store_uri()).absolute().as_uri()}?mode=ro"
-    try:
-        last = json.loads(place.read_bytes())
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as store:
-            open_runs = [run for (run,) in store.execute(query)]
-        is_same = last["key"] == _key(sources, open_runs) and not former_folders(store_uri())
-    except (OSError, ValueError, sqlite3.Error):
-        return None
-    report: dict[str, int] = last["report"]
-    return report if is_same else None
-
-
-def _key(sources: list[object], open_runs: Iterable[str]) -> str:
+def _key(sources: list[object]) -> str:
     """Return a digest of all that a sync reads."""
     database = database_path(store_uri())
     files = [database, database.with_name(f"{database.name}-wal")]
     store = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.exists()]
-    content = json.dumps([store_uri(), store, sorted(open_runs), sources])
-    return hashlib.sha256(content.encode()).hexdigest()
+    return sha256_of({"uri": store_uri(), "store": store, "sources": sources})
 
 
 def _sources() -> Iterator[object]:
     """Yield values that identify the pipelines, locks and files that a sync reads."""
     for name in FILES:
         path = working_folder() / name
-        yield hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        yield digest(path) if path.is_file() else ""
     yield head_commit()
     refs = git("for-each-ref", "--format=%(objectname) %(refname)").splitlines()
     yield [line for line in refs if " refs/exps/" not in line]

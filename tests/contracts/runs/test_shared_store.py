@@ -12,7 +12,6 @@ from projects import Project
 
 from gradtrail.stages.common.files import read_json
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.deleted import is_deleted
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.sync import describe, restore, sync
 from gradtrail.tracking.tags import CLONE, SHARED, clone_id
@@ -63,8 +62,6 @@ def test_a_run_that_a_person_deletes_stays_deleted(project: Project, client: Mlf
     run = only(project, "evaluate")
     client.delete_run(run["id"])
     assert describe(sync()) == describe(sync()) == f"3 runs present; {KEPT}"
-    assert is_deleted(run["tags"]["state"], run["outs"])
-    assert not is_deleted(run["tags"]["state"], {})
     project.empty_store()
     assert project.sync() == f"0 runs present; rebuilt: fetch, train, gradients; {KEPT}\n"
     assert project.sync() == f"3 runs present; {KEPT}\n"
@@ -95,7 +92,6 @@ def test_an_execution_of_a_deleted_state_makes_a_run(project: Project, client: M
     new = only(project, "train")
     assert new["id"] != run["id"]
     assert describe(sync()) == "4 runs present"
-    assert not is_deleted(run["tags"]["state"], run["outs"])
     project.empty_store()
     assert project.sync() == "0 runs present; rebuilt: fetch, train, evaluate, gradients\n"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from projects import Project
 
+from gradtrail.tracking.recorded import working_snapshot
 from gradtrail.tracking.state import Identity
 
 
@@ -78,7 +79,7 @@ def test_queued_experiments_run_the_code_they_were_queued_with(project: Project)
 def test_state_of_an_earlier_stage_is_that_of_its_files(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of stages before it, what made the files counts; of any other, what the params say now."""
     monkeypatch.chdir(project.folder)
-    made = Identity("train", from_lock=True).state
+    made = Identity("train", snapshot=working_snapshot()).state
     assert Identity("train").state == made
     project.set("train.adamw.learning_rate", 0.5)
     assert Identity("evaluate").state_of("train") == made
