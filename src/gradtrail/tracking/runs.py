@@ -11,7 +11,7 @@ from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import flat_params, is_alive, outputs, param_text, stage_params
 
-_MAX_RESULTS = 50_000  # MLflow's limit for one query
+MAX_RESULTS = 50_000  # MLflow's limit for one query
 
 
 class StoredRuns:
@@ -65,7 +65,7 @@ def search(
 ) -> list[Run]:
     """Return the runs that meet a condition, by one query in MLflow's language, newest first unless `order` differs."""
     experiments = [experiment_id(client, kind) for kind in ("data", "models")]
-    return list(client.search_runs(experiments, condition, view, _MAX_RESULTS, [order]))
+    return list(client.search_runs(experiments, condition, view, MAX_RESULTS, [order]))
 
 
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
