@@ -19,8 +19,6 @@ from gradtrail.core.train.history import EpochRecord
 _SEND_SECONDS = 10.0  # longest time of a request or a command
 _DIVERGED_FACTOR = 4.0  # fastai's LRFinder stops at this multiple of the best loss
 _STALLED_EPOCHS = 3  # the patience of Lightning's EarlyStopping
-_LEAST_DECREASE = 0.001  # share of the loss that Amazon SageMaker's LossNotDecreasing requires
-_HIGH_RATE = 0.5  # share of the peak learning rate below which no progress is usual: the schedule is near its end
 _NO_TARGET = re.compile(r"\s*(\$\w+)?\s*")  # what is left of a target whose variable is empty or not set
 
 
@@ -70,13 +68,14 @@ class Watch:
         return [Alert("diverged", f"{observed}; {_ADVICE}")]
 
     def _stalled(self, record: EpochRecord, rate: float) -> list[Alert]:
-        has_lower_loss = record.cross_entropy < (1 - _LEAST_DECREASE) * self._best_loss
+        # A decrease that Amazon SageMaker's LossNotDecreasing requires too
+        has_lower_loss = record.cross_entropy < 0.999 * self._best_loss
         if has_lower_loss or record.validation_accuracy > self._best_accuracy:
             self._last_improved = record.epoch
         self._best_loss = min(self._best_loss, record.cross_entropy)
         self._best_accuracy = max(self._best_accuracy, record.validation_accuracy)
         left = self._epochs - record.epoch
-        if min(record.epoch - self._last_improved, left) < _STALLED_EPOCHS or rate < _HIGH_RATE:
+        if min(record.epoch - self._last_improved, left) < _STALLED_EPOCHS or rate < 0.5:
             return []
         observed = f"neither loss nor validation accuracy has improved since epoch {self._last_improved}"
         advice = "try another learning rate, or train.patience"

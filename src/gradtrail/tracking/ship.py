@@ -74,11 +74,12 @@ class Shipment:
 
     def _close(self) -> None:
         info, outs = self.info, self.info.outs or {}
-        replaced = None
         if outs and self._run_outs not in ({}, outs):  # no run mixes two results
             leave_notice(f"{info.stage}: an earlier attempt wrote other bytes; a new run replaces its run")
             replaced = self.run_id
             self._use(self._opened(is_new=True))
+            self._client.set_terminated(replaced)
+            remove_run(self._client, replaced, by=self.run_id)
             self._ship_points()
         # The stage has ended: from now on this process works on the run
         self._ship_tags(info.tags | process_tags())
@@ -91,9 +92,6 @@ class Shipment:
             self._client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag(CONTEXT, one.context)])])
         status = FINISHED if outs or self._run_outs else info.status  # one that any attempt finished stays finished
         self._client.set_terminated(self.run_id, status, int((info.ended or info.began) * 1000))
-        if replaced:
-            self._client.set_terminated(replaced)
-            remove_run(self._client, replaced, by=self.run_id)
         if outs and self._is_only_run(outs):
             link(self._client, self.run_id, self.record)
 
@@ -119,9 +117,7 @@ class Shipment:
     def _continued(self) -> tuple[Run, int, bool] | None:
         """Return the run that a shipper opened for the record before it ended, if the store still has it."""
         path = self.record.folder / SHIPPED
-        if not path.exists():
-            return None
-        opened: dict[str, Any] = json.loads(path.read_bytes())
+        opened: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {"run_id": None}
         runs = StoredRuns(self._client)({"state": self.info.state})
         return next(((run, opened["attempt"], True) for run in runs if run.info.run_id == opened["run_id"]), None)
 
