@@ -17,7 +17,7 @@ from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from gradtrail.stages.artifacts.members import over_members, spread
 from gradtrail.stages.common.params import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
-from gradtrail.tracking.names import rounded, seeds_name, seeds_note
+from gradtrail.tracking.names import rendered, rounded, seeds_name
 from gradtrail.tracking.record import FINISHED, RUNNING
 from gradtrail.tracking.runs import StoredRuns, search
 from gradtrail.tracking.store import experiment_id, store_lock
@@ -75,7 +75,8 @@ class Variant:
         logged = [run.data.metrics.items() for run in self.runs]
         metrics = _means([{key: x for key, x in row if not key.startswith(_NOT_AVERAGED)} for row in logged])
         figure = FIGURE if _DRAWN in parent.data.metrics else ""
-        tags = {NOTE: seeds_note(parent.info.run_id, self.seeds, metrics, figure)}
+        run_id = parent.info.run_id
+        tags = {NOTE: rendered("seeds.md.j2", run_id=run_id, seeds=self.seeds, metrics=metrics, figure=figure)}
         new = sorted(metrics.items() - parent.data.metrics.items())
         return dict(new), dict(tags.items() - parent.data.tags.items())
 
