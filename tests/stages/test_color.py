@@ -24,7 +24,7 @@ from gradtrail.stages.artifacts.exported import read_manifest
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_members, read_weights, write_weights
 from gradtrail.stages.export import Network, write_export
 from gradtrail.stages.report.gallery import encode_png
-from gradtrail.tracking.models import _how_to_use
+from gradtrail.tracking.models import describe_model
 from gradtrail.tracking.pyfunc import _load_pyfunc
 
 SHAPE = (12, 10)
@@ -99,7 +99,7 @@ def test_export_takes_color_images_and_answers_as_the_evaluation(
     for wrong in (images[..., 0], images[..., :2], images[0, 0]):
         with pytest.raises(MlflowException, match=r"an array \(images, 12, 10, 3\) of whole numbers .*; got shape"):
             served.predict(wrong)
-    assert "(images, 12, 10, 3), or one image (12, 10, 3), of integers" in _how_to_use("", "", read_manifest(export))
+    assert "(images, 12, 10, 3), or one image (12, 10, 3), of integers" in describe_model("", "", read_manifest(export))
 
 
 def test_scores_by_gradients_are_those_in_float64(project: Path) -> None:

@@ -25,7 +25,7 @@ from gradtrail.tracking.backfill import States
 from gradtrail.tracking.lookup import look_up
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.store import experiment_id, open_store
-from gradtrail.tracking.tags import NOTE, OUTS, PARENT, SEEDS, VARIANT, clone_tag
+from gradtrail.tracking.tags import NOTE, OUTS, PARENT, TRAININGS, VARIANT, clone_tag
 from gradtrail.tracking.variants import FIGURE, Variant, update_parent, update_parents
 
 NAME = "a" * 64
@@ -66,7 +66,7 @@ def evaluate(client: MlflowClient, run_id: str, accuracy: float) -> None:
 
 
 def parents(client: MlflowClient) -> list[Run]:
-    return list(client.search_runs([experiment_id(client, "models")], f"tags.{SEEDS} != ''"))
+    return list(client.search_runs([experiment_id(client, "models")], f"tags.`{TRAININGS}` != ''"))
 
 
 def contents(client: MlflowClient) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def test_stages_and_sync_make_the_same_parent(tmp_path: Path) -> None:
     project.set("train.seed", 1)
     project.dvc("repro")
     project.commit("another seed")
-    (first,) = (run for run in project.runs() if SEEDS in run["tags"])
+    (first,) = (run for run in project.runs() if TRAININGS in run["tags"])
     trainings = project.runs_of("train")
     assert {run["tags"][PARENT] for run in trainings} == {first["id"]}
     assert first["metrics"]["eval/loss"] == first["metrics"]["eval/loss_low"] == 2.0
@@ -286,7 +286,7 @@ def test_stages_and_sync_make_the_same_parent(tmp_path: Path) -> None:
     for path in project.folder.glob("mlflow.db*"):
         path.unlink()
     project.sync()
-    (second,) = (run for run in project.runs() if SEEDS in run["tags"])
+    (second,) = (run for run in project.runs() if TRAININGS in run["tags"])
     assert second["name"] == first["name"] == "mlp adamw digits · 2 seeds"
     assert second["metrics"] == first["metrics"]
     assert second["params"] == first["params"]

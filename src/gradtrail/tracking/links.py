@@ -58,8 +58,7 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
         True if anything was copied to the training.
     """
     run_id, stage, data = train.info.run_id, child.data.tags["stage"], train.data
-    precision = data.params.get("train.precision", "float32")
-    chosen = {name: value for name, value in child.data.metrics.items() if is_headline(name, stage, precision)}
+    chosen = {name: value for name, value in child.data.metrics.items() if is_headline(name, stage)}
     # MLflow shows the later of two values at a step, so the clock must not go back.
     latest = max((metric.timestamp for metric in data.to_proto().metrics), default=0)
     now = max(int(time.time() * 1000), latest + 1)

@@ -25,6 +25,7 @@ from mlflow.utils import get_results_from_paginated_fn
 import gradtrail
 from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.files import digest
+from gradtrail.tracking.names import rendered
 from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import (
     EXPORT_DIGEST,
@@ -71,7 +72,7 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
         params=train.data.params,
         model_type="classifier",
     )
-    client.set_logged_model_tags(model.model_id, {NOTE: _how_to_use(client.tracking_uri, model.model_id, manifest)})
+    client.set_logged_model_tags(model.model_id, {NOTE: describe_model(client.tracking_uri, model.model_id, manifest)})
     with tempfile.TemporaryDirectory() as name:
         save(Path(name) / "model", folder, {"run_id": run_id, "model_id": model.model_id})
         client.log_model_artifacts(model.model_id, f"{name}/model")
@@ -174,24 +175,8 @@ def _copy_code(to: Path) -> Path:
     return to / package.name
 
 
-def _how_to_use(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
+def describe_model(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
     """Return the recipe for loading a model in any folder, with its input and output."""
-    seeds, epochs = format_seeds(manifest.seeds), ", ".join(map(str, sorted({*manifest.epochs})))
-    shape = ", ".join(map(str, manifest.image_shape))
-    ink = ", bright ink on 0" if len(manifest.image_shape) == 2 else ""
-    return f"""Weights of {seeds} after epoch {epochs}, trained on {manifest.dataset}; StableHLO, without \
-Flax. In any folder:
-
-```
-import json
-import mlflow
-mlflow.set_tracking_uri("{tracking_uri}")
-folder = mlflow.artifacts.download_artifacts("models:/{model_id}")
-model = mlflow.pyfunc.load_model(folder)
-model.predict(json.load(open(f"{{folder}}/serving_input_example.json"))["inputs"])
-```
-
-It takes an array (images, {shape}), or one image ({shape}), of integers from 0 to 255 that are \
-not all 0 or 1, or floats from 0 to 1{ink}, and returns `label` and `probabilities`, which are means over the \
-seeds, calibrated by a temperature of {manifest.temperature:.3g}.
-"""
+    shape, epochs = (", ".join(map(str, values)) for values in (manifest.image_shape, sorted({*manifest.epochs})))
+    seeds, place = format_seeds(manifest.seeds), {"tracking_uri": tracking_uri, "model_id": model_id}
+    return rendered("model.md.j2", **place, manifest=manifest, seeds=seeds, epochs=epochs, shape=shape)

@@ -12,10 +12,10 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradtrail.stages.common.params import PARAMS, SEED, active_params, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN
@@ -24,6 +24,9 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs
 from gradtrail.tracking.state import Identity
 from gradtrail.tracking.tags import STAGE, param_text, stage_params
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 COMPILED = Path("compile/functions.json")  # artifact: the table of what a stage compiled
 SMALL_FIGURE = "description.png"  # artifact: the main figure, at the size that fits the UI
@@ -40,8 +43,6 @@ _NAMED = ("train.model", "train.optimizer", "fetch.dataset")  # params whose val
 _SHORT_SECTIONS = re.compile(r"(fetch|preprocess|train|environment)\.(?!seed)")  # left out in names
 _MAX_NAME_LENGTH = 250  # limit of MLflow's database
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
-_REFERENCE, _OTHERS = "float32", ("bfloat16", "float16")
-_OVER = f"_over_{_REFERENCE}"  # in names of metrics of `profile`: ratio of the times of a training step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ METRICS = {  # full name, as a regular expression → what is made of the metric
     "export/worst_class_recall": _HEADLINE,
     "gradients/(noise_scale_typical|coherence_within_classes|grad_norm_median)": _HEADLINE,
     "profile/(train_step_flops|train_step_total_bytes)": _HEADLINE,
-    f"profile/({'|'.join(_OTHERS)}){_OVER}(_low|_high)?": _HEADLINE,  # that of one precision, see `is_headline`
+    "profile/bfloat16_over_float32(_low|_high)?": _HEADLINE,  # ratio of the times of a training step
     "privacy_audit/epsilon_lower_bound": _HEADLINE,
     "what_if/metasmoothness": _HEADLINE,
     ".*/members": Metric(is_logged=False),
@@ -167,12 +168,9 @@ def is_hidden_spread(stage: str, key: str, means: Container[str]) -> bool:
     return end in ("sd", "low", "high") and mean in means and end not in _metric(metric_name(stage, mean)).spread
 
 
-def is_headline(name: str, stage: str, precision: str = _REFERENCE) -> bool:
-    """Whether a metric of a stage is copied to its training's run; `precision` is that of the training."""
-    compared = _OTHERS[0] if precision == _REFERENCE else precision  # one ratio; the run of `profile` has all
-    if not name.startswith(metric_name(stage, "")) or (_OVER in name and f"/{compared}{_OVER}" not in name):
-        return False
-    return _metric(name).is_headline
+def is_headline(name: str, stage: str) -> bool:
+    """Whether a metric of a stage is copied to its training's run."""
+    return name.startswith(metric_name(stage, "")) and _metric(name).is_headline
 
 
 def note(
@@ -184,36 +182,22 @@ def note(
     """
     if summary and not summary.startswith(_GRADIENTS):  # as the stage wrote it: its headings go one level down
         summary = f"{_GRADIENTS}\n{summary.partition(chr(10))[2]}".replace("\n## ", "\n#### ").strip()
-    batch_size = params.get("train.batch_size")
-    precision = precision_note(metrics, params["train.precision"], int(batch_size)) if batch_size else ""
     run = {"run_id": run_id, "stage": tags[STAGE], "tags": tags, "params": params, "metrics": metrics}
     figure, caption = FIGURES.get(tags[STAGE], ("", ""))
-    text = _renderer()(run, figure=figure and SMALL_FIGURE, caption=caption, precision=precision, summary=summary)
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    return rendered("run.md.j2", **run, figure=figure and SMALL_FIGURE, caption=caption, summary=summary)
 
 
-def seeds_note(run_id: str, seeds: Sequence[int], metrics: Mapping[str, float], figure: str) -> str:
-    """Return the description of the parent of trainings that differ only in the seed, with its figure if it has one."""
-    lines = [
-        f"Metrics are means over {len(seeds)} trainings that differ only in the seed: {', '.join(map(str, seeds))}. "
-        "`_low` and `_high` are the ends of the 95 % interval of the mean (Student's t over the seeds), in which the "
-        "mean of many more seeds would be; single seeds vary more."
-    ]
-    if "eval/accuracy" in metrics:
-        mean, low, high = (metrics[f"eval/accuracy{end}"] for end in ("", "_low", "_high"))
-        lines.insert(0, f"**Mean test accuracy {mean:.2%}, 95 % interval {low:.2%} to {high:.2%}.**")
-    if figure:
-        lines.append(f"![Mean over the seeds](get-artifact?path={figure}&run_uuid={run_id})")
-    return "\n\n".join(lines) + "\n"
+def rendered(template: str, **values: object) -> str:
+    """Return a description in Markdown; a paragraph of the template may be empty."""
+    return re.sub(r"\n{3,}", "\n\n", _templates().get_template(template).render(values)).strip() + "\n"
 
 
 @functools.cache
-def _renderer() -> Callable[..., str]:
+def _templates() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # late: stages import this module
 
-    folder = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=folder, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
-    return environment.get_template("note.md.j2").render
+    folder = FileSystemLoader(Path(__file__).with_name("descriptions"))
+    return Environment(loader=folder, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
 
 
 def summary_in(text: str) -> str:
@@ -228,12 +212,12 @@ def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int
     `metrics` are those of `profile`, with the prefix of the stage: ratios of the times of a training step.
     """
     sentences = []
-    for other in _OTHERS if precision == _REFERENCE else [precision]:
-        name = metric_name("profile", f"{other}{_OVER}")
+    for other in ("bfloat16", "float16") if precision == "float32" else [precision]:
+        name = metric_name("profile", f"{other}_over_float32")
         ratio, low, high = (metrics.get(f"{name}{end}", 1.0) for end in ("", "_low", "_high"))
-        if (high < 1 and ratio <= 0.95) if precision == _REFERENCE else (low > 1 and ratio >= 1.05):
+        if (high < 1 and ratio <= 0.95) if precision == "float32" else (low > 1 and ratio >= 1.05):
             sentences.append(
-                f"A training step in {other} takes {ratio:.2f} × the time of one in {_REFERENCE} on this machine at "
-                f"batch size {batch_size} (95 % interval {low:.2f} to {high:.2f})."
+                f"A training step in {other} takes {ratio:.2f} × the time of one in float32 on this machine at batch "
+                f"size {batch_size} (95 % interval {low:.2f} to {high:.2f})."
             )
     return " ".join(sentences)

@@ -15,8 +15,6 @@ from mlflow import MlflowClient
 from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import VIEW
 
-_KEY = VIEW.rpartition(".")[2]
-
 
 def share_view(client: MlflowClient) -> str:
     """Write the view to the experiment of trainings, unless it has it; return the link, relative to the UI."""
@@ -25,7 +23,8 @@ def share_view(client: MlflowClient) -> str:
     value = "deflate;" + base64.b64encode(zlib.compress(text.encode())).decode()
     if client.get_experiment(experiment).tags.get(VIEW) != value:
         client.set_experiment_tag(experiment, VIEW, value)
-    page = f"viewStateShareKey={_KEY}&compareRunsMode=CHART&workflowType=machine_learning"
+    key = VIEW.rpartition(".")[2]
+    page = f"viewStateShareKey={key}&compareRunsMode=CHART&workflowType=machine_learning"
     return f"#/experiments/{experiment}/runs?{page}"
 
 

@@ -17,22 +17,11 @@ from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from gradtrail.stages.artifacts.members import over_members, spread
 from gradtrail.stages.common.params import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
-from gradtrail.tracking.names import rounded, seeds_name, seeds_note
+from gradtrail.tracking.names import rendered, rounded, seeds_name
 from gradtrail.tracking.record import FINISHED, RUNNING
 from gradtrail.tracking.runs import StoredRuns, search
 from gradtrail.tracking.store import experiment_id, store_lock
-from gradtrail.tracking.tags import (
-    NOTE,
-    PARENT,
-    REPLACED,
-    SEEDS,
-    STAGE,
-    TRAININGS,
-    VARIANT,
-    clone_tag,
-    outputs,
-    process_tags,
-)
+from gradtrail.tracking.tags import NOTE, PARENT, REPLACED, STAGE, TRAININGS, VARIANT, clone_tag, outputs, process_tags
 
 FIGURE = "seeds.png"  # artifact
 _DRAWN = "train/validation_accuracy"
@@ -58,7 +47,7 @@ class Variant:
         self.seeds = sorted(by_seed) if len(by_seed) > 1 else []
         self.runs = [by_seed[seed] for seed in self.seeds]
         self.key = sha256_of({"trainings": [run.info.run_id for run in self.runs]})
-        self.parents = [run for run in runs if SEEDS in run.data.tags]
+        self.parents = [run for run in runs if TRAININGS in run.data.tags]
         complete = (run for run in self.parents if run.data.tags[TRAININGS] == self.key and run.info.status == FINISHED)
         self.parent = next(complete, None)
 
@@ -75,7 +64,8 @@ class Variant:
         logged = [run.data.metrics.items() for run in self.runs]
         metrics = _means([{key: x for key, x in row if not key.startswith(_NOT_AVERAGED)} for row in logged])
         figure = FIGURE if _DRAWN in parent.data.metrics else ""
-        tags = {NOTE: seeds_note(parent.info.run_id, self.seeds, metrics, figure)}
+        run_id = parent.info.run_id
+        tags = {NOTE: rendered("seeds.md.j2", run_id=run_id, seeds=self.seeds, metrics=metrics, figure=figure)}
         new = sorted(metrics.items() - parent.data.metrics.items())
         return dict(new), dict(tags.items() - parent.data.tags.items())
 
@@ -118,7 +108,7 @@ def _create(client: MlflowClient, name: str, variant: Variant) -> Run:
     runs = variant.runs
     newest = max(runs, key=lambda run: run.info.start_time)
     params = set.intersection(*({*run.data.params.items()} for run in runs))
-    tags = {VARIANT: name, SEEDS: str(len(runs)), TRAININGS: variant.key, **process_tags(), **clone_tag({})}
+    tags = {VARIANT: name, TRAININGS: variant.key, **process_tags(), **clone_tag({})}
     run_name = seeds_name(newest.info.run_name, len(runs))
     parent = client.create_run(experiment_id(client, "models"), newest.info.start_time, tags, run_name)
     run_id, curves = parent.info.run_id, _read_curves(client, runs)
