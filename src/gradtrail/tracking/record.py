@@ -90,7 +90,6 @@ class Record:
     def __init__(self, folder: Path):
         self.folder = folder
         self.artifacts = folder / ARTIFACTS
-        self._written: set[tuple[str, int | None]] = set()
         self._lock = threading.Lock()
 
     def write(self, info: RunInfo) -> None:
@@ -113,14 +112,12 @@ class Record:
             raise BadRecordError(f"{self.folder / RUN}: {one_line(error)[:200]}") from None
 
     def add_points(self, points: Points) -> None:
-        """Add points of curves, of now; a point that the record has stays as it is."""
+        """Add points of curves, of now; of two at one step, the first counts."""
         with self._lock, (self.folder / METRICS).open("a", encoding="utf-8") as file:
             for key, curve in points.items():
                 for step, value in curve.items():
-                    if (key, step) not in self._written:
-                        self._written.add((key, step))
-                        point = Point(key, rounded(value), None if step is None else int(step), time.time())
-                        file.write(json.dumps(point._asdict()) + "\n")
+                    point = Point(key, rounded(value), None if step is None else int(step), time.time())
+                    file.write(json.dumps(point._asdict()) + "\n")
 
     def points(self, offset: int = 0) -> tuple[list[Point], int]:
         """Return the points after an offset in bytes, and the offset after them; a line that is not whole yet waits."""

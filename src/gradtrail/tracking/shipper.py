@@ -73,24 +73,21 @@ class Shipper:
         self._locks: dict[Path, FileLock] = {}
         self._given_up = set[Path]()  # records that `gradtrail sync` ships
 
-    def serve(self) -> bool:
-        """Ship until there has been nothing to do for some seconds; return whether this process cannot ship the rest.
+    def serve(self) -> None:
+        """Ship until there has been nothing to do for some seconds, or another database is in the place of the store.
 
-        That is so if another database is in the place of the store: MLflow keeps the file open that was there.
+        MLflow keeps the file open that was there, so that only another process can ship to the new one.
         """
         last = time.monotonic()
-        while time.monotonic() - last < _IDLE_SECONDS:
-            if store_identity() != self._database:
-                return True
+        while time.monotonic() - last < _IDLE_SECONDS and store_identity() == self._database:
             if self.turn():
                 last = time.monotonic()
             time.sleep(_POLL_SECONDS)
-        return False
 
     def turn(self) -> bool:
         """Ship what is new, and leave a record to `gradtrail sync` after a fault, which the next command tells.
 
-        Returns whether anything is being shipped.
+        Returns whether anything is being shipped, or a stage has just begun.
         """
         for record in self.waiting():
             try:
@@ -103,7 +100,7 @@ class Shipper:
             if is_over and (lock := self._locks.pop(record.folder, None)):
                 self._shipments.pop(record.folder, None)
                 lock.release()
-        return bool(self._shipments)
+        return bool(self._shipments) or not all((record.folder / RUN).exists() for record in self.waiting())
 
     def waiting(self) -> list[Record]:
         """Return the records, but for those that are left to `gradtrail sync`."""
@@ -142,11 +139,11 @@ def main() -> None:
                 for record in all_records():
                     record.tell(fault_text(error))
                 return
-            is_replaced = shipper.serve()
+            shipper.serve()
     except Timeout:
         return
     # A stage that began a record meanwhile saw the lock, and started no other process
-    if is_replaced or any((record.folder / RUN).exists() for record in shipper.waiting()):
+    if any((record.folder / RUN).exists() for record in shipper.waiting()):
         os.execv(sys.executable, [sys.executable, "-P", "-m", "gradtrail.tracking.shipper"])  # noqa: S606
 
 
