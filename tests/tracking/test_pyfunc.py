@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -123,9 +124,10 @@ TEMPERATURE = 1.5  # of the small exports
 
 
 @pytest.fixture(scope="module")
-def client(created_store: Path) -> MlflowClient:
+def client(created_store: Path, tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
+    database = Path(shutil.copy(created_store / "mlflow.db", tmp_path_factory.mktemp("own")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{created_store}/mlflow.db")
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
         return open_store()
 
 

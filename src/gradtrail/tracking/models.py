@@ -140,6 +140,9 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
     manifest = read_manifest(export)
     label = TensorSpec(np.dtype(np.int64), (-1,), "label")
     probabilities = TensorSpec(np.dtype(np.float32), (-1, len(manifest.classes)), "probabilities")
+    height, width = manifest.image_shape[:2]
+    digit = np.zeros((1, *manifest.image_shape), np.uint8)  # an image of a 1
+    digit[:, height // 5 : -(height // 5), width // 2 - 1 : width // 2 + 1] = 255
     with tempfile.TemporaryDirectory() as name:
         mlflow.pyfunc.save_model(
             path,
@@ -150,7 +153,7 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
             # No inputs: MLflow would cast JSON to their one dtype, so that 0.5 as uint8 is 0, and accept one rank
             signature=ModelSignature(outputs=Schema([label, probabilities])),
             pip_requirements=[f"{name}=={version(name)}" for name in _PACKAGES],
-            input_example=np.zeros((1, *manifest.image_shape), np.uint8),
+            input_example=digit,
         )
 
 

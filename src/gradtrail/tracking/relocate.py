@@ -43,8 +43,8 @@ def former_folders(uri: str) -> set[Path]:
     query = "select artifact_location from experiments join experiment_tags using (experiment_id) where key = ?"
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
         folders = {_local_path(location) for (location,) in store.execute(query, (EXPERIMENT,))}
-    own = (root() / "mlruns").resolve()
-    return {folder for folder in folders if folder and folder.name == "mlruns" and folder.resolve() != own}
+    current = (root() / "mlruns").resolve()
+    return {folder for folder in folders if folder and folder.name == "mlruns" and folder.resolve() != current}
 
 
 def relocate_artifacts(uri: str) -> None:
