@@ -47,8 +47,8 @@ def working_diff() -> bytes:
         add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
         git_bytes(*add, stdin=b"\0".join(text), env=with_index)
         diff = git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", *_PATHS, env=with_index)
-    named = (NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text)
-    return b"".join(named) + _NEW_ALERT.sub(rb"\1''", diff)
+    left_out = (NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text)
+    return b"".join(left_out) + _NEW_ALERT.sub(rb"\1''", diff)
 
 
 def _is_source(path: Path) -> bool:
