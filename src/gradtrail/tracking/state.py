@@ -95,9 +95,9 @@ class Identity(Stage):
         other case, it is the files as they are now; FileNotFoundError is raised if a dep of this stage is missing.
         """
         if name not in self.entries:
-            is_other = name != self.name
-            is_kept = is_other and name in self.lineage and not self._has_other_outs(name)
-            if name in self._lock and (self.snapshot or is_kept):
+            is_other, is_locked = name != self.name, name in self._lock
+            is_before = is_locked and is_other and name in self.lineage
+            if (is_locked and self.snapshot) or (is_before and not self._has_other_outs(name)):
                 self.entries[name] = locked_entry(self._lock[name])
             else:
                 self.entries[name] = live_entry(self.pipeline[name], self.folder, is_partial=is_other)
@@ -177,7 +177,7 @@ class Identity(Stage):
 
     def _has_other_outs(self, name: str) -> bool:
         """Whether the working folder has an output of a stage with another content than `dvc.lock` names."""
-        outs = output_digests(self._lock.get(name, {})).items()
+        outs = output_digests(self._lock[name]).items()
         return any((self.folder / out).exists() and digest(self.folder / out) != md5 for out, md5 in outs)
 
     @cached_property

@@ -5,6 +5,8 @@ from mlflow import MlflowClient
 from projects import Project
 
 from gradtrail.stages.common.files import digest
+from gradtrail.tracking import state
+from gradtrail.tracking.recorded import consistent_stages, recorded_states
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import describe, sync
 
@@ -26,6 +28,16 @@ def written(project: Project) -> list[str]:
 def train_elsewhere(project: Project) -> str:
     """Train the same state to other bytes; return what was printed."""
     return project.run("sh", "pipeline/stage.sh", "train", env={"OTHER_BYTES": "!"})
+
+
+@pytest.mark.usefixtures("client")
+def test_what_a_lock_records_is_known_without_reading_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync asks it of every commit."""
+    monkeypatch.setattr(state, "digest", None)
+    recorded = recorded_states().snapshots[-1]
+    assert [stage.name for stage in consistent_stages(recorded) if stage.state] == [
+        *("fetch", "train", "evaluate", "gradients")
+    ]
 
 
 @pytest.mark.slow
