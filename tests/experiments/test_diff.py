@@ -101,7 +101,7 @@ def test_note_names_missing_artifacts_of_a_rebuilt_run(project: Project, tmp_pat
 @pytest.fixture
 def timed_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     project = finished_project().copy(tmp_path / "project")
-    project.gradtrail("runs")  # says that the store was moved
+    project.sync()  # says that the store was moved
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setattr(tempfile, "tempdir", None)

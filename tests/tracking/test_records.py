@@ -24,7 +24,7 @@ from small_project import make_small_project
 from gradtrail.stages.common import stage as stage_module
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
-from gradtrail.tracking import live, record, shipper
+from gradtrail.tracking import live, record, render, shipper
 from gradtrail.tracking.live import LiveRun, tracked
 from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.record import RUN, Record, all_records, records_folder, take_notices
@@ -141,6 +141,13 @@ def test_run_has_all_that_the_stage_wrote(stage: Stage) -> None:
     assert found["timed"] == ["data", "imports", "tracking", "work"]
     assert not [*all_records()]
     assert not [*records_folder().iterdir()]
+
+
+def test_metric_with_a_curve_is_its_curve(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "read_curves", lambda *_: {"train/validation_accuracy": {1: 0.25, 2: 0.5}})
+    execute()
+    ship_records()
+    assert contents()["points"]["train/validation_accuracy"] == [(1, 0.25), (2, 0.5)]
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def add_outs(record: Record, info: RunInfo, stage: Identity, outs: Mapping[str, 
     name, digest = (_text(stage, metrics, key) for key in ("dataset", "dataset_digest"))
     curves = read_curves(folder, stage.name, metrics)
     single = run_metrics(stage.name, metrics) | best_values(curves)
-    record.add_points(curves | {key: {0: value} for key, value in single.items()})
+    record.add_points({key: {0: value} for key, value in single.items()} | curves)  # the curve of two of one name
     _add_results(record, folder, tables=stage.runtime.copy_outs)
     for out in stage.spec.outs:
         path = stage.folder / out

@@ -7,7 +7,9 @@ last record. A record is shipped while its stage works, and removed once its run
 stays, and `gradtrail sync` ships it; a record that cannot be read is set aside.
 """
 
+import contextlib
 import gc
+import io
 import os
 import sys
 import time
@@ -22,6 +24,7 @@ from gradtrail.tracking.record import (
     BadRecordError,
     Record,
     all_records,
+    leave_notice,
     own_store,
     shipper_lock,
     shipping_lock,
@@ -134,7 +137,10 @@ def main() -> None:
     try:
         with shipper_lock().acquire(timeout=0):
             try:
-                shipper = Shipper(open_store())
+                with contextlib.redirect_stderr(io.StringIO()) as printed:
+                    shipper = Shipper(open_store())
+                if printed.getvalue():  # such as that the repository was moved
+                    leave_notice(printed.getvalue().rstrip())
             except Exception as error:
                 for record in all_records():
                     record.tell(fault_text(error))
