@@ -77,6 +77,11 @@ class Clone:
         path = self.folder / "params.yaml"
         path.write_text(re.sub(r"(?m)^  tracking: \w+", f"  tracking: {str(on).lower()}", path.read_text()))
 
+    def wait_for_shipping(self) -> None:
+        """Wait until the store has what stages recorded, which they do not wait for."""
+        while any((self.folder / ".gradtrail/records").glob("*/*")):
+            time.sleep(0.05)
+
     def empty_store(self) -> int:
         """Bring back the store without runs; return the bytes in its database."""
         database, kept = self.folder / "mlflow.db", self.folder / ".gradtrail" / "empty.db"
@@ -119,6 +124,7 @@ def measure_run(clone: Clone, stage: str, rounds: int) -> RunCost:
             clone.set_tracking(on=on)
             empty = clone.empty_store()
             took = clone.python("-m", f"pipeline.{stage}")
+            clone.wait_for_shipping()
             if number:
                 seconds[on].append(took)
             if on:
