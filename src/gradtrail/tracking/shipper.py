@@ -35,6 +35,7 @@ from gradtrail.tracking.store import open_store
 
 _POLL_SECONDS = 0.2
 _IDLE_SECONDS = 10.0  # longer than DVC takes from the end of a stage to the work of the next one
+_NICENESS = 5  # of its priority: a third of the share that a stage gets of a busy core
 _LOCK_SECONDS = 60.0  # longest that `gradtrail sync` waits for a process that ships the same record
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")  # codes of errors that a second try does not change
 
@@ -132,7 +133,8 @@ class Shipper:
 
 
 def main() -> None:
-    """Ship records, as the only process that does so for this store."""
+    """Ship records, as the only process that does so for this store; the stages come first."""
+    os.nice(_NICENESS)
     gc.freeze()
     try:
         with shipper_lock().acquire(timeout=0):
