@@ -141,7 +141,7 @@ def main() -> None:
             try:
                 with contextlib.redirect_stderr(io.StringIO()) as printed:
                     shipper = Shipper(open_store())
-                if printed.getvalue():  # such as that the repository was moved
+                if "warning: " in printed.getvalue():  # not that the repository was moved, which a person knows
                     leave_notice(printed.getvalue().rstrip())
             except Exception as error:
                 for record in all_records():
