@@ -244,9 +244,10 @@ def take_notices() -> list[str]:
     notices = []
     for path in (*sorted((private_folder() / "notices").glob("*.txt")), *sorted(records_folder().glob(f"*/*/{FAULT}"))):
         with contextlib.suppress(OSError):
-            notices.append(path.read_text(encoding="utf-8"))
-            path.unlink() if path.suffix else path.write_text("")
-    return [notice for notice in notices if notice]
+            if notice := path.read_text(encoding="utf-8"):  # else it was told, or is being written
+                notices.append(notice)
+                path.unlink() if path.suffix else path.write_text("")
+    return notices
 
 
 def _flush(path: Path) -> None:
