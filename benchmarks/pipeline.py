@@ -40,10 +40,10 @@ SECONDS_BETWEEN_LOOKS = 0.005
 STARTING, COMPUTING, DVC, MEMORY = "interpreter", "computing", "DVC", "peak MiB"
 PHASES = {  # parts of a code's path → its phase; the innermost call with one counts
     "imports": ("<frozen importlib",),
-    "data": ("stages/artifacts/data_files",),
+    "data": ("stages/data/data_files",),
     "compiling": ("core/xla/compiler",),
     "figures": ("/figures.py", "/matplotlib/"),
-    "writing": ("stages/common/files", "stages/artifacts/weights", "/pyarrow/"),
+    "writing": ("stages/common/files", "stages/model/weights", "/pyarrow/"),
     "tracking": ("gradtrail/tracking/",),
 }
 COLUMNS = (STARTING, *PHASES, COMPUTING, DVC)

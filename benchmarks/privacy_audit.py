@@ -27,9 +27,10 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.schedules import Constant
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.artifacts import accounting, data_files
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
+from gradtrail.stages.data import data_files
+from gradtrail.stages.dp import accounting
 from gradtrail.stages.privacy_audit import Audit, audit, gaussian_bound
 
 EXAMPLES, CANARIES, BATCH_SIZE, EPOCHS = 5000, 1000, 500, 10

@@ -33,7 +33,7 @@ from rich.table import Table
 from ruamel.yaml import YAML
 
 from benchmarks.record import record
-from gradtrail.stages.artifacts.data_files import read_info, read_splits, write_processed
+from gradtrail.stages.data.data_files import read_info, read_splits, write_processed
 
 ROOT = Path(__file__).parents[1]
 _COPIED = ("dvc.yaml", "pipeline", "src", "pyproject.toml")

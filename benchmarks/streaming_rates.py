@@ -26,9 +26,9 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
+from gradtrail.stages.data import data_files
 from gradtrail.stages.gradients.every_example import score_every_example
 
 IN_MEMORY = 55_000

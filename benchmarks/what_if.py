@@ -42,9 +42,9 @@ from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.params import PARAMS, changed, validate
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.data import data_files
 from gradtrail.stages.what_if import choose_examples
 from gradtrail.support.progress import progress_bar
 

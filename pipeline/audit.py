@@ -11,9 +11,9 @@ from gradtrail.core.audit.networks import AuditConfig, CrossValidation
 from gradtrail.core.nn.models import Model
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import audit
-from gradtrail.stages.artifacts import data_files
-from gradtrail.stages.artifacts.data_files import read_splits, require_undeformed
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.data import data_files
+from gradtrail.stages.data.data_files import read_splits, require_undeformed
 from gradtrail.support.memory import require_memory, require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.compile_report import compiling

@@ -11,14 +11,15 @@ from gradtrail.core.evaluate import EvaluateConfig
 from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import evaluate
-from gradtrail.stages.artifacts import data_files, weights
-from gradtrail.stages.artifacts.calibration import write_calibration
-from gradtrail.stages.artifacts.members import weights_paths
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.data import data_files
+from gradtrail.stages.model import weights
+from gradtrail.stages.model.calibration import write_calibration
+from gradtrail.stages.model.members import weights_paths
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.compile_report import compiling
-from gradtrail.tracking.earlier import warn_of_earlier_model
 from gradtrail.tracking.live import tracked
+from gradtrail.tracking.stale_outs import warn_of_earlier_model
 
 
 def main(stage: Stage) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from gradtrail.core.export import ExportConfig
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import export
-from gradtrail.stages.artifacts import data_files
-from gradtrail.stages.artifacts.calibration import read_evaluated
-from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.data import data_files
+from gradtrail.stages.model.calibration import read_evaluated
+from gradtrail.stages.model.exported import read_export
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.live import tracked

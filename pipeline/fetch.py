@@ -4,8 +4,8 @@ from gradtrail.tracking.live import start_shipper
 
 start_shipper(__name__)
 
-from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.data import data_files
 from gradtrail.stages.fetch import FetchConfig, acquire
 from gradtrail.tracking.live import tracked
 

@@ -11,10 +11,10 @@ from gradtrail.core.gradient_check import check_gradients
 from gradtrail.core.gradients.analysis import GradientsConfig, analyze, num_visits
 from gradtrail.core.gradients.exact import float64_errors
 from gradtrail.core.xla.compiler import static_costs
-from gradtrail.stages.artifacts import data_files
-from gradtrail.stages.artifacts.changes import as_trained, read_trained
-from gradtrail.stages.artifacts.privacy import read_guarantee
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.data import data_files
+from gradtrail.stages.data.changes import as_trained, read_trained
+from gradtrail.stages.dp.guarantee import read_guarantee
 from gradtrail.stages.gradients import figures, inputs, outputs, summary
 from gradtrail.stages.gradients.every_example import NAME, score_every_example
 from gradtrail.support.progress import progress_bar

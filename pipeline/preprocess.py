@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gradtrail.core.data import PreprocessConfig, Split, prepare
-from gradtrail.stages.artifacts import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.data import data_files
 from gradtrail.stages.preprocess import corrections, figures
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.live import tracked

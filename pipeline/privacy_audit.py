@@ -13,10 +13,11 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.private import rows_at_once
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import privacy_audit
-from gradtrail.stages.artifacts import accounting, data_files
-from gradtrail.stages.artifacts.data_files import read_split, require_undeformed
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.data import data_files
+from gradtrail.stages.data.data_files import read_split, require_undeformed
+from gradtrail.stages.dp import accounting
 from gradtrail.support.memory import require_memory
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.compile_report import compiling

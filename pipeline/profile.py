@@ -10,10 +10,11 @@ from pathlib import Path
 from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import static_costs
-from gradtrail.stages.artifacts import data_files, plotting
+from gradtrail.stages.common import plotting
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.files import write_csv
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.data import data_files
 from gradtrail.stages.profile import figures, timings
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.live import tracked

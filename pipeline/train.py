@@ -14,9 +14,9 @@ from gradtrail.stages.train.outputs import Outputs
 from gradtrail.stages.train.tables import COMPARED
 from gradtrail.stages.train.training import NullListener, Training
 from gradtrail.tracking.compile_report import compiling
+from gradtrail.tracking.leftovers import forget_old_members
 from gradtrail.tracking.live import tracked
 from gradtrail.tracking.training_log import TrainingLog
-from gradtrail.tracking.unused import forget_old_members
 
 
 def main(stage: Stage) -> None:

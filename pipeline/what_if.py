@@ -19,10 +19,10 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import what_if
-from gradtrail.stages.artifacts import data_files
-from gradtrail.stages.artifacts.data_files import require_undeformed
-from gradtrail.stages.artifacts.members import weights_paths
 from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.data import data_files
+from gradtrail.stages.data.data_files import require_undeformed
+from gradtrail.stages.model.members import weights_paths
 from gradtrail.support.memory import require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.compile_report import compiling

@@ -98,7 +98,7 @@ def measure_starts(server: Server, body: bytes, found: Measured) -> None:
 
 def measure(kind: str, environments: Mapping[str, Path], options: argparse.Namespace) -> dict[str, Any]:
     """Measure all servers of one network; return what was found by server, and of `wrk`."""
-    from gradtrail.stages.artifacts.exported import read_export
+    from gradtrail.stages.model.exported import read_export
 
     images = np.random.default_rng(1).integers(0, 256, (16, 28, 28), np.uint8)
     one = body_of(images[:1])

@@ -156,7 +156,7 @@ async def serve(kind: str, folder: Path, port: int) -> None:
     from gradtrail.serving.server.app import create_app
     from gradtrail.serving.server.batching import BatchingConfig
     from gradtrail.serving.server.router import Router
-    from gradtrail.stages.artifacts.exported import WEIGHTS, read_manifest
+    from gradtrail.stages.model.exported import WEIGHTS, read_manifest
 
     manifest = read_manifest(folder)
     model: Any = Peer(manifest, load(kind, load_file(folder / WEIGHTS)))

@@ -32,9 +32,9 @@ from gradtrail.core.export import ExportConfig
 from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.serving import predict as predicting
-from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.export import write_export
+from gradtrail.stages.model.exported import read_export
 
 _ENCODED_SHARE = 10  # of the images are PNGs, one in so many
 

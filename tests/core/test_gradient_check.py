@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from definitions import per_example_grads
 from factories import ROOT, initial_params, train_config
+from gradient_oracles import per_example_grads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from definitions import per_example_norm
-from emitters import OLDER_EMITTERS
 from factories import (
     NUM_CLASSES,
     SMALL_CNN,
@@ -22,6 +20,8 @@ from factories import (
     random_split,
 )
 from flax import nnx
+from gradient_oracles import per_example_norm
+from xla_flags import OLDER_EMITTERS
 
 from gradtrail.core import batching, per_example
 from gradtrail.core.gradients import scores as scores_module

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from definitions import per_example_grads, per_example_norm
 from factories import (
     NETWORKS,
     NUM_CLASSES,
@@ -22,6 +21,7 @@ from factories import (
     random_split,
     train_config,
 )
+from gradient_oracles import per_example_grads, per_example_norm
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError

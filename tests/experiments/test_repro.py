@@ -8,7 +8,7 @@ import pytest
 from factories import ROOT
 
 from gradtrail.experiments import repro
-from gradtrail.experiments.sections import SECTIONS
+from gradtrail.experiments.param_classes import SECTIONS
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 

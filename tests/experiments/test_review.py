@@ -21,8 +21,8 @@ from gradtrail import cli
 from gradtrail.core.data import Split
 from gradtrail.experiments import review as reviewing
 from gradtrail.experiments.review import SUSPECTS, choose_suspects, make_app, merge, review
-from gradtrail.stages.artifacts.data_files import write_processed
-from gradtrail.stages.artifacts.parquet import read_parquet
+from gradtrail.stages.data.data_files import write_processed
+from gradtrail.stages.data.parquet import read_parquet
 from gradtrail.stages.preprocess.corrections import PATH, Correction, read_corrections, write_corrections
 from gradtrail.support.errors import UserError
 

@@ -27,12 +27,12 @@ from gradtrail.core.gradients.what_if import make_outputs
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.experiments import what_if
 from gradtrail.experiments.what_if import Prediction, measure_lds
-from gradtrail.stages.artifacts.data_files import write_processed
-from gradtrail.stages.artifacts.members import write_seeds
-from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.files import digest, write_json
 from gradtrail.stages.common.params import as_written
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.data.data_files import write_processed
+from gradtrail.stages.model.members import write_seeds
+from gradtrail.stages.model.weights import WeightsInfo, write_weights
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.tags import OUTS
 

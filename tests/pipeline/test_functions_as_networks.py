@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from definitions import per_example_grads, per_example_norm
 from exports import random_params
 from factories import (
     OPTIMIZERS,
@@ -20,6 +19,7 @@ from factories import (
     run_training,
     train_config,
 )
+from gradient_oracles import per_example_grads, per_example_norm
 
 from gradtrail.core import batching
 from gradtrail.core.export import export_forward, forward, tensors

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from fuzzing import status_bytes
 from projects import ROOT, Project, copy_project, stop
-from untrusted import status_bytes
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 

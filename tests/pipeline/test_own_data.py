@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from projects import Project, copy_project
 
-from gradtrail.stages.artifacts.data_files import RAW_FILES, encode_idx
+from gradtrail.stages.data.data_files import RAW_FILES, encode_idx
 
 pytestmark = pytest.mark.slow
 SHAPE, NUM_CLASSES = (12, 10), 6  # the last but one with a single training example, the last with none

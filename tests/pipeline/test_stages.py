@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from projects import STAGES, Project, besides_progress, finished_project
 
-from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.model.exported import read_export
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_report_is_logged_with_the_numbers_of_the_evaluation(project: Project) -
 
 
 WITH_A_SMALL_SAMPLE = """
-from gradtrail.stages.artifacts import data_files
+from gradtrail.stages.data import data_files
 data_files.SAMPLE = 500
 from gradtrail.stages.common.stage import run_stage
 from pipeline.{0} import main

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from registered import empty_store, enter_store, small_export
+from model_store import empty_store, enter_store, small_export
 
 
 @pytest.fixture

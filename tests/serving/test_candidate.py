@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from model_store import LABELS, evaluation, log_export, small_export, training
 from projects import finished_project
-from registered import LABELS, evaluation, log_export, small_export, training
 
 from gradtrail.serving.candidate import find_candidate, find_champion
 from gradtrail.serving.release import promote
-from gradtrail.stages.artifacts.exported import read_manifest
+from gradtrail.stages.model.exported import read_manifest
 from gradtrail.support.errors import UserError
 
 FIND = """

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from asgi import application, inference, probabilities
 from exports import write_small_export
+from in_memory_server import application, inference, probabilities
 from PIL import Image
 from rich.console import Console
 
 from gradtrail.serving import predict as predicting
 from gradtrail.serving.predict import predict, predict_into
 from gradtrail.serving.rollout import require_same_inputs
-from gradtrail.stages.artifacts.exported import ExportedModel, read_export
+from gradtrail.stages.model.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
 
 SHAPE = (12, 10, 3)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzzing import damaged, fuzz, refusal
 from hypothesis import given, seed
 from PIL import Image
-from untrusted import damaged, fuzz, refusal
 
 from gradtrail.serving.images import decode_image
 from gradtrail.stages.datasets import load_digits

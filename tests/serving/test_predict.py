@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from exports import write_small_export, write_wrong_export
 from factories import ROOT
+from fuzzing import on_linux, taken_bytes
 from PIL import Image
-from untrusted import on_linux, taken_bytes
 
 from gradtrail import cli
 from gradtrail.serving import predict as predicting
 from gradtrail.serving.predict import predict_into
-from gradtrail.stages.artifacts.exported import ExportedModel, read_export
+from gradtrail.stages.model.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from registered import log_export, training
+from model_store import log_export, training
 
 from gradtrail.serving.registry import Reference, RegistryUnavailable, registered_name, remember, resolve, version_of
-from gradtrail.stages.artifacts.exported import read_export, read_manifest
+from gradtrail.stages.model.exported import read_export, read_manifest
 from gradtrail.support.errors import UserError
 
 CACHE = Path(".gradtrail/exports")

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from model_store import LABELS, evaluation, training, write_export_params
 from postgres import postgres, why_no_postgres
-from registered import LABELS, evaluation, training, write_export_params
 from servers import tracking_server
 
 from gradtrail.serving import release

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asgi import JSON, FakeModel, ask, inference, manifest
+from in_memory_server import JSON, FakeModel, ask, inference, manifest
 from starlette.exceptions import HTTPException
 
 from gradtrail.serving import rollout

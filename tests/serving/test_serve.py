@@ -15,11 +15,11 @@ import numpy as np
 import psutil
 import pytest
 import uvicorn
-from answering import Server, command, environment, server
-from asgi import FakeModel, application, inference, small_export
 from click.testing import CliRunner
 from exports import write_wrong_export
 from factories import ROOT
+from in_memory_server import FakeModel, application, inference, small_export
+from server_process import Server, command, environment, server
 from uvicorn.server import ServerState
 
 from gradtrail.cli import gradtrail

@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from answering import Server, server
 from mlflow import MlflowClient
-from registered import log_export, small_export, training, write_export_params
+from model_store import log_export, small_export, training, write_export_params
+from server_process import Server, server
 from servers import Proxy, tracking_server
 
 ROOT = Path(__file__).parents[2]

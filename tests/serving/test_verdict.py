@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from registered import evaluation, training
+from model_store import evaluation, training
 
 from gradtrail.core.intervals import Interval, median_interval, share_interval
 from gradtrail.serving import probe
@@ -25,7 +25,7 @@ from gradtrail.serving.probe import COLD, WARM, measure
 from gradtrail.serving.release import promote
 from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict import AT_LEAST, Measured, as_texts, judge, median_of, verdict, verdict_tag
-from gradtrail.stages.artifacts.exported import ExportedModel
+from gradtrail.stages.model.exported import ExportedModel
 from gradtrail.support.errors import UserError
 
 SLO = Path("deploy/slo.yaml")

@@ -19,10 +19,10 @@ from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.inference import compile_predict_within
 from gradtrail.core.nn.models import Model
 from gradtrail.stages import evaluate
-from gradtrail.stages.artifacts.data_files import read_info, read_splits, write_processed
-from gradtrail.stages.artifacts.exported import read_manifest
-from gradtrail.stages.artifacts.weights import WeightsInfo, read_members, read_weights, write_weights
+from gradtrail.stages.data.data_files import read_info, read_splits, write_processed
 from gradtrail.stages.export import Network, write_export
+from gradtrail.stages.model.exported import read_manifest
+from gradtrail.stages.model.weights import WeightsInfo, read_members, read_weights, write_weights
 from gradtrail.stages.report.gallery import encode_png
 from gradtrail.tracking.models import describe_model
 from gradtrail.tracking.pyfunc import _load_pyfunc

@@ -10,9 +10,9 @@ import pytest
 import sklearn.datasets  # type: ignore[import-untyped]
 from factories import ROOT
 
-from gradtrail.stages.artifacts.data_files import RawArrays, encode_idx, read_raw
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.params import load_section
+from gradtrail.stages.data.data_files import RawArrays, encode_idx, read_raw
 from gradtrail.stages.datasets import DATASETS, load_digits
 from gradtrail.stages.fetch import FetchConfig, acquire, known_files
 

@@ -21,13 +21,13 @@ from gradtrail.core.intervals import Interval, share_interval
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages import export
-from gradtrail.stages.artifacts.calibration import Evaluated
-from gradtrail.stages.artifacts.exported import export_name, read_export
-from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import validate
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.export import read_network, write_export
+from gradtrail.stages.model.calibration import Evaluated
+from gradtrail.stages.model.exported import export_name, read_export
+from gradtrail.stages.model.weights import WeightsInfo, write_weights
 from gradtrail.support.errors import UserError
 
 SIZES = (1, 8, 32, 128)

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]
+from bad_http_server import Handler, MirrorServer, Route, endless, mirror_server, status, whole
 from factories import ROOT
+from fuzzing import damaged, fuzz
 from hypothesis import given
-from mirrors import Handler, MirrorServer, Route, endless, mirror_server, status, whole
 from PIL import Image
-from untrusted import damaged, fuzz
 
 from gradtrail.stages import fetch
-from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, encode_idx, read_info, write_info
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.params import load_section
+from gradtrail.stages.data.data_files import RAW_FILES, DatasetInfo, RawArrays, encode_idx, read_info, write_info
 from gradtrail.stages.datasets import DATASETS
 from gradtrail.stages.fetch import FetchConfig, KnownFile, SourceError, acquire, require_url
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from factories import preprocess_config
+from fuzzing import damaged, fuzz, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from untrusted import damaged, fuzz, refusal
 
 from gradtrail.core.data import prepare
 from gradtrail.core.train.changes import NO_CHANGES, changed_labels

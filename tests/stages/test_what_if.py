@@ -31,7 +31,7 @@ from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.stages import what_if
-from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
+from gradtrail.stages.model.weights import WeightsInfo, write_weights
 
 SLOW_SGD = SGD(learning_rate=0.02, momentum=0.9, nesterov=True)
 CONFIG = train_config(model="linear", optimizer=SLOW_SGD, members=2, epochs=3, batch_size=20, clip_norm=None)

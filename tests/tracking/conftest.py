@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from registered import create_store
+from model_store import create_store
 
 
 @pytest.fixture(scope="session")

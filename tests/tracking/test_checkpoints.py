@@ -12,15 +12,15 @@ import numpy as np
 import optax
 import pytest
 from factories import ROOT, SHAPE, dataset_info, make_engine, random_split, run_keys, run_training, train_config
+from fuzzing import refusal
 from ruamel.yaml import YAML
-from untrusted import refusal
 
 from gradtrail.core.train.history import on_host
 from gradtrail.core.train.step import TrainState
-from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
-from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.params import as_written
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.data.data_files import SPLITS, write_processed
+from gradtrail.stages.model.weights import WeightsInfo, write_weights
 from gradtrail.stages.train.checkpoints import state_on_host
 from gradtrail.tracking.checkpoints import load_checkpoint, save_checkpoint
 from gradtrail.tracking.store import experiment_id, open_store

@@ -22,8 +22,8 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelStatus, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
-from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.stages.common.files import digest
+from gradtrail.stages.model.exported import read_export, read_manifest
 from gradtrail.tracking.gc import purge, unneeded_runs
 from gradtrail.tracking.links import copy_headlines
 from gradtrail.tracking.models import (

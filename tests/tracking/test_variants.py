@@ -14,15 +14,15 @@ import pytest
 import scipy.stats
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
+from model_store import enter_store
 from PIL import Image
-from registered import enter_store
 from small_project import finished_small_project
 
 from gradtrail.experiments.list_runs import print_runs
 from gradtrail.support.errors import UserError
 from gradtrail.tracking import gc, variants
 from gradtrail.tracking.backfill import States
-from gradtrail.tracking.lookup import look_up
+from gradtrail.tracking.find_run import look_up
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.tags import NOTE, OUTS, PARENT, TRAININGS, VARIANT, clone_tag

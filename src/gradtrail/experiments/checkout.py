@@ -29,7 +29,7 @@ from gradtrail.stages.common.yaml_file import parse_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, git, git_bytes, head_commit, strict_git
 from gradtrail.tracking.artifacts import download, read_artifact
-from gradtrail.tracking.lookup import look_up
+from gradtrail.tracking.find_run import look_up
 from gradtrail.tracking.recorded import Section, difference, fits, recorded_states, snapshot_of
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run
 from gradtrail.tracking.state import Identity, Snapshot, state_key

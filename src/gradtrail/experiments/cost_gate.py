@@ -33,11 +33,11 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
-from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_cpu_devices, set_up_jax
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import PARAMS, flatten, load_section
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.data.data_files import DatasetInfo
 from gradtrail.stages.train.checkpoints import Checkpoints
 from gradtrail.stages.train.training import Training
 from gradtrail.support.errors import UserError

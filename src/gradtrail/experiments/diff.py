@@ -17,7 +17,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from gradtrail.experiments.hlo import Program, changes, read_program
+from gradtrail.experiments.compare_programs import Program, changes, read_program
 from gradtrail.experiments.timed.ratio import Ratio
 from gradtrail.experiments.timed.revisions import Revision, check_out, scratch, time_revisions, write_params
 from gradtrail.stages.common.params import flatten
@@ -27,7 +27,7 @@ from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.artifacts import read_artifact
-from gradtrail.tracking.lookup import find_run
+from gradtrail.tracking.find_run import find_run
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.ship import attempt_file
 from gradtrail.tracking.store import open_store

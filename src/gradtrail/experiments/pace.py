@@ -17,12 +17,12 @@ from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import on_host
 from gradtrail.core.train.keys import keys_of
-from gradtrail.stages.artifacts.accounting import account
-from gradtrail.stages.artifacts.data_files import read_info
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, set_cpu_devices, set_up_jax
 from gradtrail.stages.common.params import IMAGE_FILES, PARAMS, validate
 from gradtrail.stages.common.setup import cached_compiler, take_cache_faults
+from gradtrail.stages.data.data_files import read_info
 from gradtrail.stages.datasets import DATASETS
+from gradtrail.stages.dp.accounting import account
 from gradtrail.stages.train.training import Training
 
 _SECONDS = 0.5  # time of the timed steps

@@ -94,7 +94,7 @@ def override(params: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
     validate_params()
     result = changed(params, changes)
     if changes:
-        from gradtrail.experiments.sections import SECTIONS  # late: the config classes take a second to import
+        from gradtrail.experiments.param_classes import SECTIONS  # late: the config classes take a second to import
 
         for section in {key.partition(".")[0] for key in changes} & SECTIONS.keys():
             try:

@@ -32,7 +32,7 @@ from gradtrail.stages.datasets import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, suggestion, with_store
 from gradtrail.support.git import git
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.earlier import warn_of_earlier_model
+from gradtrail.tracking.stale_outs import warn_of_earlier_model
 from gradtrail.tracking.sync import sync
 
 
@@ -115,7 +115,7 @@ def validate_params() -> None:
     valid = private_folder() / "valid.txt"
     if valid.is_file() and valid.read_text() == key:
         return
-    from gradtrail.experiments.sections import SECTIONS
+    from gradtrail.experiments.param_classes import SECTIONS
 
     for section in read_yaml(PARAMS):
         if section in SECTIONS:

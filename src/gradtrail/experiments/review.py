@@ -23,8 +23,8 @@ from pydantic import BaseModel
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from gradtrail.core.data import Split
-from gradtrail.stages.artifacts.data_files import read_info, read_splits, sample_rows
-from gradtrail.stages.artifacts.parquet import read_parquet
+from gradtrail.stages.data.data_files import read_info, read_splits, sample_rows
+from gradtrail.stages.data.parquet import read_parquet
 from gradtrail.stages.preprocess.corrections import (
     Correction,
     check_text,

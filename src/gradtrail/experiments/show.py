@@ -20,7 +20,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.artifacts import read_artifact
-from gradtrail.tracking.lookup import look_up
+from gradtrail.tracking.find_run import look_up
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.tags import outputs

@@ -36,16 +36,16 @@ from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments.compare.main import Engine, comparison_lock
 from gradtrail.experiments.compare.plan import read_store
 from gradtrail.experiments.repro import reproduce
-from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.artifacts.data_files import read_info, read_splits
-from gradtrail.stages.artifacts.members import weights_paths
-from gradtrail.stages.artifacts.parquet import read_parquet
-from gradtrail.stages.artifacts.weights import read_members, read_weights
+from gradtrail.stages.common import plotting
 from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.files import atomic_file, read_json
 from gradtrail.stages.common.params import PARAMS, changed, load_section, validate
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.data.data_files import read_info, read_splits
+from gradtrail.stages.data.parquet import read_parquet
+from gradtrail.stages.model.members import weights_paths
+from gradtrail.stages.model.weights import read_members, read_weights
 from gradtrail.stages.report.gallery import encode_png
 from gradtrail.stages.what_if import VALIDATION_LOSS, describe
 from gradtrail.support.errors import UserError, one_line

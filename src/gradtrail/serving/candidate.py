@@ -15,11 +15,11 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Run
 
 from gradtrail.serving.registry import CHAMPION, MODELS, Reference, resolve, version_of
-from gradtrail.stages.artifacts.exported import Manifest, read_manifest
 from gradtrail.stages.common.files import digest
+from gradtrail.stages.model.exported import Manifest, read_manifest
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.artifacts import read_artifact
-from gradtrail.tracking.lookup import find_run
+from gradtrail.tracking.find_run import find_run
 from gradtrail.tracking.models import models_of
 from gradtrail.tracking.render import EXPORT
 from gradtrail.tracking.runs import RunIndex

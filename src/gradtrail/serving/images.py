@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 
-from gradtrail.stages.artifacts.pictures import Pixels, cropped, read_picture
 from gradtrail.stages.common.params import IMAGE_FILES
+from gradtrail.stages.data.pictures import Pixels, cropped, read_picture
 from gradtrail.stages.datasets import DATASETS, Framing
 from gradtrail.support.errors import UserError
 

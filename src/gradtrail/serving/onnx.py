@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradtrail.stages.artifacts.exported import read_export
+from gradtrail.stages.model.exported import read_export
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import CommandError, run, uv
 from gradtrail.support.paths import private_folder
@@ -59,10 +59,10 @@ def convert(out: Path) -> None:
     from jax2onnx import to_onnx
 
     from gradtrail.core.export import forward, tensors
-    from gradtrail.stages.artifacts import data_files
-    from gradtrail.stages.artifacts.calibration import read_evaluated
     from gradtrail.stages.common.files import atomic_file
+    from gradtrail.stages.data import data_files
     from gradtrail.stages.export import read_network
+    from gradtrail.stages.model.calibration import read_evaluated
 
     info = data_files.read_info(Path("data/processed"))
     network = read_network(read_evaluated(Path("results/evaluate"), Path("models")), info)

@@ -35,9 +35,9 @@ from rich.text import Text
 from gradtrail.core.xla.passes import BUDGET, fitting_size
 from gradtrail.serving.images import decode_image
 from gradtrail.serving.registry import resolve
-from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, are_probabilities, read_export
+from gradtrail.stages.common import plotting
 from gradtrail.stages.common.files import atomic_file, write_json
+from gradtrail.stages.model.exported import ExportedModel, Manifest, are_probabilities, read_export
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.progress import progress_bar, stdout_console
 from gradtrail.support.running_time import allowed_cores

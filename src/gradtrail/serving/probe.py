@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import gradtrail
-from gradtrail.stages.artifacts.exported import ExportedModel, read_export
+from gradtrail.stages.model.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError, printable
 
 COLD, WARM = "cold_start_seconds", "warm_start_seconds"

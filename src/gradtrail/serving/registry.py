@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from gradtrail.stages.artifacts.exported import MANIFEST, Manifest, export_name, read_manifest
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import flatten
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.model.exported import MANIFEST, Manifest, export_name, read_manifest
 from gradtrail.support.errors import UserError, is_store_fault, one_line
 from gradtrail.support.paths import store_uri
-from gradtrail.tracking.earlier import warn_of_earlier_model
+from gradtrail.tracking.stale_outs import warn_of_earlier_model
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

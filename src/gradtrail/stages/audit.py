@@ -9,7 +9,7 @@ import pandas as pd
 from gradtrail.core.audit.labels import CANDIDATES, Findings, OutOfFold, find_errors, fit_temperature, label_scores
 from gradtrail.core.data import Split
 from gradtrail.core.evaluate import Bins, fill_bins
-from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common import plotting
 
 _BINS = 15  # of the calibration error
 _LIKELY = 0.5  # probability from which a label counts as probably wrong

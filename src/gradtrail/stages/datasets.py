@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradtrail.stages.artifacts.data_files import RawArrays
+from gradtrail.stages.data.data_files import RawArrays
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,10 @@ from gradtrail.core.evaluate import (
 )
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.xla.passes import Pass
-from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.artifacts.members import over_members
-from gradtrail.stages.artifacts.parquet import with_class_names
-from gradtrail.stages.artifacts.weights import WeightsInfo
+from gradtrail.stages.common import plotting
+from gradtrail.stages.data.parquet import with_class_names
+from gradtrail.stages.model.members import over_members
+from gradtrail.stages.model.weights import WeightsInfo
 
 COMPARED = (  # metrics that people compare
     *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "members"),

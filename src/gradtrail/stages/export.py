@@ -20,9 +20,11 @@ from gradtrail.core.evaluate import share_metrics
 from gradtrail.core.export import ExportConfig, Platform, export_forward, tensors
 from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
-from gradtrail.stages.artifacts.calibration import Evaluated
-from gradtrail.stages.artifacts.data_files import DatasetInfo
-from gradtrail.stages.artifacts.exported import (
+from gradtrail.stages.common.files import write_json
+from gradtrail.stages.data.data_files import DatasetInfo
+from gradtrail.stages.data.parquet import read_parquet
+from gradtrail.stages.model.calibration import Evaluated
+from gradtrail.stages.model.exported import (
     FORMAT,
     MANIFEST,
     WEIGHTS,
@@ -31,9 +33,7 @@ from gradtrail.stages.artifacts.exported import (
     export_name,
     program_name,
 )
-from gradtrail.stages.artifacts.parquet import read_parquet
-from gradtrail.stages.artifacts.weights import read_members
-from gradtrail.stages.common.files import write_json
+from gradtrail.stages.model.weights import read_members
 from gradtrail.support.errors import UserError
 
 COMPARED = ("size_bytes", "worst_class_recall")  # metrics that people compare

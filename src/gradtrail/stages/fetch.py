@@ -26,9 +26,9 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from gradtrail.core.config import config
-from gradtrail.stages.artifacts.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx, read_raw
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer
+from gradtrail.stages.data.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx, read_raw
 from gradtrail.stages.datasets import DATASETS, Archive, Dataset
 from gradtrail.stages.image_files import SOURCES, PicturesConfig, read_images, warn_of_repeated_and_blank
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable

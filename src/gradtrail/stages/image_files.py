@@ -15,10 +15,10 @@ import numpy as np
 
 from gradtrail.core.config import Bounds, PositiveShare, Seed, config
 from gradtrail.core.data import TEST_SPLIT, stratified_split
-from gradtrail.stages.artifacts.data_files import RawArrays
-from gradtrail.stages.artifacts.pictures import cropped, read_picture
 from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer
 from gradtrail.stages.common.params import IMAGE_FILES
+from gradtrail.stages.data.data_files import RawArrays
+from gradtrail.stages.data.pictures import cropped, read_picture
 from gradtrail.support.errors import UserError, printable
 from gradtrail.support.progress import progress_bar
 

@@ -42,7 +42,7 @@ from gradtrail.core.privacy_audit import (
 )
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
-from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common import plotting
 
 _HALVINGS = 40
 _SIGMAS = 6.0  # limits of a check, in standard errors

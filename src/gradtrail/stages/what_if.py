@@ -23,8 +23,8 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.xla.passes import Pass
-from gradtrail.stages.artifacts.data_files import DatasetInfo
-from gradtrail.stages.artifacts.weights import read_members
+from gradtrail.stages.data.data_files import DatasetInfo
+from gradtrail.stages.model.weights import read_members
 
 VALIDATION_LOSS = "validation_loss"  # name of the output that belongs to no test example
 _SUBSETS, _SUBSET_SHARE = 2, 0.01  # random subsets by which metasmoothness is measured

@@ -20,6 +20,7 @@ from mlflow.entities import LifecycleStage, Run, ViewType
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git, is_in_repository
 from gradtrail.support.paths import database_path, private_folder, store_uri
+from gradtrail.tracking.leftovers import KEPT_SECONDS, remove_unused, unused_folders
 from gradtrail.tracking.models import models_of, registered_models
 from gradtrail.tracking.recorded import RecordedStates, consistent_stages, recorded_states
 from gradtrail.tracking.relocate import own_database
@@ -28,7 +29,6 @@ from gradtrail.tracking.state import Identity
 from gradtrail.tracking.store import open_store, store_lock
 from gradtrail.tracking.sync import sync
 from gradtrail.tracking.tags import CLONE, PARENT, REPLACED, clone_id, outputs
-from gradtrail.tracking.unused import KEPT_SECONDS, remove_unused, unused_folders
 
 _LAST_LINE = "DVC's cache is unchanged; after `dvc gc`, `gradtrail gc` removes the runs of what was deleted from it."
 

@@ -23,8 +23,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils import get_results_from_paginated_fn
 
 import gradtrail
-from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.files import digest
+from gradtrail.stages.model.members import format_seeds
 from gradtrail.tracking.names import rendered
 from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import (
@@ -39,16 +39,16 @@ from gradtrail.tracking.tags import (
 )
 
 if TYPE_CHECKING:
-    from gradtrail.stages.artifacts.exported import Manifest
+    from gradtrail.stages.model.exported import Manifest
 
 # The loader, and what it imports
-LOADED = ("gradtrail.tracking.pyfunc", "gradtrail.stages.artifacts.exported", "gradtrail.support.errors")
+LOADED = ("gradtrail.tracking.pyfunc", "gradtrail.stages.model.exported", "gradtrail.support.errors")
 _PACKAGES = ("flatbuffers", "jax", "jaxlib", "jaxtyping", "mlflow", "numpy", "safetensors")  # which these import
 
 
 def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
     """Log an export as a model of a training's run, unless the run has it; UserError if its manifest is unreadable."""
-    from gradtrail.stages.artifacts.exported import read_manifest  # late: it imports JAX
+    from gradtrail.stages.model.exported import read_manifest  # late: it imports JAX
 
     run_id, manifest = train.info.run_id, read_manifest(folder)
     for model in models_of(client, train):
@@ -135,7 +135,7 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    from gradtrail.stages.artifacts.exported import read_manifest
+    from gradtrail.stages.model.exported import read_manifest
 
     manifest = read_manifest(export)
     label = TensorSpec(np.dtype(np.int64), (-1,), "label")

@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
-from gradtrail.stages.artifacts.exported import ExportedModel, read_export
+from gradtrail.stages.model.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
 
 

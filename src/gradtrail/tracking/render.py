@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 from ruamel.yaml import YAML
 
-from gradtrail.stages.artifacts.data_files import DIGEST_LENGTH
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import PARAMS, active_params
 from gradtrail.stages.common.stage import Stage
+from gradtrail.stages.data.data_files import DIGEST_LENGTH
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.names import (
     COMPILED,

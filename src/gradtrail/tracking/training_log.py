@@ -11,8 +11,8 @@ import jax
 from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.loop import Chunk
+from gradtrail.stages.dp.redaction import redacted_history, redacted_steps
 from gradtrail.stages.train.checkpoints import Checkpoints
-from gradtrail.stages.train.privacy import redacted_history, redacted_steps
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.stages.train.training import Training
 from gradtrail.tracking.alerts import NOT_FINITE, Alert, Sender, Watch

@@ -14,9 +14,9 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 
-from gradtrail.stages.artifacts.members import over_members, spread
 from gradtrail.stages.common.params import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
+from gradtrail.stages.model.members import over_members, spread
 from gradtrail.tracking.names import rendered, rounded, seeds_name
 from gradtrail.tracking.record import FINISHED, RUNNING
 from gradtrail.tracking.runs import StoredRuns, search
@@ -150,7 +150,7 @@ def _points(metrics: Mapping[str, float], step: int) -> list[Metric]:
 
 def _draw(curve: Curve, path: Path, count: int) -> None:
     """Draw the mean over the seeds, its interval, and the band from the lowest to the highest seed."""
-    from gradtrail.stages.artifacts import plotting  # late: few variants have several seeds
+    from gradtrail.stages.common import plotting  # late: few variants have several seeds
 
     figure, axes = plotting.new_figure(f"Mean over {count} seeds", size=(6.2, 3.2))
     axis, epochs, values = axes[0, 0], [*curve], [*curve.values()]

@@ -10,7 +10,7 @@ from exports import write_small_export
 from safetensors.numpy import load_file
 
 from benchmarks.serving.peers import Layer, build_onnx, layers_of, load
-from gradtrail.stages.artifacts.exported import WEIGHTS, read_export
+from gradtrail.stages.model.exported import WEIGHTS, read_export
 
 MODELS = pytest.mark.parametrize("model", ["linear", "mlp", "cnn"])
 

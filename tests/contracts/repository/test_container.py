@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from answering import Server
 from exports import write_small_export
 from mlflow import MlflowClient
+from model_store import log_export, small_export, training
 from projects import ROOT
-from registered import log_export, small_export, training
+from server_process import Server
 from servers import free_port, tracking_server
 
 TOKEN = "0123456789abcdef"  # noqa: S105

@@ -159,7 +159,7 @@ def test_misplaced_module_is_noticed() -> None:
 
 def test_every_folder_of_tests_is_one_of_the_package_or_of_whole_projects() -> None:
     contracts = {Path("contracts", name) for name in (".", "repository", "results", "runs")}
-    own = {Path(), Path("pipeline"), *contracts}
+    own = {Path(), Path("pipeline"), Path("support_code"), *contracts}
     package = {path.parent.relative_to(ROOT / "src" / "gradtrail") for path in (ROOT / "src").rglob("*.py")}
     benchmarks = {path.parent.relative_to(ROOT) for path in (ROOT / "benchmarks").rglob("*.py")}
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")}

@@ -21,10 +21,12 @@ ONE_CORE = ("taskset", "-c", "0")
 @pytest.mark.parametrize("under", [(), pytest.param(ONE_CORE, marks=pytest.mark.nightly)], ids=["", "one core"])
 @pytest.mark.skipif(not has_common_bytes(), reason="no AVX2 or no FMA: this processor adds in another order")
 def test_this_processor_computes_the_known_bytes(under: tuple[str, ...]) -> None:
-    command = [*under, sys.executable, "tests/known_bytes.py"]
+    command = [*under, sys.executable, "tests/support_code/known_bytes.py"]
     process = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, check=True, timeout=600)
     found, known = json.loads(process.stdout), json.loads(KNOWN.read_text())
-    assert found["versions"] == known["versions"], f"write {KNOWN.name} again, as tests/known_bytes.py says"
+    assert found["versions"] == known["versions"], (
+        f"write {KNOWN.name} again, as known_bytes.py says"
+    )
     assert {*found["digests"]} == {*known["digests"]}
     for name, arrays in known["digests"].items():
         different = [path for path in arrays if found["digests"][name].get(path) != arrays[path]]

@@ -21,7 +21,7 @@ class ToyConfig:
 SCRIPT = """
 from pathlib import Path
 
-from gradtrail.stages.artifacts import data_files
+from gradtrail.stages.data import data_files
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.toy.config import ToyConfig
 from gradtrail.tracking.live import tracked

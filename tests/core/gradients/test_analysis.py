@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from definitions import per_example_grads
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split, split_of
+from gradient_oracles import per_example_grads
 
 from gradtrail.core.data import Split
 from gradtrail.core.gradients import analysis as gradient_analysis

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from definitions import per_example_grads, per_example_norm
 from factories import ROOT, initial_params, train_config
 from flax import nnx
+from gradient_oracles import per_example_grads, per_example_norm
 
 from gradtrail.core import per_example
 from gradtrail.core.config import ConfigError

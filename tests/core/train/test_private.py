@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from definitions import per_example_grads
 from factories import NUM_CLASSES, SHAPE, cases, make_engine, private_config, random_split, run_training
+from gradient_oracles import per_example_grads
 from scipy import stats
 
 from gradtrail.core.batching import PADDING

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from gradtrail.experiments.compare.plan import CompletedRun
 from gradtrail.experiments.compare.report import as_markdown, draw_comparison, table_rows
 from gradtrail.experiments.compare.statistics import Summary, are_times_comparable, summarize
-from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common import plotting
 from gradtrail.support.significance import Difference, paired_difference
 
 LABELS = ("plain", "better", "same", "other")

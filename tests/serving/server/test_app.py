@@ -12,7 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asgi import CLASSES, JSON, SHAPE, FakeModel, application, ask, inference, probabilities, shares, small_export
+from in_memory_server import (
+    CLASSES,
+    JSON,
+    SHAPE,
+    FakeModel,
+    application,
+    ask,
+    inference,
+    probabilities,
+    shares,
+    small_export,
+)
 from mlflow.version import VERSION
 from PIL import Image
 

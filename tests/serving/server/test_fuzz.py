@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asgi import SHAPE, Application, FakeModel, Reply, application, ask
+from in_memory_server import SHAPE, Application, FakeModel, Reply, application, ask
 
 from gradtrail.serving.server.middleware import Limits
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from answering import Server, server
-from asgi import small_export
 from browser import Browser, browser, needs_chromium
+from in_memory_server import small_export
 from PIL import Image
+from server_process import Server, server
 
 from gradtrail.serving.images import decode_image
-from gradtrail.stages.artifacts.exported import read_export
+from gradtrail.stages.model.exported import read_export
 
 TOKEN = "a-secret-of-32-characters-or-so"  # noqa: S105
 ANSWER = "document.querySelector('#answer').textContent"

@@ -7,7 +7,10 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
-from asgi import (
+from exports import write_wrong_export
+from hypothesis import given
+from hypothesis import strategies as st
+from in_memory_server import (
     CLASSES,
     SHAPE,
     SIZES,
@@ -19,16 +22,13 @@ from asgi import (
     shares,
     small_export,
 )
-from exports import write_wrong_export
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
 from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.serving.server import router as routing
 from gradtrail.serving.server.batching import Batcher, BatchingConfig
-from gradtrail.stages.artifacts.exported import ExportedModel, read_export
+from gradtrail.stages.model.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
 
 NUM_SWAPS = 20

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import fuzzing
 import jax
 import pytest
-import untrusted
 from dvc.utils.hydra import apply_overrides
 from factories import NETWORKS, OPTIMIZERS, ROOT, SCHEDULES
 from hypothesis import given, settings
@@ -21,7 +21,7 @@ from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import make_program
-from gradtrail.experiments.sections import SECTIONS
+from gradtrail.experiments.param_classes import SECTIONS
 from gradtrail.stages.common.params import (
     SHARED_BLOCKS,
     active_params,
@@ -163,7 +163,7 @@ def test_numbers_booleans_and_dates_are_read_as_yaml_1_2(tmp_path: Path) -> None
 def test_file_that_is_no_yaml_of_sections_is_refused_in_one_line(content: bytes, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_bytes(content)
-    line = untrusted.refusal(lambda: load_section("a", Numbers, path)) or ""
+    line = fuzzing.refusal(lambda: load_section("a", Numbers, path)) or ""
     assert line.startswith(f"{path}: ")
     assert reason in line
 
@@ -183,7 +183,7 @@ def test_wrong_value_of_any_key_is_refused_under_its_section(section: str) -> No
             continue
         for value in (float("nan"), float("inf"), {"a\nb": 1}):
             content = replaced(PARAMS[section], keys, value)
-            line = untrusted.refusal(lambda: validate(content, SECTIONS[section], f"params.yaml: {section}"))  # noqa: B023
+            line = fuzzing.refusal(lambda: validate(content, SECTIONS[section], f"params.yaml: {section}"))  # noqa: B023
             assert (line or "").startswith(f"params.yaml: {section}.{keys[0]}")
 
 
@@ -246,7 +246,7 @@ def test_origin_of_a_wrong_value_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def line_of_section() -> str:
-    return untrusted.refusal(lambda: load_section("section", Numbers)) or ""
+    return fuzzing.refusal(lambda: load_section("section", Numbers)) or ""
 
 
 def test_missing_file_or_section_is_named(tmp_path: Path) -> None:

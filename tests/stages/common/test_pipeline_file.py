@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from untrusted import refusal
+from fuzzing import refusal
 
 from gradtrail.stages.common.pipeline_file import (
     Entry,

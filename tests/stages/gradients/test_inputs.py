@@ -24,13 +24,13 @@ from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
-from gradtrail.stages.artifacts.members import member_folder, write_seeds
 from gradtrail.stages.gradients.inputs import (
     choose_examples,
     read_dynamics,
     read_members,
     take_train,
 )
+from gradtrail.stages.model.members import member_folder, write_seeds
 from gradtrail.stages.train import tables
 from gradtrail.support.errors import UserError
 

@@ -14,8 +14,7 @@ from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
 from gradtrail.core.gradients.exact import LIMITS
 from gradtrail.core.nn.arithmetic import Precision
-from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.artifacts.members import over_members
+from gradtrail.stages.common import plotting
 from gradtrail.stages.gradients import figures, outputs, summary
 from gradtrail.stages.gradients.outputs import (
     SUSPICION,
@@ -26,6 +25,7 @@ from gradtrail.stages.gradients.outputs import (
     mean_scores,
     rank_suspects,
 )
+from gradtrail.stages.model.members import over_members
 
 SIZES = {"train": 30, "validation": 6, "test": 9}
 ANALYSIS, DYNAMICS = gradient_analysis(SIZES), learning_dynamics(30)

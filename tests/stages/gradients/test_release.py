@@ -12,7 +12,7 @@ from stage_results import a_guarantee, learning_dynamics
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
-from gradtrail.stages.artifacts.privacy import REDACTED
+from gradtrail.stages.dp.guarantee import REDACTED
 from gradtrail.stages.gradients import figures, outputs, summary
 from gradtrail.stages.gradients.inputs import DYNAMICS, scored_splits
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from factories import NUM_CLASSES, preprocess_config
+from fuzzing import damaged, fuzz, refusal
 from hypothesis import given
 from hypothesis import strategies as st
-from untrusted import damaged, fuzz, refusal
 
 from gradtrail.core.data import Split, prepare
 from gradtrail.stages.preprocess.corrections import (

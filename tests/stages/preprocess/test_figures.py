@@ -7,7 +7,7 @@ import pytest
 from factories import NUM_CLASSES, color_split, random_split
 from matplotlib.figure import Figure
 
-from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common import plotting
 from gradtrail.stages.preprocess import figures
 
 

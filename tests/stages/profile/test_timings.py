@@ -9,7 +9,7 @@ from factories import ROOT
 from stage_results import CONFIGURED, cost_rows, timings_of
 
 from gradtrail.core.profile.benchmark import CALL_PER_STEP, COMPILED, FunctionTime, Variant
-from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common import plotting
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.profile import timings

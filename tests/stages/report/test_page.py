@@ -27,9 +27,9 @@ from report_folder import (
 )
 from stage_results import a_guarantee
 
-from gradtrail.stages.artifacts.changes import write_changes
-from gradtrail.stages.artifacts.privacy import NOT_COVERED
 from gradtrail.stages.common.pipeline_file import read_pipeline
+from gradtrail.stages.data.changes import write_changes
+from gradtrail.stages.dp.guarantee import NOT_COVERED
 from gradtrail.stages.report.charts import BOTTOM, LEFT, RIGHT, TOP, Chart, Series, linear_ticks
 from gradtrail.stages.report.gallery import make_gallery
 from gradtrail.stages.report.numbers import read_sources

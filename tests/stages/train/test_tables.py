@@ -18,9 +18,9 @@ from gradtrail.core.train.history import EpochRecord, History, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.train.step import StepRecord
-from gradtrail.stages.artifacts.weights import read_weights
+from gradtrail.stages.dp.redaction import redacted_history
+from gradtrail.stages.model.weights import read_weights
 from gradtrail.stages.train import figures, tables
-from gradtrail.stages.train.privacy import redacted_history
 from gradtrail.tracking import render
 from gradtrail.tracking.training_log import live_curves
 

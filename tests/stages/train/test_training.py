@@ -27,13 +27,13 @@ from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.stages.artifacts.changes import as_trained
-from gradtrail.stages.artifacts.data_files import SPLITS, write_processed
-from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import load_section
+from gradtrail.stages.data.changes import as_trained
+from gradtrail.stages.data.data_files import SPLITS, write_processed
 from gradtrail.stages.gradients.inputs import DYNAMICS, read_dynamics, read_trajectory
+from gradtrail.stages.model.members import over_members, read_folders, read_seeds, spread
 from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train import training as training_module
 from gradtrail.stages.train.checkpoints import Checkpoints, state_on_host

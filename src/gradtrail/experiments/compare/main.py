@@ -120,7 +120,7 @@ def _first_planner() -> Planner:
 
 def require_valid(trainings: Changes, name: str) -> None:
     """Refuse params that a stage would refuse, before any experiment starts."""
-    from gradtrail.experiments.sections import SECTIONS  # late: the configs import JAX
+    from gradtrail.experiments.param_classes import SECTIONS  # late: the configs import JAX
 
     params = read_yaml(PARAMS)
     for label, changes in trainings.items():

@@ -18,9 +18,9 @@ import numpy as np
 from mlflow.entities import Run
 
 from gradtrail.experiments.compare.spec import STAGE, Comparison
-from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.params import MEMBERS, SEED, VARY, changed, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, stages_before
+from gradtrail.stages.model.members import format_seeds
 from gradtrail.tracking.artifacts import download
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.runs import Find, StoredRuns

@@ -66,7 +66,7 @@ def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> Non
     plus the difference over the common seeds, with the interval of the difference as its bar: if the bar does not reach
     the line, the difference is significant.
     """
-    from gradtrail.stages.artifacts import plotting  # late: matplotlib takes long to import
+    from gradtrail.stages.common import plotting  # late: matplotlib takes long to import
 
     columns = 2 if any(summary.seconds is not None for summary in summaries) else 1
     size = (5.5 * columns, 1.8 + 0.45 * len(summaries))

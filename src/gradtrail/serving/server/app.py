@@ -21,7 +21,7 @@ from starlette.types import Scope
 from gradtrail.serving.server import protocol
 from gradtrail.serving.server.middleware import JSON, CheckClient, CountRequests, Limits, RequestLimits, error_response
 from gradtrail.serving.server.router import Answer, Router
-from gradtrail.stages.artifacts.exported import Manifest
+from gradtrail.stages.model.exported import Manifest
 from gradtrail.support.errors import UserError
 
 VERSION_HEADER = "Gradtrail-Model-Version"

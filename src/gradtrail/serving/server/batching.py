@@ -19,7 +19,7 @@ from jaxtyping import Float, UInt8
 from starlette.exceptions import HTTPException
 
 from gradtrail.serving.metrics import ServerMetrics
-from gradtrail.stages.artifacts.exported import ExportedModel, probability_fault
+from gradtrail.stages.model.exported import ExportedModel, probability_fault
 
 Images: TypeAlias = UInt8[np.ndarray, "images height width *channels"]
 Probabilities: TypeAlias = Float[np.ndarray, "images classes"]

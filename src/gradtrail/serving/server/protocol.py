@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 from starlette.exceptions import HTTPException
 
 from gradtrail.serving.server.batching import Images, Probabilities
-from gradtrail.stages.artifacts.exported import Manifest
+from gradtrail.stages.model.exported import Manifest
 
 INPUT, PROBABILITIES, LABEL = "images", "probabilities", "label"
 _TYPES = ("UINT8", "FP32")

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.serving.server.batching import Batcher, BatchingConfig, Images, Probabilities
-from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, probability_fault, read_export
+from gradtrail.stages.model.exported import ExportedModel, Manifest, probability_fault, read_export
 from gradtrail.support.errors import UserError, one_line
 
 LOG = logging.getLogger("gradtrail.serve")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
 from gradtrail.core.gradients.scores import rank_correlation
-from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common import plotting
 from gradtrail.stages.gradients.outputs import SUSPICION, Tables
 
 _CORRECTNESS = ((True, "correct", plotting.BLUE), (False, "misclassified", plotting.VERMILLION))

@@ -17,11 +17,11 @@ from gradtrail.core.gradients.passes import GradientPasses, compile_passes
 from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind, num_parameters
 from gradtrail.core.per_example import unknown_layers
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
-from gradtrail.stages.artifacts import weights
-from gradtrail.stages.artifacts.data_files import DatasetInfo, sample_rows
-from gradtrail.stages.artifacts.members import read_folders, weights_paths
-from gradtrail.stages.artifacts.parquet import read_parquet
-from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
+from gradtrail.stages.data.data_files import DatasetInfo, sample_rows
+from gradtrail.stages.data.parquet import read_parquet
+from gradtrail.stages.dp.guarantee import PrivacyGuarantee, read_guarantee
+from gradtrail.stages.model import weights
+from gradtrail.stages.model.members import read_folders, weights_paths
 from gradtrail.support.errors import UserError
 from gradtrail.support.memory import require_memory_for_model
 

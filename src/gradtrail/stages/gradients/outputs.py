@@ -22,8 +22,8 @@ from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalys
 from gradtrail.core.gradients.exact import ERROR, LIMITS
 from gradtrail.core.gradients.scores import largest, rank_correlation, summarize
 from gradtrail.core.nn.arithmetic import Precision
-from gradtrail.stages.artifacts.members import FOLDER, over_members
-from gradtrail.stages.artifacts.parquet import with_class_names
+from gradtrail.stages.data.parquet import with_class_names
+from gradtrail.stages.model.members import FOLDER, over_members
 
 COMPARED = (  # metrics that people compare
     *("grad_norm_median", "validation_grad_norm_median", "noise_scale_typical", "coherence_within_classes"),

@@ -11,8 +11,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.noise_scale import NoiseScale
-from gradtrail.stages.artifacts.parquet import with_class_names
-from gradtrail.stages.artifacts.privacy import NOT_COVERED, REDACTED, PrivacyGuarantee
+from gradtrail.stages.data.parquet import with_class_names
+from gradtrail.stages.dp.guarantee import NOT_COVERED, REDACTED, PrivacyGuarantee
 from gradtrail.stages.gradients import every_example
 from gradtrail.stages.gradients.outputs import Analyses, Tables, measure
 

@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from gradtrail.core.data import Split, correct
-from gradtrail.stages.artifacts.data_files import SPLITS
 from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.data.data_files import SPLITS
 from gradtrail.support.errors import UserError, one_line
 
 PATH = Path("pipeline/corrections.csv")

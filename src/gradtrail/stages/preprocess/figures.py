@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gradtrail.core.data import Split
-from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common import plotting
 
 _PER_CLASS = 12  # images of each class
 _SHOWN = 10  # classes of a warning

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from gradtrail.core.profile.benchmark import COMPILED, MachineRates, Variant
-from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common import plotting
 
 _MARKERS = ("s", "^", "D", "v")
 _COLOURS = {"train_step": plotting.BLUE, "predict": plotting.GREEN, "score": plotting.VERMILLION}

@@ -32,10 +32,10 @@ from gradtrail.core.profile.benchmark import (
 )
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.artifacts.data_files import DatasetInfo
+from gradtrail.stages.common import plotting
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.files import write_csv
+from gradtrail.stages.data.data_files import DatasetInfo
 from gradtrail.stages.profile import figures
 from gradtrail.support.memory import available_bytes
 from gradtrail.support.progress import progress_bar

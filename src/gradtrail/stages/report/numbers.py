@@ -16,14 +16,14 @@ import pandas as pd
 
 from gradtrail.core import names
 from gradtrail.core.data import Split
-from gradtrail.stages.artifacts.changes import read_trained
-from gradtrail.stages.artifacts.data_files import DatasetInfo, read_info
-from gradtrail.stages.artifacts.parquet import read_parquet, with_class_names
-from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
 from gradtrail.stages.common.files import read_json
 from gradtrail.stages.common.params import active_params, flatten
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.data.changes import read_trained
+from gradtrail.stages.data.data_files import DatasetInfo, read_info
+from gradtrail.stages.data.parquet import read_parquet, with_class_names
+from gradtrail.stages.dp.guarantee import PrivacyGuarantee, read_guarantee
 from gradtrail.support.errors import UserError
 
 Row: TypeAlias = dict[Hashable, Any]  # column → value

@@ -17,9 +17,9 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from gradtrail.core.config import config
-from gradtrail.stages.artifacts.privacy import NOT_COVERED
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.datasets import stands_in_for, title
+from gradtrail.stages.dp.guarantee import NOT_COVERED
 from gradtrail.stages.report import charts
 from gradtrail.stages.report.gallery import Gallery
 from gradtrail.stages.report.numbers import Sources, compute_numbers, flops, size

@@ -3,8 +3,8 @@
 import shlex
 
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.params import as_options
+from gradtrail.stages.data.data_files import DatasetInfo
 
 _KNOWN = ("mnist", "digits")
 _STEPS = 8_000  # of the optimizer: 20 epochs of CIFAR-10, after which this network gains little

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common import plotting
 
 
 def draw(folder: Path, epochs: pd.DataFrame, steps: pd.DataFrame, title: str, clip_norm: float | None) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pandas as pd
 
 from gradtrail.core.nn.models import num_parameters
-from gradtrail.stages.artifacts.accounting import guarantee_of
-from gradtrail.stages.artifacts.changes import write_changes
-from gradtrail.stages.artifacts.members import FOLDER, member_folder, over_members, spread, write_seeds
-from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, write_guarantee
+from gradtrail.stages.data.changes import write_changes
+from gradtrail.stages.dp.accounting import guarantee_of
+from gradtrail.stages.dp.guarantee import PrivacyGuarantee, write_guarantee
+from gradtrail.stages.dp.redaction import redacted_history
+from gradtrail.stages.model.members import FOLDER, member_folder, over_members, spread, write_seeds
 from gradtrail.stages.train import figures, tables
-from gradtrail.stages.train.privacy import redacted_history
 from gradtrail.stages.train.training import Training, TrainResult
 from gradtrail.support.errors import UserError
 

@@ -14,9 +14,9 @@ from gradtrail.core.nn.models import HostParams, ModelConfig, num_parameters
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import EpochRecord, History, LearningDynamics
 from gradtrail.core.train.step import StepRecord
-from gradtrail.stages.artifacts.data_files import DatasetInfo
-from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
-from gradtrail.stages.train.privacy import PUBLIC_OF_EPOCHS, is_redacted
+from gradtrail.stages.data.data_files import DatasetInfo
+from gradtrail.stages.dp.redaction import PUBLIC_OF_EPOCHS, is_redacted
+from gradtrail.stages.model.weights import WeightsInfo, write_weights
 
 COMPARED = (  # metrics that people compare
     *("cross_entropy", "validation_accuracy", "validation_accuracy_sd", "validation_loss", "epochs"),

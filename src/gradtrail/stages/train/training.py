@@ -32,14 +32,15 @@ from gradtrail.core.train.private import rows_at_once
 from gradtrail.core.train.step import RunKeys, StepRecord, TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass
-from gradtrail.stages.artifacts import accounting, data_files
-from gradtrail.stages.artifacts.accounting import Spending
-from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, kind_of_processor
 from gradtrail.stages.common.processes import agreed, devices, first_process_first, leave, require_same, wait_for_all
 from gradtrail.stages.common.stage import Stage
+from gradtrail.stages.data import data_files
+from gradtrail.stages.data.data_files import DatasetInfo
+from gradtrail.stages.dp import accounting
+from gradtrail.stages.dp.accounting import Spending
+from gradtrail.stages.dp.redaction import training_secret
 from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder, on_devices, state_on_device
-from gradtrail.stages.train.privacy import training_secret
 from gradtrail.support.errors import UserError
 from gradtrail.support.memory import require_memory, require_memory_for_model
 from gradtrail.support.paths import same_command

@@ -7,7 +7,7 @@ import pytest
 from filelock import FileLock
 
 from gradtrail.support.paths import COMPLETE
-from gradtrail.tracking import unused as files
+from gradtrail.tracking import leftovers as files
 
 
 def test_complete_members_used_last_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.common import plotting
 
 
 def everything() -> Figure:

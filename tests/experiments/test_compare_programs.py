@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import Array
 
-from gradtrail.experiments.hlo import changes, read_program
+from gradtrail.experiments.compare_programs import changes, read_program
 
 MATRIX = jnp.ones((16, 16))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gradtrail.stages.artifacts.pictures import read_picture
+from gradtrail.stages.data.pictures import read_picture
 from gradtrail.support.errors import UserError
 
 SHADES = np.linspace(0, 1, 48).reshape(8, 6)

@@ -11,8 +11,8 @@ from jaxtyping import Int
 
 from gradtrail.core import data
 from gradtrail.core.data import Split
-from gradtrail.stages.artifacts.data_files import read_samples
-from gradtrail.stages.artifacts.parquet import read_parquet
+from gradtrail.stages.data.data_files import read_samples
+from gradtrail.stages.data.parquet import read_parquet
 
 _FILE, _COLUMNS = "changes.parquet", ("example_id", "label")
 

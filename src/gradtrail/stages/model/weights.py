@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gradtrail.core.nn.models import Model, ModelConfig, Params, by_path
-from gradtrail.stages.artifacts.data_files import DatasetInfo
 from gradtrail.stages.common.params import as_written, validate
+from gradtrail.stages.data.data_files import DatasetInfo
 from gradtrail.support.errors import UserError, one_line
 
 _KEY = "gradtrail"  # a single key: the format keeps several in no fixed order, and equal weights must be equal bytes

@@ -14,15 +14,15 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 from factories import dataset_info, preprocess_config, random_split
+from fuzzing import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from untrusted import refusal
 
 from gradtrail.core.augmentation import versions_of
 from gradtrail.core.data import Split
-from gradtrail.stages.artifacts import data_files
-from gradtrail.stages.artifacts.data_files import (
+from gradtrail.stages.data import data_files
+from gradtrail.stages.data.data_files import (
     COLUMNS,
     RAW_FILES,
     describe_raw,
@@ -37,7 +37,7 @@ from gradtrail.stages.artifacts.data_files import (
     write_processed,
     write_split,
 )
-from gradtrail.stages.artifacts.parquet import read_parquet
+from gradtrail.stages.data.parquet import read_parquet
 from gradtrail.support.errors import UserError
 
 Array = npt.NDArray[np.uint8]

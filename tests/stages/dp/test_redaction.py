@@ -9,7 +9,7 @@ from factories import private_config, random_split
 
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.schedules import Cosine, Linear
-from gradtrail.stages.train.privacy import VARIABLE, training_secret
+from gradtrail.stages.dp.redaction import VARIABLE, training_secret
 from gradtrail.support.errors import UserError
 
 SECRET, OTHER = "correct horse battery staple, and more", "another secret, as long as the first"

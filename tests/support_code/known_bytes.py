@@ -1,6 +1,6 @@
 """Small trainings, analyses and evaluations under `environment.processor: any`, and the digests of what they compute.
 
-    python tests/known_bytes.py > tests/contracts/results/known_bytes.json
+    python tests/support_code/known_bytes.py > tests/contracts/results/known_bytes.json
 
 writes them again, as after an update of JAX; then the list of processors on which they were seen starts anew. Widths
 are no multiples of a processor's vectors, so that the sums at the edges of its tiles are among what is compared.

@@ -11,11 +11,11 @@ from PIL import Image
 from projects import ROOT
 
 from gradtrail.core.data import Split
-from gradtrail.stages.artifacts.calibration import write_rule
-from gradtrail.stages.artifacts.data_files import DatasetInfo, write_processed
-from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, write_guarantee
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.stages.common.yaml_file import parse_yaml, read_yaml
+from gradtrail.stages.data.data_files import DatasetInfo, write_processed
+from gradtrail.stages.dp.guarantee import PrivacyGuarantee, write_guarantee
+from gradtrail.stages.model.calibration import write_rule
 from gradtrail.stages.report.gallery import make_gallery
 from gradtrail.stages.report.numbers import read_sources
 from gradtrail.stages.report.page import ReportConfig, render

@@ -17,7 +17,7 @@ from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import BatchingConfig
 from gradtrail.serving.server.middleware import Limits
 from gradtrail.serving.server.router import Router, Served
-from gradtrail.stages.artifacts.exported import ExportedModel, Manifest
+from gradtrail.stages.model.exported import ExportedModel, Manifest
 from gradtrail.support.errors import UserError
 
 SHAPE = (4, 3)

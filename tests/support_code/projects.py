@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from emitters import OLDER_EMITTERS
 from ruamel.yaml import YAML
 from warm_python import made_once, warm_python
+from xla_flags import OLDER_EMITTERS
 
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.tracking.tags import is_alive
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
 _LONGEST = 600  # seconds that no command takes: a command that hangs is a failure
 COPIED = ("dvc.yaml", "params.yaml", ".gitignore", ".dvcignore", "pyproject.toml")

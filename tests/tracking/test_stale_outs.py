@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gradtrail.stages.common.files import digest
-from gradtrail.tracking.earlier import warn_of_earlier_model
+from gradtrail.tracking.stale_outs import warn_of_earlier_model
 
 READ = {
     "export": ("models/final.safetensors", "results/evaluate/calibration.json"),

@@ -15,11 +15,11 @@ from safetensors.numpy import save_file
 
 from gradtrail.core.evaluate import Evaluation, evaluate_logits
 from gradtrail.core.nn.models import Model
-from gradtrail.stages.artifacts.calibration import read_evaluated, write_calibration
-from gradtrail.stages.artifacts.members import weights_paths, write_seeds
-from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data, write_weights
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import as_written
+from gradtrail.stages.model.calibration import read_evaluated, write_calibration
+from gradtrail.stages.model.members import weights_paths, write_seeds
+from gradtrail.stages.model.weights import WeightsInfo, read_weights, require_same_data, write_weights
 from gradtrail.support.errors import UserError
 
 INFO = WeightsInfo(model=model_config(), label_smoothing=0.1, dataset=dataset_info(), epoch=3)

@@ -12,7 +12,7 @@ from scipy.stats import norm
 from gradtrail.core.config import ConfigError
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.stages.artifacts.accounting import Steps, account, find_noise, guarantee_of
+from gradtrail.stages.dp.accounting import Steps, account, find_noise, guarantee_of
 
 DELTA = 1e-5
 

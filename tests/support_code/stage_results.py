@@ -13,7 +13,7 @@ from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalys
 from gradtrail.core.gradients.chunks import ClassStructure
 from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.core.profile.benchmark import CALL_PER_STEP, COMPILED, WITHOUT_JIT, MachineRates, Variant
-from gradtrail.stages.artifacts.privacy import PrivacyGuarantee
+from gradtrail.stages.dp.guarantee import PrivacyGuarantee
 from gradtrail.stages.profile.timings import Timings
 
 

@@ -15,7 +15,7 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
-from gradtrail.tracking import lookup
+from gradtrail.tracking import find_run as lookup
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run
 from gradtrail.tracking.state import Experiment, Identity, Snapshot
 from gradtrail.tracking.tags import OUTS as OUTS_TAG

@@ -17,8 +17,8 @@ from exports import SHAPE, write_small_export, write_wrong_export
 from projects import ROOT
 
 from gradtrail.core import export
-from gradtrail.stages.artifacts.exported import are_probabilities, read_export, read_manifest
 from gradtrail.stages.common.files import write_json
+from gradtrail.stages.model.exported import are_probabilities, read_export, read_manifest
 from gradtrail.support.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, *SHAPE), np.uint8)

@@ -12,8 +12,8 @@ from typing import get_args
 from gradtrail.core.evaluate import HIGHEST, LOWEST, Evaluation
 from gradtrail.core.intervals import Interval
 from gradtrail.core.nn.models import WeightsKind
-from gradtrail.stages.artifacts.members import weights_paths
 from gradtrail.stages.common.files import digest, read_json, write_json
+from gradtrail.stages.model.members import weights_paths
 from gradtrail.support.errors import UserError
 
 _FILE = "calibration.json"

@@ -17,10 +17,10 @@ from mlflow.entities import LoggedModelStatus, Run
 from projects import ROOT
 from warm_python import made_once, warm_python
 
-from gradtrail.stages.artifacts.exported import read_manifest
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import PARAMS
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.model.exported import read_manifest
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.tags import OUTS
 

@@ -45,9 +45,9 @@ from gradtrail.core.train.schedules import (
 )
 from gradtrail.core.train.step import RunKeys, TrainState
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.artifacts.data_files import DatasetInfo
+from gradtrail.stages.data.data_files import DatasetInfo
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (4, 3)  # of images: height and width differ, so that no test passes with them swapped
 NUM_CLASSES = 3
 
