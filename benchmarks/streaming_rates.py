@@ -71,7 +71,7 @@ def main() -> None:
 
         return make
 
-    passes = compile_passes(model, config.label_smoothing, compiler=compiler)
+    passes = compile_passes(model, config.loss, compiler=compiler)
     params = jax.device_put(model.init(key=jax.random.key(0)))
     scratch = tempfile.TemporaryDirectory()
 

@@ -42,7 +42,7 @@ def main(stage: Stage) -> None:
             visits = num_visits(member.trajectory, analyzed)
             with progress_bar(f"gradients seed {member.seed}", visits, unit="steps") as bar:
                 analysis = analyze(passes, member.trajectory, analyzed, config, info.num_classes, advance=bar.advance)
-            errors = float64_errors(exact, member.params, analyzed, analysis.scores, member.about.label_smoothing)
+            errors = float64_errors(exact, member.params, analyzed, analysis.scores)
             dynamics = {name: values[rows] for name, values in member.dynamics.items()}
             scores = outputs.score_table(analyzed, analysis.scores, dynamics)
             analyses.add(member.seed, outputs.make_tables(scores, analysis, config), analysis, errors)

@@ -4,6 +4,7 @@ from gradtrail.tracking.live import start_shipper
 
 start_shipper(__name__)
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def main(stage: Stage) -> None:
             return np.asarray(compiled_log_odds(predict(params, test.images, test.labels)["logits"], test.labels))
 
         networks = what_if.predict_members(predict, margins, weights_paths(Path("models"), "final"), info, splits)
+        train_config = dataclasses.replace(train_config, loss=networks.loss)
         is_mistake = networks.test.argmax(axis=1) != test.labels
         rows = chosen if len(chosen) else what_if.choose_examples(networks.margins, is_mistake, config.num_examples)
         outputs = what_if.output_table(networks, test, rows)

@@ -144,7 +144,7 @@ def test_products_and_signals_equal_their_definition() -> None:
     pixels = (CANARIES.images.reshape(6, -1) / 255).astype(np.float32)
     centred = pixels - pixels.mean(axis=0)
     for number, indices in enumerate(trace.batches[:2]):
-        grads = per_example_grads(MODEL, state.params, images, labels, label_smoothing=CONFIG.label_smoothing)
+        grads = per_example_grads(MODEL, state.params, images, labels, loss=CONFIG.loss)
         factor = np.minimum(1, CLIP / np.asarray(per_example_norm(grads))) / CLIP
         (layer,) = MODEL.split_by_layer(grads).values()
         directions = centred[:, :, None] * np.asarray(layer["bias"])[:, None, :] * factor[:, None, None]
@@ -168,7 +168,7 @@ def network(kind: Literal["mlp", "cnn"]) -> tuple[Model, Params, Callable[..., t
 def test_signals_of_hidden_layers_leave_the_bias_out() -> None:
     model, params, products = network("mlp")
     images, labels = jnp.asarray(CANARIES.images), jnp.asarray(CANARIES.labels)
-    forward = forward_of(model, params, images, labels, CONFIG.label_smoothing)
+    forward = forward_of(model, params, images, labels, CONFIG.loss)
     parts, _ = layer_metrics(model, forward, lambda _, __, *signals: signals)
     layers = model.layers()
     grads = {name: np.asarray(layers[name].grads(*part)) for name, part in parts.items()}
@@ -188,7 +188,7 @@ def test_signals_of_any_module_are_those_of_its_whole_gradients(monkeypatch: pyt
     params = initial_params(model)
     images, labels = jnp.asarray(CANARIES.images), jnp.asarray(CANARIES.labels)
     products, signals = jax.jit(functools.partial(_products, config, model))(images, labels, params, params)
-    grads = per_example_grads(model, params, images, labels, label_smoothing=CONFIG.label_smoothing)
+    grads = per_example_grads(model, params, images, labels, loss=CONFIG.loss)
     factors = np.minimum(1, CLIP / per_example_norm(grads)) / CLIP
     rows = np.concatenate([leaf.reshape(len(labels), -1) for leaf in jax.tree.leaves(grads)], axis=1)
     direction = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)]) * CONFIG.batch_size / CLIP

@@ -46,7 +46,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info = write_processed(folder / "data", SPLITS, dataset_info(name="patches", image_shape=(*SHAPE, 3)))
     params = run_training(*make_engine(CONFIG, SPLITS["train"]))[-1].state.params
     network = CONFIG.model_config(info.image_shape, NUM_CLASSES)
-    about = WeightsInfo(model=network, label_smoothing=CONFIG.label_smoothing, dataset=info, epoch=CONFIG.epochs)
+    about = WeightsInfo(model=network, loss=CONFIG.loss, dataset=info, epoch=CONFIG.epochs)
     write_weights(folder / "final.safetensors", params, about)
     return folder
 
@@ -105,10 +105,10 @@ def test_export_takes_color_images_and_answers_as_the_evaluation(
 def test_scores_by_gradients_are_those_in_float64(project: Path) -> None:
     model, params, _ = read_weights(project / "final.safetensors")
     splits = {name: SPLITS[name] for name in ("validation", "test")}
-    function = compile_exact(model, 0.1, sample_size(splits), compiler=new_compiler())
-    score = jax.jit(functools.partial(score_batch, Model(model.config), label_smoothing=0.1))
+    function = compile_exact(model, CONFIG.loss, sample_size(splits), compiler=new_compiler())
+    score = jax.jit(functools.partial(score_batch, Model(model.config), loss=CONFIG.loss))
     scores = {name: score(params, split.images, split.labels) for name, split in splits.items()}
-    errors = float64_errors(function, params, splits, scores, 0.1)
+    errors = float64_errors(function, params, splits, scores)
     assert max(errors.values()) < 1e-4
 
 

@@ -4,17 +4,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from gradtrail.core.nn import losses
+from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import Model, Params
 
 
-def per_example_grads(model: Model, params: Params, images: Array, labels: Array, *, label_smoothing: float) -> Params:
+def per_example_grads(model: Model, params: Params, images: Array, labels: Array, *, loss: Loss) -> Params:
     """Return the gradient of each example's loss, by `vmap(grad)`: like `params`, with a leading axis of examples."""
 
-    def loss(params: Params, image: Array, label: Array) -> Array:
-        return losses.cross_entropy(model.apply(params, image[None]), label[None], label_smoothing=label_smoothing)[0]
+    def example_loss(params: Params, image: Array, label: Array) -> Array:
+        return loss.per_example(model.apply(params, image[None]), label[None])[0]
 
-    return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, images, labels)
+    return jax.vmap(jax.grad(example_loss), in_axes=(None, 0, 0))(params, images, labels)
 
 
 def per_example_norm(grads: Params) -> Float[Array, " batch"]:

@@ -225,16 +225,16 @@ def _evaluate(config: TrainConfig, evaluate: EvaluateConfig, compiler: Compiler)
 
 def _analyze(config: TrainConfig, gradients: GradientsConfig, compiler: Compiler) -> None:
     model = Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
-    compiled = passes.compile_passes(model, config.label_smoothing, compiler=compiler)
+    compiled = passes.compile_passes(model, config.loss, compiler=compiler)
     splits = {"train": _examples(_FEW), "test": _examples(_FEW)}
     trajectory = analysis.Trajectory(
         params={0: _some_params(model), 1: _some_params(model)},
         scored=1,
         batch_size=_FEW,
     )
-    exact = compile_exact(model, config.label_smoothing, sample_size(splits), compiler=compiler)
+    exact = compile_exact(model, config.loss, sample_size(splits), compiler=compiler)
     scores = analysis.analyze(compiled, trajectory, splits, gradients, _NUM_CLASSES).scores
-    float64_errors(exact, trajectory.params[1], splits, scores, config.label_smoothing)
+    float64_errors(exact, trajectory.params[1], splits, scores)
 
 
 def _examples(count: int) -> Split:

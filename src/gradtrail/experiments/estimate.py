@@ -39,7 +39,7 @@ _MODEL = ("train.model", "train.precision", "train.mlp.", "train.cnn.", "train.m
 _PROGRAMS = {
     "evaluate": _MODEL,
     "export": (*_MODEL, MEMBERS),
-    "gradients": (*_MODEL, "train.label_smoothing"),
+    "gradients": (*_MODEL, "train.loss", "train.cross_entropy."),
     "profile": ("train.",),
 }
 Params = Mapping[str, str]  # dotted key → value as text, as a run has it; those that have an effect

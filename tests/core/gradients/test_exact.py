@@ -12,11 +12,13 @@ from factories import NUM_CLASSES, initial_params, model_config, new_compiler, r
 
 from gradtrail.core.gradients import scores
 from gradtrail.core.gradients.exact import LIMITS, compile_exact, exact_scores, float64_errors, sample_size
+from gradtrail.core.nn.losses import CrossEntropy
 from gradtrail.core.nn.models import Model
 from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.core.xla.compiler import Compiler
 
 SMOOTHING = 0.1
+LOSS = CrossEntropy(label_smoothing=SMOOTHING)
 SPLITS = {"train": random_split(7), "test": random_split(4)}
 IMAGES, LABELS = (np.concatenate([getattr(part, name) for part in SPLITS.values()]) for name in ("images", "labels"))
 
@@ -26,14 +28,12 @@ def network(kind: str = "mlp", precision: str = "float32") -> tuple[Any, Any, Co
     """Return parameters, the compiled float64 gradients for the sample, and what compiled them."""
     model, compiler = Model(model_config(kind, precision=precision)), new_compiler()
     params = jax.tree.map(np.asarray, initial_params(model))
-    return params, compile_exact(model, SMOOTHING, sample_size(SPLITS), compiler=compiler), compiler
+    return params, compile_exact(model, LOSS, sample_size(SPLITS), compiler=compiler), compiler
 
 
 @functools.cache
 def fast_scores(kind: str = "mlp", precision: str = "float32") -> dict[str, dict[str, np.ndarray]]:
-    score = functools.partial(
-        scores.score_batch, Model(model_config(kind, precision=precision)), label_smoothing=SMOOTHING
-    )
+    score = functools.partial(scores.score_batch, Model(model_config(kind, precision=precision)), loss=LOSS)
     result = jax.jit(score)(network(kind, precision)[0], IMAGES, LABELS)
     first = len(SPLITS["train"])
     return {
@@ -45,7 +45,7 @@ def fast_scores(kind: str = "mlp", precision: str = "float32") -> dict[str, dict
 def test_exact_scores_equal_a_network_written_out() -> None:
     params, function, _ = network()
     (first, second), wide = (params["layers"][index] for index in (0, 1)), np.float64
-    result = exact_scores(function, params, IMAGES, LABELS, label_smoothing=SMOOTHING)
+    result = exact_scores(function, params, IMAGES, LABELS)
     for row, (image, label) in enumerate(zip(IMAGES.reshape(len(IMAGES), -1) / 255, LABELS.tolist(), strict=True)):
         hidden = np.maximum(image @ first["kernel"].astype(wide) + first["bias"], 0)
         logits = hidden @ second["kernel"].astype(wide) + second["bias"]
@@ -69,7 +69,7 @@ def test_exact_scores_equal_a_network_written_out() -> None:
 
 def errors_of(result: dict[str, dict[str, np.ndarray]], *which: str) -> dict[str, float]:
     params, function, _ = network(*which)
-    return float64_errors(function, params, SPLITS, result, SMOOTHING)
+    return float64_errors(function, params, SPLITS, result)
 
 
 @pytest.mark.parametrize("which", [("mlp", "float32"), ("cnn", "float32"), ("mlp", "bfloat16")])

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.scores import LAYER
 from gradtrail.core.nn.arithmetic import Precision
+from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
@@ -29,21 +30,22 @@ def sample_size(splits: Mapping[str, Split]) -> int:
     return min(NUM_EXAMPLES, sum(map(len, splits.values())))
 
 
-def compile_exact(model: Model, label_smoothing: float, num_examples: int, *, compiler: Compiler) -> CompiledFunction:
-    """Compile the float64 gradients: params, images in 0..1, labels → `logits`, and each layer's squared norms."""
+def compile_exact(model: Model, loss: Loss, num_examples: int, *, compiler: Compiler) -> CompiledFunction:
+    """Compile the float64 gradients: params, images in 0..1, labels → `loss`, `logits`, and squared norms by layer."""
     exact = Model(dataclasses.replace(model.config, precision="float32"))  # rounds no operand
 
-    def loss(params: Params, image: Array, label: Array) -> tuple[Array, Array]:
-        logits = exact.apply(params, image[None])[0]
-        target = (1 - label_smoothing) * jax.nn.one_hot(label, len(logits), dtype=logits.dtype)
-        return -jnp.sum((target + label_smoothing / len(logits)) * jax.nn.log_softmax(logits)), logits
+    def example_loss(params: Params, image: Array, label: Array) -> tuple[Array, tuple[Array, Array]]:
+        logits = exact.apply(params, image[None])
+        value = loss.per_example(logits, label[None])[0]
+        return value, (value, logits[0])
 
     def score(params: Params, images: Array, labels: Array) -> dict[str, Array]:
         def score_example(example: tuple[Array, Array]) -> dict[str, Array]:
-            grads, logits = jax.grad(loss, has_aux=True)(params, *example)
+            grads, (value, logits) = jax.grad(example_loss, has_aux=True)(params, *example)
             layers = exact.split_by_layer(grads)
             squares = {name: jax.tree.map(lambda leaf: jnp.sum(leaf**2), part) for name, part in layers.items()}
-            return {"logits": logits, **{name: sum(jax.tree.leaves(leaves)) for name, leaves in squares.items()}}
+            norms = {name: sum(jax.tree.leaves(leaves)) for name, leaves in squares.items()}
+            return {"loss": value, "logits": logits, **norms}
 
         return jax.lax.map(score_example, (images, labels))  # `vmap` would need the memory of many gradients
 
@@ -60,17 +62,15 @@ def exact_scores(
     params: Params | HostParams,
     images: UInt8[np.ndarray, "examples height width *channels"],
     labels: Int[np.ndarray, " examples"],
-    *,
-    label_smoothing: float,
 ) -> dict[str, Float[np.ndarray, " examples"]]:
     """Return the scores, float64, named as by `scores.score_batch`, of as many examples as `function` takes."""
     wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     with jax.enable_x64(True):
         results = {name: np.asarray(rows) for name, rows in function(wide, images / 255.0, labels).items()}
-    logits = results.pop("logits")
+    logits, loss = results.pop("logits"), results.pop("loss")
     by_layer = {f"{LAYER}{name}": np.sqrt(squares) for name, squares in results.items()}
     norm = np.sqrt(np.sum(list(results.values()), axis=0))
-    return {"grad_norm": norm, **by_layer, **_logit_scores(logits, labels, label_smoothing)}
+    return {"grad_norm": norm, "loss": loss, **by_layer, **_logit_scores(logits, labels)}
 
 
 def float64_errors(
@@ -78,7 +78,6 @@ def float64_errors(
     params: Params | HostParams,
     splits: Mapping[str, Split],
     scores: Mapping[str, Mapping[str, np.ndarray]],
-    label_smoothing: float,
 ) -> dict[str, float]:
     """Return the largest error of each score on a sample, evenly spaced, as metrics, rounded to two digits.
 
@@ -92,7 +91,7 @@ def float64_errors(
         np.concatenate([getattr(split, name) for split in splits.values()])[rows] for name in ("images", "labels")
     )
     errors: dict[str, float] = {}
-    for key, wide in exact_scores(function, params, images, labels, label_smoothing=label_smoothing).items():
+    for key, wide in exact_scores(function, params, images, labels).items():
         values = np.concatenate([scores[name][key] for name in splits])[rows]
         scale = np.maximum(np.abs(wide), np.sqrt(np.mean(wide**2)))
         error = float(np.max(np.abs(values - wide) / np.maximum(scale, np.finfo(np.float64).tiny)))
@@ -101,16 +100,14 @@ def float64_errors(
     return errors
 
 
-def _logit_scores(logits: np.ndarray, labels: np.ndarray, label_smoothing: float) -> dict[str, np.ndarray]:
+def _logit_scores(logits: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     """Return the scores that follow from the logits, by their definitions."""
-    rows, num_classes = np.arange(len(logits)), logits.shape[1]
+    rows = np.arange(len(logits))
     highest = logits.max(axis=1, keepdims=True)
     log_softmax = logits - highest - np.log(np.sum(np.exp(logits - highest), axis=1, keepdims=True))
-    softmax, is_label = np.exp(log_softmax), np.eye(num_classes)[labels]
-    target = (1 - label_smoothing) * is_label + label_smoothing / num_classes
+    softmax, is_label = np.exp(log_softmax), np.eye(logits.shape[1])[labels]
     return {
         "el2n": np.sqrt(np.sum((softmax - is_label) ** 2, axis=1)),
-        "loss": -np.sum(target * log_softmax, axis=1),
         "probability": softmax[rows, labels],
         "margin": logits[rows, labels] - np.max(np.where(is_label == 1, -np.inf, logits), axis=1),
         "entropy": -np.sum(softmax * log_softmax, axis=1),

@@ -115,10 +115,10 @@ def as_written(config: Any) -> dict[str, Any]:
 def _kinds(hint: Any) -> dict[str, type]:
     """Return the configs by name that a field may hold; empty if its value is not chosen by name.
 
-    The kinds of a field are the configs of a union that have an attribute `kind`. In YAML and JSON the field holds the
-    name, and each kind with fields has a block of its name beside it.
+    The kinds of a field are the configs, of a union or alone, that have an attribute `kind`. In YAML and JSON the field
+    holds the name, and each kind with fields has a block of its name beside it.
     """
-    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else ()
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return {part.kind: part for part in parts if hasattr(part, "kind")}
 
 
@@ -298,7 +298,7 @@ def active_params(params: Mapping[str, Value]) -> dict[str, Value]:
         return dict(params)
     unused = {"train.vary"} if str(params.get("train.members", 1)) == "1" else set()
     unused |= {"train.reduction"} if str(params.get("train.shards", 1)) == "1" else set()
-    chosen = {params.get("train.optimizer"), params.get("train.schedule"), *SHARED_BLOCKS}
+    chosen = {params.get("train.optimizer"), params.get("train.schedule"), params.get("train.loss"), *SHARED_BLOCKS}
     chosen |= {params["train.model"]} - {_NO_BLOCK}
     chosen |= {"loss_scaling"} if params.get("train.precision") == "float16" else set()
     chosen |= {"privacy"} if str(params.get("train.privacy.enabled")).lower() == "true" else set()

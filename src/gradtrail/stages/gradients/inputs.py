@@ -108,8 +108,8 @@ def compile_all(
 
     Layers whose per-example gradients have no fast implementation cost a warning of one line.
     """
-    model, label_smoothing = member.model, member.about.label_smoothing
-    passes = compile_passes(model, label_smoothing, compiler=compiler)
+    model, loss = member.model, member.about.loss
+    passes = compile_passes(model, loss, compiler=compiler)
     if layers := unknown_layers(model):
         score, sums = (compiled.function.cost.flops / compiled.batch_size for compiled in (passes.score, passes.sums))
         print(
@@ -118,7 +118,7 @@ def compile_all(
             "FLOPs of its gradient in a sum. Fast is a Layer with squared_grad_norms that is called through `tap`",
             file=sys.stderr,
         )
-    exact = compile_exact(model, label_smoothing, sample_size(splits), compiler=compiler)
+    exact = compile_exact(model, loss, sample_size(splits), compiler=compiler)
     sums = chunk_bytes(num_parameters(member.params), member.about.dataset.num_classes)
     require_memory_for_model("gradients", [*passes.functions, exact], host_bytes=sums)
     return passes, exact
