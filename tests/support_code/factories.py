@@ -148,7 +148,7 @@ def audit_config(**overrides: Any) -> AuditConfig:
 
 
 def privacy_audit_config(**overrides: Any) -> PrivacyAuditConfig:
-    config = PrivacyAuditConfig(seed=0, trainings=1, canaries="dots", num_canaries=20, guess_share=0.5, confidence=0.95)
+    config = PrivacyAuditConfig(seed=0, trainings=1, num_canaries=20, guess_share=0.5, confidence=0.95)
     return dataclasses.replace(config, **overrides)
 
 
