@@ -196,14 +196,14 @@ def _examples(params: Params) -> dict[str, int]:
     if made.get("fetch.dataset") != params["fetch.dataset"]:
         return {}
     counts: dict[str, int] = read_json(path)["examples"]
-    subset, deformations, fraction = (
+    subset, fraction = (
         [float(values[f"preprocess.{key}"]) for values in (made, params)]
-        for key in ("subset_fraction", "deformations", "validation_fraction")
+        for key in ("subset_fraction", "validation_fraction")
     )
     scale = subset[1] / subset[0]
-    learned = (counts[TRAIN] / deformations[0] + counts["validation"]) * scale
+    learned = (counts[TRAIN] + counts["validation"]) * scale
     return {
-        TRAIN: round(learned * (1 - fraction[1])) * int(deformations[1]),
+        TRAIN: round(learned * (1 - fraction[1])),
         "validation": round(learned * fraction[1]),
         "test": round(counts["test"] * scale),
     }
