@@ -43,7 +43,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.live import LiveRun
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import WorkingState
 from gradtrail.tracking.training_log import TrainingLog
 
 Costs = dict[str, dict[str, int]]  # function → metric → value
@@ -209,7 +209,7 @@ def _train(config: TrainConfig, runtime: RuntimeConfig, compiler: Compiler) -> N
     order = CompiledFunction(name="order", call=short_order, cost=NO_COST, times=NO_TIMES)
     training.program = dataclasses.replace(program, config=config, steps_per_epoch=steps, order=order)
     training.predict = predict
-    log = TrainingLog(LiveRun(Identity("train"), None), training)
+    log = TrainingLog(LiveRun(WorkingState("train"), None), training)
     with contextlib.redirect_stderr(io.StringIO()):  # the progress of the epochs
         training.train_network(config.seeds_of(config.seed), Checkpoints(None, 0.0), log)
 
