@@ -35,7 +35,8 @@ from scipy import stats
 
 from benchmarks.record import read_results, record
 from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
-from gradtrail.core.gradients.what_if import log_odds, metasmoothness
+from gradtrail.core.gradients.what_if import metasmoothness
+from gradtrail.core.nn.losses import log_odds
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtrail.core.gradients.metagradient import compile_metagradient, require_differentiable
-from gradtrail.core.gradients.what_if import SMOOTH, WhatIfConfig, log_odds, make_outputs, positions_of
+from gradtrail.core.gradients.what_if import SMOOTH, WhatIfConfig, make_outputs, positions_of
 from gradtrail.core.nn.inference import compile_predict_within
+from gradtrail.core.nn.losses import log_odds
 from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device

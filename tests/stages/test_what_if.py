@@ -23,9 +23,9 @@ from factories import (
 
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
-from gradtrail.core.gradients.what_if import log_odds, make_outputs
+from gradtrail.core.gradients.what_if import make_outputs
 from gradtrail.core.nn.inference import compile_predict_within
-from gradtrail.core.nn.losses import CROSS_ENTROPY, cross_entropy
+from gradtrail.core.nn.losses import CROSS_ENTROPY, cross_entropy, log_odds
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import on_device

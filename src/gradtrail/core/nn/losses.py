@@ -73,6 +73,19 @@ def el2n(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) ->
     return jnp.linalg.norm(error, axis=1)
 
 
+def log_odds(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:
+    """Return the margin of the label: its logit minus log Σ exp of the other logits, in nats.
+
+    This is log(p / (1 - p)) of the label's probability p, positive if p is above one half.
+
+    >>> log_odds(jnp.zeros((1, 3)), jnp.array([0])).round(4)
+    Array([-0.6931], dtype=float32)
+    """
+    is_label = jax.nn.one_hot(labels, logits.shape[1], dtype=bool)
+    log_sum = jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), axis=1)
+    return jnp.sum(jnp.where(is_label, logits, 0.0), axis=1) - log_sum
+
+
 def margin(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:
     """Return the label's logit minus the largest other logit: negative if the prediction is wrong."""
     is_label = jax.nn.one_hot(labels, logits.shape[1], dtype=bool)
