@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 
 from gradtrail.core.data import REMOVED, Split
 from gradtrail.core.gradient_check import check_gradients
-from gradtrail.core.nn import inference
+from gradtrail.core.nn import inference, losses
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.changes import changed_labels, weight_changes
@@ -131,8 +131,13 @@ class Training:
                 str(folder): info.digest,
             }
         )
+        if is_private and config.loss.class_weights == "balanced":
+            raise UserError(
+                f"train.{config.loss.kind}.class_weights must be empty or numbers with train.privacy.enabled, got "
+                "balanced: no noise covers the sizes of the classes"
+            )
         training = cls(
-            config=config,
+            config=dataclasses.replace(config, loss=losses.for_labels(config.loss, train.labels, info.num_classes)),
             runtime=runtime,
             info=info,
             train=train,
