@@ -60,7 +60,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"average": make_weights(2)}, "params"),
         ({"params": make_weights(2), "average": make_weights(0)}, "average"),
-        ({"params": make_weights(2)}, ""),  # as schedule-free optimizers have them
+        ({"params": make_weights(2)}, ""),  # inside the state of an optimizer
     ],
 )
 def test_checkpoint_omits_final_weights_and_loads_to_the_bit(
@@ -141,7 +141,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     run = client.create_run(experiment_id(client, "models"))
     engine, examples = make_engine(SHORT, SPLIT)
     state = run_training(engine, examples)[-1].state
-    weights = on_host(engine.evaluation_params(state))
+    weights = on_host(state.evaluation_params)
     info = WeightsInfo(
         model=SHORT.model_config(SHAPE, 3),
         loss=SHORT.loss,

@@ -118,7 +118,6 @@ def test_time_of_a_step_is_that_of_a_round_over_its_steps(num_examples: int, sec
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adam", "lion")),
         "adamw",
         "muon",
-        "schedule_free",
     ],
 )
 def test_timed_steps_stay_finite(optimizer: str) -> None:

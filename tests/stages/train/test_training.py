@@ -53,7 +53,7 @@ CONFIGS = {
         accumulation_steps=2,
         epochs=3,
     ),
-    "early stopping": train_config(optimizer="schedule_free", patience=1, epochs=3),
+    "early stopping": train_config(optimizer="adam", patience=1, epochs=3),
 }
 EPSILONS = (0.5, 0.75, 1.0)
 SECRET = "correct horse battery staple, and more"  # noqa: S105

@@ -92,11 +92,6 @@ class TrainConfig:
         if (part := self.batch_size // self.accumulation_steps) % self.shards:
             name = "batch_size" if self.accumulation_steps == 1 else "batch_size / accumulation_steps"
             raise ValueError(f"shards must divide {name}, {part}, got {self.shards}")
-        if self.average_decay is not None and self.optimizer.averages:
-            raise ValueError(
-                f"average_decay must be null with optimizer {self.optimizer.kind}, which averages by itself, "
-                f"got {self.average_decay}"
-            )
         if self.privacy.enabled:
             self._check_privacy()
 

@@ -289,7 +289,7 @@ class Training:
                 try:
                     history.check(chunk)
                     if chunk.ends_epoch:
-                        params = on_host(program.evaluation_params(state))
+                        params = on_host(state.evaluation_params)
                         history.add(chunk, params, agreed(functools.partial(self.validate, params)))
                 except FloatingPointError:
                     listener.diverged(chunk)
