@@ -282,7 +282,7 @@ def set_up_as_stage(processor: Processor = "any") -> None:
 
 def project_train_config(task: Task) -> "TrainConfig":
     """Return the params of the project with everything replaced that the work of a step depends on."""
-    from gradtrail.core.data import AugmentationConfig
+    from gradtrail.core.augmentation import NO_AUGMENTATION
     from gradtrail.core.nn.cnn import CNN
     from gradtrail.core.nn.losses import CROSS_ENTROPY
     from gradtrail.core.nn.mlp import MLP
@@ -328,7 +328,7 @@ def project_train_config(task: Task) -> "TrainConfig":
         clip_norm=None,
         average_decay=None,
         loss=CROSS_ENTROPY,
-        augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+        augmentation=NO_AUGMENTATION,
         patience=None,
         privacy=NOT_PRIVATE,
     )

@@ -4,6 +4,7 @@ The map is read off two images that hold each pixel's row and column: they come 
 was taken from.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -14,8 +15,7 @@ import pytest
 import scipy.ndimage
 from factories import color_split
 
-from gradtrail.core.augmentation import augment
-from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.augmentation import NO_AUGMENTATION, AugmentationConfig, augment
 
 SHAPE = (15, 12)
 CENTRE = np.array([7.0, 5.5])
@@ -26,7 +26,7 @@ changed = jax.jit(augment, static_argnums=1)
 
 
 def config(**overrides: Any) -> AugmentationConfig:
-    return AugmentationConfig(**{"shift": 0.0, "rotation": 0.0, "scale": 0.0, "shear": 0.0, "cutout": 0} | overrides)
+    return dataclasses.replace(NO_AUGMENTATION, **overrides)
 
 
 ALL = config(shift=2.0, rotation=30.0, scale=0.3, shear=20.0)

@@ -21,7 +21,7 @@ import numpy as np
 from factories import NUM_CLASSES, SHAPE, new_compiler, private_config, random_split, seed_keys, train_config
 
 from gradtrail.core.sharding import data_parallel, make_mesh, over_batch, put
-from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.augmentation import NO_AUGMENTATION
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.keys import keys_of
@@ -35,7 +35,7 @@ CONFIGS = {
         batch_size=16,
         precision="float16",
         model=MLP(hidden=(5,), activation="relu", dropout=0.5),
-        augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=2),
+        augmentation=dataclasses.replace(NO_AUGMENTATION, cutout=2),
     ),
     "adam in parts, by the fastest sums": train_config(
         batch_size=16, optimizer="adam", accumulation_steps=2, reduction="fastest"

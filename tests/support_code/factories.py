@@ -16,7 +16,8 @@ from jaxtyping import Array
 from sklearn.datasets import load_sample_images
 
 from gradtrail.core.audit.networks import AuditConfig
-from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
+from gradtrail.core.augmentation import NO_AUGMENTATION
+from gradtrail.core.data import PreprocessConfig, Split
 from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.losses import CrossEntropy
@@ -113,7 +114,7 @@ def train_config(**overrides: Any) -> TrainConfig:
         clip_norm=1.0,
         average_decay=None,
         loss=CrossEntropy(label_smoothing=0.1),
-        augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+        augmentation=NO_AUGMENTATION,
         changes=NO_CHANGES,
         privacy=NOT_PRIVATE,
         keep_epochs=(0, 1),

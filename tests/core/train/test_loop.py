@@ -22,8 +22,8 @@ from factories import (
 )
 
 from gradtrail.core import batching
+from gradtrail.core.augmentation import NO_AUGMENTATION
 from gradtrail.core.config import ConfigError
-from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.gradient import Examples
@@ -48,7 +48,7 @@ CONFIGS = {
     "plain": train_config(),
     NOISY: train_config(
         model=MLP(hidden=(5,), activation="relu", dropout=0.5),
-        augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+        augmentation=dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
         precision="float16",
         loss_scaling=MIXED,
         average_decay=0.9,

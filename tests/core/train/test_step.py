@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from factories import NUM_CLASSES, OPTIMIZERS, SCHEDULES, SMALL_CNN, random_split, seed_keys, train_config
 
+from gradtrail.core.augmentation import NO_AUGMENTATION
 from gradtrail.core.batching import PADDING
-from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
@@ -37,7 +38,7 @@ PLAIN = {
 }  # moves by rate × gradient
 NOISY = train_config(
     model=MLP(hidden=(5,), activation="relu", dropout=0.5),
-    augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+    augmentation=dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
     schedule="constant",
     average_decay=0.3,  # from the fourth step on; before, the stride is longer
 )

@@ -25,8 +25,9 @@ from gradtrail.core.audit.labels import (
     plant,
     stream,
 )
+from gradtrail.core.augmentation import NO_AUGMENTATION
 from gradtrail.core.config import Bounds, ConfigError, Count, GallerySize, PositiveShare, Seed, config
-from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.inference import abstract_batch
@@ -115,7 +116,7 @@ class AuditConfig:
             clip_norm=1.0,
             average_decay=None,
             loss=CROSS_ENTROPY,
-            augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+            augmentation=NO_AUGMENTATION,
             changes=NO_CHANGES,
             privacy=NOT_PRIVATE,
             keep_epochs=(),

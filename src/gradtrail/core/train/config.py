@@ -8,8 +8,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
+from gradtrail.core.augmentation import AugmentationConfig
 from gradtrail.core.config import Bounds, Count, CountOrZero, Positive, PositiveShare, Seed, config
-from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.features import FeaturesKind, require_pixels
 from gradtrail.core.nn.losses import Loss
