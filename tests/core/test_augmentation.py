@@ -114,3 +114,11 @@ def test_cutout_blanks_one_square(side: int) -> None:
             assert last - first + 1 == lines.sum()
             assert side // 2 <= lines.sum() <= side if at_edge else lines.sum() == side
         assert blank.sum() == np.any(blank, axis=1).sum() * np.any(blank, axis=0).sum()
+
+
+def test_about_half_of_the_images_are_mirrored_and_the_others_as_they_were() -> None:
+    images = augmented(IMAGE, config(flip=True))
+    mirrored = (images == IMAGE[:, ::-1]).all(axis=(1, 2))
+    assert (mirrored | (images == IMAGE).all(axis=(1, 2))).all()
+    assert 60 < mirrored.sum() < 140
+    assert config(flip=True).enabled

@@ -22,6 +22,7 @@ class AugmentationConfig:
     # side of a square that is set to 0, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre is uniform over
     # the image
     cutout: CountOrZero
+    flip: bool  # True if half of the images are mirrored, left to right
 
     @property
     def moves(self) -> bool:
@@ -34,7 +35,7 @@ class AugmentationConfig:
         return any(dataclasses.astuple(self))
 
 
-NO_AUGMENTATION = AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0)
+NO_AUGMENTATION = AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0, flip=False)
 
 
 def augment(
@@ -44,6 +45,8 @@ def augment(
 
     def change(image: Array, key: Array) -> Array:
         transform_key, cutout_key = jax.random.split(key)
+        if config.flip:
+            image = jnp.where(jax.random.bernoulli(jax.random.fold_in(key, 2)), image[:, ::-1], image)
         if config.moves:
             image = _transformed(image, config, key=transform_key)
         return _cut_out(image, config.cutout, key=cutout_key) if config.cutout else image
