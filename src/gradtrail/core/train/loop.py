@@ -23,10 +23,10 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, put, replicated, with_sharding
 from gradtrail.core.train import feed
 from gradtrail.core.train.config import VARIED, TrainConfig
+from gradtrail.core.train.dp_sgd import Mechanism, poisson_batches
 from gradtrail.core.train.feed import Block
 from gradtrail.core.train.gradient import Batch, Examples
 from gradtrail.core.train.keys import keys_from_bits
-from gradtrail.core.train.private import Mechanism, poisson_batches
 from gradtrail.core.train.step import (
     RunKeys,
     StepRecord,

@@ -17,10 +17,10 @@ from gradtrail.core import batching
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.sharding import data_parallel, over_batch
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.dp_sgd import Mechanism, make_private_gradient, noised_mean
 from gradtrail.core.train.gradient import Batch, Examples, RowRecord, Shared, make_gradient
 from gradtrail.core.train.loss_scaling import LossScale, all_finite, initial_scale, next_scale
 from gradtrail.core.train.optimizers import make_optimizer, squared_norm
-from gradtrail.core.train.private import Mechanism, make_private_gradient, noised_mean
 
 
 @jax.tree_util.register_dataclass

@@ -25,10 +25,10 @@ from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.changes import changed_labels, weight_changes
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.dp_sgd import rows_at_once
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program
-from gradtrail.core.train.private import rows_at_once
 from gradtrail.core.train.step import RunKeys, StepRecord, TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass
