@@ -201,17 +201,15 @@ def review(folder: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Pa
 
 @gradtrail.command(epilog="Example: gradtrail sync --verbose")
 @click.option("--verbose", "-v", is_flag=True, help="Also report states whose files are missing.")
-@click.option("--restore", metavar="RUN", help="Deleted run to bring back: its id, first digits of the id, or name.")
-def sync(*, verbose: bool, restore: str | None) -> None:
+def sync(*, verbose: bool) -> None:
     """Add the missing MLflow runs of all commits and experiments.
 
     Runs are rebuilt from the outputs in DVC's cache. Does nothing if nothing has changed since the last sync. A run
-    that you delete in MLflow stays deleted until its state runs again.
+    that you delete in MLflow stays deleted until its state runs again, or you restore it there.
     """
     from gradtrail.tracking import sync as syncing
 
-    report = syncing.restore(restore) if restore else syncing.sync()
-    print(syncing.describe(report, verbose=verbose))
+    print(syncing.describe(syncing.sync(), verbose=verbose))
 
 
 @gradtrail.command(epilog="Example: gradtrail gc --yes")

@@ -21,16 +21,12 @@ from mlflow.entities import Run
 
 from gradtrail.core.names import NETWORKS
 from gradtrail.stages.common.dvc_cache import is_here, restore
-from gradtrail.stages.common.environment import COMMON, has_common_bytes
-from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import active_params
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_source, sha256_of
-from gradtrail.support.errors import UserError
-from gradtrail.support.paths import private_folder
+from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.artifacts import read_artifact
-from gradtrail.tracking.deleted import find_deleted_runs, note_deleted
+from gradtrail.tracking.deleted import deleted_results, find_deleted_runs
 from gradtrail.tracking.dvc_history import consistent_stages, recorded_origin, recorded_states, snapshot_of
-from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.links import copy_headlines, training_of
 from gradtrail.tracking.models import log_export, logged_exports, registered_models
 from gradtrail.tracking.record import new_record, take_notices
@@ -75,7 +71,7 @@ def backfill() -> tuple[dict[str, int], bool]:
     states, recorded = States(client), recorded_states()
     states.remove_duplicates()
     trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
-    _warn_of_misrecorded(states.misrecorded, recorded.snapshots[-1:])
+    print(*states.misrecorded, sep="\n", end="\n" * bool(states.misrecorded), file=sys.stderr)
     # Without those that only the run-cache has, which may be discarded
     of_records = {"absent": states.counts["absent"], "misrecorded": len(states.misrecorded)}
     cached = only_in_run_cache(recorded.snapshots, states.known.__contains__)
@@ -108,12 +104,12 @@ class States:
         dead, self.still_open = close_dead_runs(client, self.index.runs())
         self.index.refresh(run.info.run_id for run in dead)
         self._deleted_runs = find_deleted_runs(client)
-        self._deleted = note_deleted(self._deleted_runs, self.index.runs())
+        self._deleted = deleted_results(self._deleted_runs, self.index.runs())
         self.known = {run.data.tags.get("state", "") for run in self.index.runs() if is_finished_or_live(run)}
         self.rebuilt: Counter[str] = Counter()  # stage → number of rebuilt runs
         # More of the report; see `sync.describe`
         self.counts = Counter(killed=sum(not outputs(run.data.tags) for run in dead))
-        self.misrecorded: dict[str, str] = {}  # state that is recorded for outputs of another → warning
+        self.misrecorded: list[str] = []  # warnings of states that are recorded for outputs of others
         self._run_ids: dict[Result, str | None] = {}  # result → run that represents it, its own or an equivalent one
         self._client = client
 
@@ -211,7 +207,7 @@ class States:
             command = f"dvc repro --force --single-item {dvc_target(stage.name)}"
             remedy = f"it has no run; `{command}` executes it, after `dvc unfreeze` if it is frozen"
             writer = f"run {run.info.run_name} ({run.info.run_id[:8]}) wrote these outputs"
-            self.misrecorded[stage.state] = _line(stage, f"{writer} {words}; {remedy}")
+            self.misrecorded.append(_line(stage, f"{writer} {words}; {remedy}"))
             return None
         if run := find_equivalent_run(self.index, stage):
             if run.data.tags.get(CLONE, SHARED) not in (SHARED, clone_id()):  # `gradtrail gc` of its clone spares it
@@ -246,8 +242,8 @@ class States:
             try:
                 info = describe(record, stage, process_tags() | recorded_origin(stage))
                 info = add_outs(record, info, stage, outs)
-            except UserError as error:
-                _warn(stage, f"no run can be rebuilt ({error})")
+            except (UserError, OSError, ValueError, LookupError, TypeError) as error:  # outputs of other code
+                _warn(stage, f"no run can be rebuilt ({type(error).__name__}: {one_line(error)[:200]})")
                 self.counts["unreadable"] += 1
                 return None
             began = find_own_run(self._client, info)  # another process may have created it meanwhile
@@ -259,10 +255,6 @@ class States:
             shipment.advance()
         self.index.refresh([shipment.run_id])
         self.rebuilt[stage.name] += 1
-        own_bytes = (machine_key(), *[COMMON] * has_common_bytes())
-        tags = [run.data.tags for run in self.index({"state": stage.state}, finished=True)]
-        if any(tag.get(BYTES) in own_bytes and REBUILT not in tag for tag in tags):
-            _warn(stage, "records other outputs than its execution here wrote; both have a run")
         return shipment.run_id
 
     def _ensure_model(self, stage: RecordedState, train: Run) -> None:
@@ -321,25 +313,12 @@ def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), prefix
     return ""
 
 
-def _warn_of_misrecorded(lines: Mapping[str, str], working: Sequence[Snapshot]) -> None:
-    """Print the warnings, by state: of the working folder's states always, of others once."""
-    place = private_folder() / "warned.json"
-    warned: set[str] = set()
-    with contextlib.suppress(OSError, ValueError):
-        warned = {*json.loads(place.read_bytes())["states"]}
-    current = {stage.state for snapshot in working if not snapshot.commit for stage in consistent_stages(snapshot)}
-    for line in (line for state, line in lines.items() if state not in warned - current):
-        print(line, file=sys.stderr)
-    if lines:
-        write_json(place, {"states": sorted(warned | lines.keys())})
-
-
 def _warn(stage: RecordedState, message: str) -> None:
     print(_line(stage, message), file=sys.stderr)
 
 
 def _line(stage: RecordedState, message: str) -> str:
-    experiment = stage.snapshot.experiment if stage.snapshot else None
     record = f"commit {stage.commit[:7]}" if stage.commit else "dvc.lock or the run-cache"
-    record = f"experiment {experiment.name}" if experiment else record
+    if experiment := stage.snapshot.experiment:
+        record = f"experiment {experiment.name}"
     return f"warning: {stage.name}, state {stage.state[:12]} of {record}: {message}"

@@ -59,7 +59,6 @@ from gradtrail.tracking.tags import ALERT, origin_tags, process_tags
 from gradtrail.tracking.working_diff import write_diff
 
 if TYPE_CHECKING:
-    from gradtrail.core.nn.models import HostParams
     from gradtrail.core.train.step import TrainState
 
 OUTPUT = "output.txt"  # artifact: what the stage printed
@@ -175,11 +174,11 @@ class LiveRun:
         """Record the files of a folder, as they are now, as artifacts; they replace earlier ones."""
         self._record_by(lambda record: record.copy(path, under))
 
-    def checkpoint(self, state: TrainState, weights: HostParams) -> None:
-        """Record an Orbax checkpoint of a training state as `checkpoint/`, without the final weights."""
+    def checkpoint(self, state: TrainState) -> None:
+        """Record an Orbax checkpoint of a training state as `checkpoint/`."""
         from gradtrail.tracking.checkpoints import save_checkpoint  # late: only training needs Orbax
 
-        self._record_by(lambda record: save_checkpoint(record.artifacts / "checkpoint", state, weights))
+        self._record_by(lambda record: save_checkpoint(record.artifacts / "checkpoint", state))
 
     def outs(self) -> None:
         """Record all outputs once the stage has finished: metrics, curves, figures, tables and digests."""
@@ -241,7 +240,7 @@ class LiveRun:
         timings = json.loads(json.dumps(self._timings, default=float))  # of NumPy's numbers
         write_json(record.folder / ATTEMPT / "timings.json", timings)
         record.flush()
-        record.write(dataclasses.replace(info, status=status, ended=time.time(), files=record.digests()))
+        record.write(dataclasses.replace(info, status=status, ended=time.time()))
         self._wait_for_server(record)
 
     def _wait_for_server(self, record: Record) -> None:
