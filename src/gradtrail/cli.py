@@ -118,8 +118,8 @@ def repro(arguments: tuple[str, ...]) -> int:
 def plan(stage: str | None, changes: tuple[str, ...]) -> int:
     """Show what `dvc repro` would do: stages to run, their seconds and memory.
 
-    Runs no stage and changes no file of the project. With a STAGE, it and the stages before it. Seconds follow from
-    earlier runs on this kind of machine; a changed training is compiled, and some steps of it are timed.
+    Runs no stage and changes no file of the project. With a STAGE, it and the stages before it. Seconds are those of
+    the most similar earlier run on this kind of machine.
     """
     from gradtrail.experiments.plan import plan
 

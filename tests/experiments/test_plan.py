@@ -1,25 +1,19 @@
-"""`gradtrail plan`: its statuses are those of `dvc repro`, more work never takes less time, and errors are one line."""
+"""`gradtrail plan`: its statuses are those of `dvc repro`, its seconds those of earlier runs; errors are one line."""
 
 import contextlib
-import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 from factories import ROOT
-from hypothesis import given
-from hypothesis import strategies as st
 from small_project import finished_small_project
 
 from gradtrail.core.config import ConfigError
-from gradtrail.experiments import estimate
-from gradtrail.experiments.estimate import Pace, Past
-from gradtrail.experiments.pace import require_network
-from gradtrail.experiments.plan import CACHED, TO_BE_MADE, UP_TO_DATE, override
-from gradtrail.stages.common.params import PARAMS, active_params, changed, flatten
+from gradtrail.experiments.plan import CACHED, TO_BE_MADE, UP_TO_DATE, override, require_network
+from gradtrail.stages.common.params import PARAMS, changed
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.tags import param_text
 
 STATUSES = """
 import json, sys
@@ -30,7 +24,6 @@ stages = PlannedStages()
 planned = plan_stages(stages, changed(stages.params, json.loads(sys.argv[1])))
 print(json.dumps({one.stage: one.status for one in planned}))
 """
-PACE = Pace(step_seconds=0.002, predict_seconds=5e-6, total_bytes=2**26)
 
 
 def test_statuses_are_what_dvc_does(tmp_path: Path) -> None:
@@ -62,35 +55,17 @@ def test_missing_outputs_are_cached_and_changed_code_is_made(tmp_path: Path) -> 
     assert project.ran(project.dvc("repro")) == ["evaluate", "gradients"]
 
 
-@given(few=st.integers(1, 50), more=st.integers(1, 50), members=st.integers(1, 3))
-def test_more_epochs_never_take_less_time(few: int, more: int, members: int) -> None:
-    few, more = sorted((few, more))
-    assert seconds_of(few, members) <= seconds_of(more, members) <= seconds_of(more, members + 1)
-
-
-def seconds_of(epochs: int, members: int) -> float:
-    """Return the estimate of a training, after one of ten epochs that took 10 s, 8 s of them for its steps."""
-    texts = {key: param_text(value) for key, value in flatten(read_yaml(ROOT / PARAMS)).items()}
-    params = active_params(texts)
-    past = Past(
-        stage="train",
-        params=params,
-        seconds=10.0,
-        work_seconds=8.2,
-        compile_seconds=0.5,
-        loop_seconds=8.0,
-        steps=4300,
-        is_warm=True,
-        pace=dataclasses.replace(PACE, step_seconds=0.0018),
-        peak_bytes=2**29,
-    )
-    planned = {**params, "train.epochs": str(epochs), "train.members": str(members)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimate, "_examples", lambda _: {"train": 55_000, "validation": 5_000, "test": 10_000})
-        result = estimate._estimate("train", planned, [past], PACE, [past])
-    assert result is not None
-    assert result.half_width <= 0.25
-    return result.seconds
+def test_seconds_are_those_of_the_most_similar_run_and_unknown_ones_are_not_added(tmp_path: Path) -> None:
+    project = finished_small_project().copy(tmp_path / "project")
+    same = project.gradtrail("plan", "-S", "evaluate.calibration_bins=7")
+    assert re.search(r"evaluate +to be made +\d", same), same
+    assert re.search(r"evaluate: as the most similar run, \w{8} with evaluate.calibration_bins \d+", same)
+    assert re.search(r"in total about \d+\.\d s", same)
+    project.empty_store()
+    unknown = project.gradtrail("plan", "-S", "evaluate.calibration_bins=7")
+    assert re.search(r"evaluate +to be made +unknown", unknown), unknown
+    assert "no earlier run on this kind of machine" in unknown
+    assert "in total" not in unknown
 
 
 @pytest.mark.parametrize(

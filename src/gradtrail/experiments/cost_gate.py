@@ -25,7 +25,6 @@ from gradtrail.core.data import Split
 from gradtrail.core.evaluate import EvaluateConfig, evaluate_logits, fit_temperature
 from gradtrail.core.gradients import analysis, passes
 from gradtrail.core.gradients.analysis import GradientsConfig
-from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
@@ -232,9 +231,7 @@ def _analyze(config: TrainConfig, gradients: GradientsConfig, compiler: Compiler
         scored=1,
         batch_size=_FEW,
     )
-    exact = compile_exact(model, config.label_smoothing, sample_size(splits), compiler=compiler)
-    scores = analysis.analyze(compiled, trajectory, splits, gradients, _NUM_CLASSES).scores
-    float64_errors(exact, trajectory.params[1], splits, scores, config.label_smoothing)
+    analysis.analyze(compiled, trajectory, splits, gradients, _NUM_CLASSES)
 
 
 def _examples(count: int) -> Split:

@@ -9,8 +9,9 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from gradtrail.stages.common.dvc_cache import is_here
-from gradtrail.stages.common.params import PARAMS, changed, flatten, set_by_option, validate
+from gradtrail.stages.common.params import IMAGE_FILES, PARAMS, changed, flatten, set_by_option, validate
 from gradtrail.stages.common.pipeline_file import (
+    TRAIN,
     Entry,
     is_code,
     locked_entry,
@@ -18,14 +19,17 @@ from gradtrail.stages.common.pipeline_file import (
     stages_before,
     upstream_stages,
 )
+from gradtrail.stages.datasets import DATASETS
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
+from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.run_cache import run_cache_entries
 from gradtrail.tracking.state import PlannedStages
 
 UP_TO_DATE, CACHED, TO_BE_MADE = "up to date", "cached", "to be made"
 _MIB = 2**20
+_CLASSES = 10  # of every entry of the catalog; those of image files are not counted before `fetch`
 _MOST_REASONS = 3  # changed params and files that the table lists for a stage
 
 
@@ -51,32 +55,55 @@ def plan(overrides: Sequence[str], stage: str | None) -> int:
         console.print(f"all {len(planned)} stages are up to date: nothing would run")
         return 0
 
-    from gradtrail.experiments.estimate import estimate_stages  # late: it imports MLflow, and JAX if a training changed
+    from gradtrail.experiments.estimate import estimate  # late: it imports MLflow
+    from gradtrail.tracking.store import open_store
 
-    estimates, notes = estimate_stages(
-        stages.pipeline, params, [one.stage for one in planned if one.status != UP_TO_DATE]
-    )
-    rows, totals = [], [0.0, 0.0, 0.0]
+    to_be_made = [one.stage for one in planned if one.status == TO_BE_MADE]
+    if TRAIN in to_be_made:
+        require_network(params)
+    client = open_store()
+    estimates = {stage: estimate(stage, params, client) for stage in to_be_made}
+    rows = []
     for one in planned:
-        estimate = estimates.get(one.stage) if one.status == TO_BE_MADE else None
-        seconds = (1.0, 0.0, 2.0) if one.status == CACHED else estimate.interval if estimate else None
-        totals = [total + part for total, part in zip(totals, seconds or (0.0, 0.0, 0.0), strict=True)]
+        known = estimates.get(one.stage)
         rows.append(
             {
                 "stage": one.stage,
                 "status": one.status,
-                "seconds": _interval(seconds) if seconds else "" if one.status == UP_TO_DATE else "unknown",
-                "memory, MiB": f"{estimate.peak_bytes / _MIB:,.0f}" if estimate and estimate.peak_bytes else "",
+                "seconds": f"{known.seconds:.1f}" if known else "unknown" if one.stage in estimates else "",
+                "memory, MiB": f"{known.peak_bytes / _MIB:,.0f}" if known and known.peak_bytes else "",
                 "why": one.why,
             }
         )
     console.print(table("plan", rows, right=("seconds", "memory, MiB"), no_wrap=("stage", "status", "seconds")))
-    for note in notes:
-        console.print(note, soft_wrap=True)
-    # A stage before may make the outputs that it made last; then those after it do not run
-    word = "at most about" if any("after " in one.why for one in planned) else "about"
-    console.print(f"in total {word} {_interval(totals)} s, without the seconds of DVC itself", soft_wrap=True)
+    for stage, known in estimates.items():
+        if known is None:
+            console.print(f"{stage}: no earlier run on this kind of machine, {machine_key()}", soft_wrap=True)
+        elif known.earlier.differing:
+            console.print(f"{stage}: as the most similar run, {known.earlier}", soft_wrap=True)
+    if None not in estimates.values():
+        # A stage before may make the outputs that it made last; then those after it do not run
+        word = "at most about" if any("after " in one.why for one in planned) else "about"
+        total = sum(known.seconds for known in estimates.values() if known)
+        console.print(f"in total {word} {total:.1f} s, without the seconds of DVC itself", soft_wrap=True)
     return 0
+
+
+def require_network(params: Mapping[str, Any]) -> None:
+    """Build the network for the images of the data set from shapes alone, whether these are here yet or not.
+
+    Raises:
+        UserError, ConfigError: the network cannot be built; one line.
+    """
+    from gradtrail.core.nn.models import Model  # late, as all imports of JAX here: it takes a second
+    from gradtrail.core.train.config import TrainConfig
+
+    dataset, pictures = params["fetch"]["dataset"], params["fetch"]["pictures"]
+    shape = DATASETS[dataset].image_shape
+    if dataset in IMAGE_FILES:
+        shape = (*pictures["size"], *([3] if pictures["color"] else []))
+    if dataset != "idx":  # whose files alone know the shape
+        Model(validate(params[TRAIN], TrainConfig, f"{PARAMS}: train").model_config(shape, _CLASSES))
 
 
 def override(params: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
@@ -177,9 +204,3 @@ def _changes(
     yield from reasons[:_MOST_REASONS]
     if len(reasons) > _MOST_REASONS:
         yield f"{len(reasons) - _MOST_REASONS} more"
-
-
-def _interval(seconds: Sequence[float]) -> str:
-    """Return seconds as text, such as `9.8 (7.8 to 11.8)`."""
-    middle, low, high = seconds
-    return f"{middle:.1f} ({low:.1f} to {high:.1f})"

@@ -36,7 +36,7 @@ FIGURES = {  # stage → its main figure, and the caption
     "evaluate": ("mistakes.png", "The worst mistakes"),
     "gradients": ("histograms.png", "Norms of the gradients"),
     "profile": ("costs.png", "Costs of the compiled functions"),
-    "privacy_audit": ("privacy_audit.png", "Scores of canaries, and what guessing them proves"),
+    "privacy_audit": ("privacy_audit.png", "Scores of canaries, and what guesses by them prove"),
 }
 _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every other stage: its own name
 _NAMED = ("train.model", "train.optimizer", "fetch.dataset")  # params whose values begin the name of a run

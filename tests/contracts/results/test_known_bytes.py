@@ -24,9 +24,7 @@ def test_this_processor_computes_the_known_bytes(under: tuple[str, ...]) -> None
     command = [*under, sys.executable, "tests/support_code/known_bytes.py"]
     process = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, check=True, timeout=600)
     found, known = json.loads(process.stdout), json.loads(KNOWN.read_text())
-    assert found["versions"] == known["versions"], (
-        f"write {KNOWN.name} again, as known_bytes.py says"
-    )
+    assert found["versions"] == known["versions"], f"write {KNOWN.name} again, as known_bytes.py says"
     assert {*found["digests"]} == {*known["digests"]}
     for name, arrays in known["digests"].items():
         different = [path for path in arrays if found["digests"][name].get(path) != arrays[path]]

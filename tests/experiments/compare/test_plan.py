@@ -12,6 +12,7 @@ from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunTag
 from ruamel.yaml import YAML
 
 from gradtrail.core.train.config import VARIED
+from gradtrail.experiments import estimate
 from gradtrail.experiments.compare import plan
 from gradtrail.experiments.compare.plan import CompletedRun, Planner, trainings_of
 from gradtrail.experiments.compare.spec import Comparison
@@ -177,22 +178,25 @@ def test_training_is_found_without_its_evaluation() -> None:
     assert planner.completed(RATES) == []
 
 
-def test_missing_trainings_are_estimated_by_the_most_similar_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_SAME_PACE", ("train.model",))
-    monkeypatch.setattr(plan, "machine_key", lambda: "mine")
-    write_params({**PARAMS, "train": {**PARAMS["train"], "epochs": 2, "model": "mlp"}})
+def test_missing_trainings_take_what_the_most_similar_one_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "machine_key", lambda: "mine")
+    write_params({**PARAMS, "train": {**PARAMS["train"], "model": "linear"}})
     store = Store()
-    for rate, model in ((0.5, "mlp"), (0.9, "mlp"), (0.9, "cnn")):
+    for rate, model, machine in ((0.5, "linear", "mine"), (0.9, "linear", "mine-H100"), (0.9, "own", "mine")):
         store.run(train__rate=rate, train__model=model, train__seed=1)
-        store.runs[-2].data.tags["machine"] = "mine"
+        store.runs[-2].data.tags["machine"] = machine
+    store.run(train__rate=0.9)
+    store.runs[-2].data.tags["machine"] = "another"
     planner = Planner(store, members_of)
-    missing = planner.trainings(RATES, planner.completed(RATES))
-    assert [*missing] == ["high, seed 0", "low, seed 0"]
-    assert [planner.seconds(changes) for changes in missing.values()] == [4.0, 1.0]
-    longer = dataclasses.replace(RATES, variants={"long": {"train.epochs": 4, "train.rate": 0.9}})
-    assert [planner.seconds(changes) for changes in planner.trainings(longer).values()] == [4.0 * 2 * 2]
-    other = dataclasses.replace(RATES, variants={"other": {"train.model": "linear"}})
-    assert [planner.seconds(changes) for changes in planner.trainings(other).values()] == [None]
+    for changes, expected in (
+        ({"train.rate": 0.9, "train.seed": 1}, (4.0, f"{4:032x}"[:8])),
+        ({"train.rate": 0.5}, (1.0, "00000000 with train.seed 1")),
+        ({"train.model": "own", "train.rate": 0.9}, (7.0, "00000000 with train.seed 1")),
+    ):
+        seconds, earlier = planner.seconds(changes) or (None, None)
+        assert (seconds, str(earlier)) == expected
+    store.runs = []
+    assert Planner(store, members_of).seconds({}) is None
 
 
 def test_constant_of_all_random_choices_is_that_of_the_training() -> None:

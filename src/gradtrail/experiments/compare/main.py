@@ -137,10 +137,13 @@ def _describe(comparison: Comparison, planner: Planner) -> str:
     trainings = planner.trainings(comparison, completed)
     if not trainings:
         return text
+    text += f"; {len(trainings)} training{'s' if len(trainings) > 1 else ''} to run"
     times = [planner.seconds(changes) for changes in trainings.values()]
-    estimates = [seconds for seconds in times if seconds is not None]
-    minutes = f", about {max(1, round(sum(estimates) / 60))} min" if len(estimates) == len(times) else ""
-    return f"{text}; {len(trainings)} training{'s' if len(trainings) > 1 else ''} to run{minutes}"
+    known = [time for time in times if time is not None]
+    if len(known) < len(times):
+        return text
+    minutes, runs = max(1, round(sum(seconds for seconds, _ in known) / 60)), {str(run) for _, run in known}
+    return f"{text}, about {minutes} min, as {min(runs) if len(runs) == 1 else f'{len(runs)} similar runs'}"
 
 
 def _report(

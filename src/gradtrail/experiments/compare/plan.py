@@ -18,22 +18,20 @@ import numpy as np
 from mlflow.entities import Run
 
 from gradtrail.experiments.compare.spec import STAGE, Comparison
-from gradtrail.stages.common.params import MEMBERS, SEED, VARY, changed, flatten
+from gradtrail.experiments.estimate import EarlierRun, by_similarity
+from gradtrail.stages.common.params import MEMBERS, SEED, VARY, changed
 from gradtrail.stages.common.pipeline_file import TRAIN, stages_before
 from gradtrail.stages.model.members import format_seeds
 from gradtrail.tracking.artifacts import download
-from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.runs import Find, StoredRuns
 from gradtrail.tracking.state import PlannedStages, state_key
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import sync
-from gradtrail.tracking.tags import BEGAN, REBUILT, outputs, param_text
+from gradtrail.tracking.tags import BEGAN, REBUILT, outputs
 
 _MEMBERS_TABLE = "results/members.csv"  # artifact of an evaluation: a row per member
-_EPOCHS = "train.epochs"
 _SECONDS, _COMPILE_SECONDS = "train/seconds", "train/compile_total_seconds"
 _VARIED = {"initialization", "order", "augmentation", "dropout"}  # as core/train/config.py has it, which imports JAX
-_SAME_PACE = ("fetch.dataset", "train.model")  # params without which times say nothing about each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +65,7 @@ class Planner:
         for run in sorted(itertools.chain(*runs.values()), key=lambda run: REBUILT in run.data.tags):
             self._by_state[run.data.tags["state"]].append(run)
         self._seeds_together = {seeds for run in runs[TRAIN] if (seeds := _seeds_together(run))}
-        machine = machine_key()
-        self._timed = [
-            run for run in runs[TRAIN] if run.data.tags.get("machine") == machine and _SECONDS in run.data.metrics
-        ]
+        self._trained = runs[TRAIN]
 
     def completed(self, comparison: Comparison) -> list[CompletedRun]:
         """Return the completed runs, in the order of the comparison; of several trainings of a seed, the newest.
@@ -99,15 +94,13 @@ class Planner:
         runs = self._find(chain, changed(self._stages.params, changes), {}, accept)
         return runs[TRAIN] if runs else None
 
-    def seconds(self, changes: Mapping[str, Any]) -> float | None:
-        """Estimate the time of a training by the most similar one on this kind of machine; None without any."""
-        params = {key: param_text(value) for key, value in flatten(changed(self._stages.params, changes)).items()}
-        alike = [run for run in self._timed if all(run.data.params.get(key) == params[key] for key in _SAME_PACE)]
-        if not alike:
-            return None
-        nearest = max(alike, key=lambda run: len(run.data.params.items() & params.items()))
-        work, done = (float(values[_EPOCHS]) * float(values[MEMBERS]) for values in (params, nearest.data.params))
-        return nearest.data.metrics[_SECONDS] * work / done + nearest.data.metrics.get(_COMPILE_SECONDS, 0.0)
+    def seconds(self, changes: Mapping[str, Any]) -> tuple[float, EarlierRun] | None:
+        """Return the seconds of the training that is most similar to one with these changes; None without any."""
+        for earlier in by_similarity(self._trained, changed(self._stages.params, changes)):
+            metrics = earlier.run.data.metrics
+            if _SECONDS in metrics:
+                return metrics[_SECONDS] + metrics.get(_COMPILE_SECONDS, 0.0), earlier
+        return None
 
     def _is_together(self, comparison: Comparison) -> bool:
         """Whether seeds are trained together: members that share random numbers differ from trainings of one seed."""
