@@ -25,9 +25,9 @@ from xla_flags import OLDER_EMITTERS
 
 from gradtrail.core import batching, per_example
 from gradtrail.core.gradients import scores as scores_module
-from gradtrail.core.nn import losses
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm
+from gradtrail.core.nn.losses import CROSS_ENTROPY, CrossEntropy
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import Clipping, clipped_grad_sum
@@ -36,6 +36,7 @@ SPLIT = random_split(13)
 LABELS = jnp.asarray(SPLIT.labels)
 PERCEPTRON, LINEAR = Model(model_config()), Model(model_config("linear"))
 SMOOTHINGS = [0.0, 0.2]
+LOSS = CrossEntropy(label_smoothing=0.2)
 IS_CPU = jax.default_backend() == "cpu"
 SLACK = 1 if IS_CPU else 30  # a GPU adds in another order, and rounds other intermediate results to 16 bits
 
@@ -47,7 +48,9 @@ def params_of(model: Model) -> dict:
 
 @functools.cache
 def scores(microbatch_size: int, model: Model = PERCEPTRON, smoothing: float = 0.2) -> dict[str, np.ndarray]:
-    score = scores_module.compile_score(model, smoothing, microbatch_size, compiler=new_compiler())
+    score = scores_module.compile_score(
+        model, CrossEntropy(label_smoothing=smoothing), microbatch_size, compiler=new_compiler()
+    )
     call = functools.partial(score, params_of(model))
     return batching.join(list(batching.map_batches(call, microbatch_size, SPLIT.images, SPLIT.labels)))
 
@@ -111,14 +114,14 @@ def test_norms_and_inner_products_are_those_of_the_gradients(network: str, preci
     directions = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(2, *leaf.shape)), jnp.float32), params)
 
     def loss(params: dict, image: jax.Array, label: jax.Array) -> jax.Array:
-        return losses.cross_entropy(model.apply(params, image[None]), label[None], label_smoothing=0.2)[0]
+        return LOSS.per_example(model.apply(params, image[None]), label[None])[0]
 
     @jax.jit
     def measure(params: dict, directions: dict) -> tuple:
         arguments = (model, params, images, LABELS)
         result = (
-            per_example.squared_grad_norms(*arguments, label_smoothing=0.2),
-            per_example.grad_dots(*arguments, directions, label_smoothing=0.2),
+            per_example.squared_grad_norms(*arguments, loss=LOSS),
+            per_example.grad_dots(*arguments, directions, loss=LOSS),
         )
         return result, jax.vmap(jax.grad(loss), (None, 0, 0))(params, images, LABELS)
 
@@ -216,7 +219,7 @@ def grads_of_each(model: Model, params: Params, copies: int) -> Params:
     """The gradient of the mean loss of each example's rows, by `vmap(grad)`."""
 
     def loss(params: Params, image: jax.Array, label: jax.Array, key: jax.Array) -> jax.Array:
-        return losses.cross_entropy(model.apply(params, image, key=key), label, label_smoothing=0.1).mean()
+        return LOSS.per_example(model.apply(params, image, key=key), label).mean()
 
     of_example = [
         leaf.reshape(NUM_EXAMPLES, copies, *leaf.shape[1:]) for leaf in inputs(copies, model.config.image_shape)
@@ -238,7 +241,7 @@ def test_clipped_sum_equals_the_definition(network: str, copies: int) -> None:
     norms = np.asarray(per_example_norm(item))
     limit = float(np.median(norms))  # some are clipped, some are not
     images, labels, keys = inputs(copies, model.config.image_shape)
-    clipping = Clipping(norm=limit, copies=copies, label_smoothing=0.1)
+    clipping = Clipping(norm=limit, copies=copies, loss=LOSS)
     mask = jnp.asarray(MASK)
     grads, bounds, _ = jit(lambda p: clipped_grad_sum(model, p, images, labels, mask, clipping, key=keys))(params)
     np.testing.assert_allclose(bounds, norms, rtol=5e-4)  # upper bounds
@@ -261,7 +264,7 @@ def test_no_example_counts_for_more_than_the_clip_norm(network: str, precision: 
     model = Model(model_config(image_shape=SHAPE, precision=precision, **NETWORKS[network]))
     params = initial_params(model)
     images, labels, _ = inputs(1)
-    clipping = Clipping(norm=1e-3, copies=1, label_smoothing=0.0)
+    clipping = Clipping(norm=1e-3, copies=1, loss=CROSS_ENTROPY)
 
     @jit
     def norm_of_one(only: jax.Array) -> jax.Array:
@@ -286,7 +289,7 @@ def test_example_that_overflows_adds_at_most_the_clip_norm_and_spares_the_others
     params = jax.tree.map(lambda leaf: leaf * 1e38, initial_params(model))
     images, labels, keys = inputs(copies)
     images = images.at[copies:].set(0.0)
-    clipping = Clipping(norm=0.1, copies=copies, label_smoothing=0.0)
+    clipping = Clipping(norm=0.1, copies=copies, loss=CROSS_ENTROPY)
 
     @jit
     def grad_sum(mask: jax.Array) -> Params:

@@ -19,6 +19,7 @@ from gradtrail.core.audit.networks import AuditConfig
 from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
 from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
+from gradtrail.core.nn.losses import CrossEntropy
 from gradtrail.core.nn.mixer import Mixer
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
@@ -114,7 +115,7 @@ def train_config(**overrides: Any) -> TrainConfig:
         schedule=SCHEDULES["warmup_cosine"],
         clip_norm=1.0,
         average_decay=None,
-        label_smoothing=0.1,
+        loss=CrossEntropy(label_smoothing=0.1),
         augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
         changes=NO_CHANGES,
         privacy=NOT_PRIVATE,

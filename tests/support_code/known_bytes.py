@@ -62,6 +62,7 @@ def _train(name: str) -> Iterator[tuple[str, Any]]:
     import jax
 
     from gradtrail.core.gradients.passes import compile_passes
+    from gradtrail.core.nn.losses import CROSS_ENTROPY
     from gradtrail.core.nn.models import Model
     from gradtrail.core.train import loop
     from gradtrail.core.train.config import TrainConfig
@@ -81,7 +82,7 @@ def _train(name: str) -> Iterator[tuple[str, Any]]:
         state = chunk.state
     yield from _named(state.params)
     if name in SCORED:
-        scores = compile_passes(model, 0.0, compiler=compiler).score(
+        scores = compile_passes(model, CROSS_ENTROPY, compiler=compiler).score(
             state.params, images, labels, advance=lambda _: None
         )
         yield from _named(scores)

@@ -75,6 +75,12 @@ class Sources:
         """Whether the outputs leave out everything that was computed from training examples without noise."""
         return self.guarantee is not None and self.guarantee.release
 
+    @property
+    def has_other_loss(self) -> bool:
+        """Whether the training minimized another loss than the cross-entropy."""
+        epochs = self.table("train/epochs")
+        return any(not math.isclose(row["loss"], row["cross_entropy"], rel_tol=1e-5) for row in epochs)
+
     def table(self, name: str) -> list[Row]:
         """Return the rows of a CSV table, such as `evaluate/per_class`."""
         table = pd.read_csv(self._path(f"{name}.csv"), dtype=_NAMES, keep_default_na=False, na_values=[""])
@@ -174,7 +180,7 @@ def params_in_force(params: dict[str, Any]) -> dict[str, Any]:
     An ambiguous name begins with that of its block.
     """
     train = params["train"]
-    kinds = [train[name] for name in ("model", "optimizer", "schedule")]
+    kinds = [train[name] for name in ("model", "optimizer", "schedule", "loss")]
     data = {f"preprocess.{name}": params["preprocess"][name] for name in ("label_noise", "corrections")}
     in_force: dict[str, Any] = {}
     for key, value in active_params(flatten({"train": train}) | data).items():
