@@ -16,7 +16,7 @@ from gradtrail.stages import privacy_audit
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.data import data_files
-from gradtrail.stages.data.data_files import read_split, require_undeformed
+from gradtrail.stages.data.data_files import read_split
 from gradtrail.stages.dp import accounting
 from gradtrail.support.memory import require_memory
 from gradtrail.support.progress import progress_bar
@@ -28,7 +28,6 @@ def main(stage: Stage) -> None:
     config, train_config = stage.params(PrivacyAuditConfig), stage.params(TrainConfig, "train")
     privacy_audit.require_private(train_config)
     info = data_files.read_info(Path("data/processed"))
-    require_undeformed(info, "privacy_audit")
     train = read_split(Path("data/processed/train"))
     canaries = draw_canaries(config, train, info.num_classes)
     noise = accounting.account(train_config, len(train)).noise_multiplier

@@ -159,8 +159,6 @@ def preprocess_config(**overrides: Any) -> PreprocessConfig:
         subset_fraction=1.0,
         label_noise=0.0,
         corrections=False,
-        deformations=1,
-        deformation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=0),
     )
     return dataclasses.replace(config, **overrides)
 

@@ -25,7 +25,6 @@ from gradtrail.core.data import Split
 from gradtrail.core.evaluate import EvaluateConfig, evaluate_logits, fit_temperature
 from gradtrail.core.gradients import analysis, passes
 from gradtrail.core.gradients.analysis import GradientsConfig
-from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
@@ -44,7 +43,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.live import LiveRun
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import WorkingState
 from gradtrail.tracking.training_log import TrainingLog
 
 Costs = dict[str, dict[str, int]]  # function → metric → value
@@ -210,7 +209,7 @@ def _train(config: TrainConfig, runtime: RuntimeConfig, compiler: Compiler) -> N
     order = CompiledFunction(name="order", call=short_order, cost=NO_COST, times=NO_TIMES)
     training.program = dataclasses.replace(program, config=config, steps_per_epoch=steps, order=order)
     training.predict = predict
-    log = TrainingLog(LiveRun(Identity("train"), None), training)
+    log = TrainingLog(LiveRun(WorkingState("train"), None), training)
     with contextlib.redirect_stderr(io.StringIO()):  # the progress of the epochs
         training.train_network(config.seeds_of(config.seed), Checkpoints(None, 0.0), log)
 
@@ -232,9 +231,7 @@ def _analyze(config: TrainConfig, gradients: GradientsConfig, compiler: Compiler
         scored=1,
         batch_size=_FEW,
     )
-    exact = compile_exact(model, config.label_smoothing, sample_size(splits), compiler=compiler)
-    scores = analysis.analyze(compiled, trajectory, splits, gradients, _NUM_CLASSES).scores
-    float64_errors(exact, trajectory.params[1], splits, scores, config.label_smoothing)
+    analysis.analyze(compiled, trajectory, splits, gradients, _NUM_CLASSES)
 
 
 def _examples(count: int) -> Split:
