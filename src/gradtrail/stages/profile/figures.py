@@ -95,7 +95,7 @@ def draw_times(rows: Rows, configured: Variant, title: str) -> Figure:
     phases.invert_yaxis()
     phases.margins(x=0.15)
     phases.grid(visible=False, axis="y")
-    phases.legend(fontsize=9)
+    figure.legend(*phases.get_legend_handles_labels(), loc="outside lower left", ncols=5, fontsize=9)
 
     drawn = [{**row, "drawn": 1e6 / row["examples_per_second"]} for row in rows]
     _draw_over_batch_size(by_size, drawn, configured)
