@@ -319,7 +319,6 @@ def project_train_config(task: Task) -> "TrainConfig":
         accumulation_steps=1,
         shards=1,
         model=networks[task.peer.model],
-        features="none",
         precision=task.peer.precision,
         remat=False,
         optimizer=optimizers[task.peer.optimizer],
