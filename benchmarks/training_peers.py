@@ -284,7 +284,6 @@ def project_train_config(
         accumulation_steps=1,
         shards=1,
         model=networks[model],
-        features="none",
         precision=precision,
         remat=False,
         optimizer=optimizers[optimizer],

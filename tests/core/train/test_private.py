@@ -43,13 +43,12 @@ def trained(config: TrainConfig, noise_multiplier: float, steps_per_call: int = 
             {},
             {"accumulation_steps": 4},
             {"model": "cnn"},
-            {"model": "mixer"},
             {"optimizer": "adamw"},
             {"optimizer": "lion"},
         ],
         fast=[{}, {"model": "cnn"}],
     ),
-    ids=["sgd", "in small tiles", "cnn", "mixer", "adamw", "lion"],
+    ids=["sgd", "in small tiles", "cnn", "adamw", "lion"],
 )
 def test_a_step_is_that_of_the_definition(overrides: dict) -> None:
     """Gradients of all examples of a batch by `vmap(grad)`, each clipped, their sum over the mean size of a batch."""

@@ -102,7 +102,6 @@ class AuditConfig:
                 activation="relu",
                 dropout=0.0,
             ),
-            features="none",
             precision=self.precision,
             loss_scaling=LossScalingConfig(
                 initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
