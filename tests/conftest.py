@@ -49,9 +49,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ and sum(path.stat().st_size for path 
     shutil.rmtree(COMPILED)
 if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv:  # the process that only starts workers runs no test
     with install_import_hook("gradtrail.core", "typechecking.check"):
-        from gradtrail.core.augmentation import augment  # noqa: F401
         from gradtrail.core.evaluate import evaluate_logits  # noqa: F401
         from gradtrail.core.profile import benchmark  # noqa: F401 - between them, all of core
+        from gradtrail.core.train.augmentation import augment  # noqa: F401
     from gradtrail.stages.common.environment import processor_digest
 
     # A program is compiled in the first run of the tests only: then JAX's cache has it, by code, version and flags.
