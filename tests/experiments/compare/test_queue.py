@@ -10,7 +10,7 @@ from factories import ROOT
 
 from gradtrail.experiments.compare import main
 from gradtrail.experiments.compare import queue as module
-from gradtrail.experiments.compare.main import Changes, compare
+from gradtrail.experiments.compare.main import Changes, run_comparison
 from gradtrail.experiments.compare.plan import trainings_of
 from gradtrail.experiments.compare.queue import DvcQueue, Tasks
 from gradtrail.experiments.compare.spec import Comparison, parse_params
@@ -182,7 +182,7 @@ def test_engine_runs_only_missing_trainings_and_failures_are_named(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(main, "read_store", lambda: Planner(made))
     engine = Engine(made, {"clip_norm=None, seed 1": "its log says why"})
-    assert compare(comparison, engine, markdown=False) == 1
+    assert run_comparison(comparison, engine, markdown=False) == 1
     ((planned, missing, stage),) = engine.requests
     assert stage == "evaluate"
     assert {*planned} == everything
@@ -190,7 +190,7 @@ def test_engine_runs_only_missing_trainings_and_failures_are_named(
     assert missing["clip_norm=None, seed 1"] == {"train.clip_norm": None, "train.seed": 1, "train.members": 1}
     assert capsys.readouterr().err.endswith("clip_norm=None, seed 1: failed; its log says why\n")
     engine.fails = {}
-    assert compare(comparison, engine, markdown=False) == 0
+    assert run_comparison(comparison, engine, markdown=False) == 0
     assert len(engine.requests) == 2
-    assert compare(comparison, engine, markdown=False) == 0
+    assert run_comparison(comparison, engine, markdown=False) == 0
     assert len(engine.requests) == 2, "nothing was missing"
