@@ -1,12 +1,8 @@
-"""`gradtrail predict` on an exported model: the model's answers for every source of images, killed or not; errors."""
+"""`gradtrail predict` on an exported model: the model's answers for every source of images; errors."""
 
 import io
 import json
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,11 +34,11 @@ def model(export: Path) -> ExportedModel:
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of two batches of eight images; pixels in parts of four."""
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups of two batches of eight images; pixels are read in two batches."""
     monkeypatch.setattr(predicting, "BATCH_SIZE", 8)
     monkeypatch.setattr(predicting, "PIXEL_BATCHES", 2)
-    monkeypatch.setattr(predicting, "BATCHES_PER_PART", 2)
+    monkeypatch.setattr(predicting, "BATCHES_PER_GROUP", 2)
 
 
 def pixels(count: int) -> np.ndarray:
@@ -150,60 +146,27 @@ def test_unusable_images_are_rows_with_their_reason(model: ExportedModel, tmp_pa
     np.testing.assert_allclose(probabilities, model.predict(images[rest]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["folder", "parquet", "pixels"])
-def test_resumed_run_writes_the_same_bytes_and_repeats_no_finished_part(
-    form: str, model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_table_is_replaced_once_it_is_complete(
+    model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources, run, calls = FORMS[form](pixels(70), tmp_path / "images"), ExportedModel.run, list[int]()
+    sources, out, calls = as_folder(pixels(40), tmp_path / "images"), tmp_path / "out.parquet", list[int]()
+    out.write_bytes(b"of before")
 
-    def counted(self: ExportedModel, images: np.ndarray) -> Any:
+    def interrupted(images: np.ndarray) -> Any:
         calls.append(len(images))
-        if len(calls) == allowed:
+        if len(calls) == 4:
             raise KeyboardInterrupt
-        return run(self, images)
-
-    monkeypatch.setattr(ExportedModel, "run", counted)
-    monkeypatch.setattr(predicting, "_MAX_THREADS", 1)  # batches are run in their order
-    out, allowed = tmp_path / "whole.parquet", 0
-    predict_into(out, sources, model)
-    assert len(calls) == 9
-    expected = out.read_bytes()
-    for place in (1, 2, 4, 8, 9):
-        calls.clear()
-        out, allowed = tmp_path / f"{place}.parquet", place
-        out.write_bytes(b"of before")
-        with pytest.raises(KeyboardInterrupt):
-            predict_into(out, sources, model)
-        assert out.read_bytes() == b"of before"
-        calls.clear()
-        allowed = 0
-        predict_into(out, sources, model)
-        assert out.read_bytes() == expected
-        runs_per_part = 4 if form == "pixels" else 2
-        assert len(calls) == 9 - runs_per_part * ((place - 1) // runs_per_part)
-
-
-@pytest.mark.parametrize("change", ["images", "model"])
-def test_parts_of_other_images_or_models_are_not_continued(
-    change: str, model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder,), out = as_folder(pixels(20), tmp_path / "images"), tmp_path / "out.parquet"
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
+        return ExportedModel.run(model, images)
 
     with monkeypatch.context() as patched:
-        patched.setattr(predicting, "_join_parts", killed)
+        patched.setattr(model, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            predict_into(out, [folder], model)
-    if change == "images":
-        (folder / "1" / "0015.PNG").write_bytes(b"another")
-    else:
-        model = read_export(write_small_export(tmp_path / "other", seed=1))
-    message = rf"\.out\.parquet\.parts: was started with different inputs \({change}\); remove it to start again"
-    with pytest.raises(UserError, match=message):
-        predict_into(out, [folder], model)
-    assert not out.exists()
+            predict_into(out, sources, model)
+    assert (out.read_bytes(), [*tmp_path.glob(".*")]) == (b"of before", [])
+    predict_into(out, sources, model)
+    first = out.read_bytes()
+    predict_into(out, sources, model)
+    assert out.read_bytes() == first, "only images and model decide the bytes"
 
 
 def test_source_without_images_is_one_line_and_writes_nothing(model: ExportedModel, tmp_path: Path) -> None:
@@ -262,31 +225,6 @@ def test_memory_does_not_grow_with_the_images(
     assert taken < 96 << 20
 
 
-@pytest.mark.nightly
-def test_real_kill_loses_no_finished_part(export: Path, tmp_path: Path) -> None:
-    source = tmp_path / "images.parquet"
-    pq.write_table(pa.table({"image": [png(pixels(1)[0])] * 150_000}), source)
-    command = [sys.executable, "-m", "gradtrail", "predict", str(source), "--model", str(export), "--out"]
-    folder = ROOT / "src"
-
-    def start(name: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*command, str(tmp_path / name)], cwd=folder, stderr=subprocess.PIPE)
-
-    killed, parts = start("killed.parquet"), tmp_path / ".killed.parquet.parts"
-    while len([*parts.glob("*.arrow")]) < 3:
-        assert killed.poll() is None
-        time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert not (tmp_path / "killed.parquet").exists()
-    for name in ("killed.parquet", "whole.parquet"):
-        done = start(name)
-        output = done.communicate()[1].decode()
-        assert not done.returncode
-        assert ("predict: 000000" in output) == (name == "whole.parquet"), "a finished part is not made again"
-    assert (tmp_path / "killed.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with two images, `a.png` and `b.png`, and `c.png`, which is none."""
@@ -334,7 +272,7 @@ def test_folder_becomes_a_table_with_progress_in_lines(folder: Path, export: Pat
     status, out, err = run(folder, "--model", export, "--out", target)
     assert status == 2
     assert out.startswith(f"{target}: 3 images, 1 of them without an answer (column error); ")
-    assert err.startswith("predict: 000000 (100 %, ")
+    assert err.startswith("predict: out.parquet (100 %, ")
     assert [error is None for error in pq.read_table(target)["error"].to_pylist()] == [True, True, False]
 
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 from starlette.routing import Route
 
-from gradtrail.serving.metrics import ServerMetrics, count_compilations
+from gradtrail.serving.metrics import OUTCOMES, ServerMetrics, count_compilations
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import BatchingConfig
 from gradtrail.serving.server.middleware import Limits
@@ -64,12 +64,11 @@ def test_dashboard_separates_cold_and_warm_requests() -> None:
     assert latencies == {"Latency": {"warm"}, "Starts": {"cold"}}
 
 
-def test_rules_count_the_routes_that_classify() -> None:
-    pattern = re.search(r'route=~"([^"]*)"', RULES[0]["expr"])
-    assert pattern is not None
+def test_routes_that_classify_take_posts_and_are_those_of_the_dashboard() -> None:
+    (pattern,) = {*re.findall(r'route=~"([^"]*)"', " ".join(QUERIES))}
     routes = create_app(Router(batching=BatchingConfig(), metrics=ServerMetrics())).routes
     paths = {route.path: "POST" in (route.methods or ()) for route in routes if isinstance(route, Route)}
-    assert {path for path in paths if re.fullmatch(pattern[1], path)} == {path for path in paths if paths[path]}
+    assert {path for path in paths if re.fullmatch(pattern, path)} == {path for path in paths if paths[path]}
 
 
 def test_every_alert_is_tested_and_has_an_entry_in_the_runbook() -> None:
@@ -85,13 +84,14 @@ def test_every_alert_is_tested_and_has_an_entry_in_the_runbook() -> None:
 
 def test_thresholds_are_burn_rates_times_budgets() -> None:
     """Burn rates of table 5-8 of The Site Reliability Workbook; a short window is a twelfth of its long one."""
-    budgets = {"errors": ("GradtrailErrorBudgetBurns", 0.001), "slow": ("GradtrailLatencyBudgetBurns", 0.01)}
+    budgets = {"failed": ("GradtrailErrorBudgetBurns", 0.001), "slow": ("GradtrailLatencyBudgetBurns", 0.01)}
     burns = (("1h", "5m", "page", 14.4), ("6h", "30m", "page", 6), ("1d", "2h", "ticket", 3), ("3d", "6h", "ticket", 1))
-    for metric, (alert, budget) in budgets.items():
+    for outcome, (alert, budget) in budgets.items():
         expected = [
             (
                 " and ".join(
-                    f"gradtrail:{metric}:ratio_rate{window} > {rate * budget:.6g}" for window in (long, short)
+                    f'gradtrail:requests:share{window}{{outcome="{outcome}"}} > {rate * budget:.6g}'
+                    for window in (long, short)
                 ),
                 {"severity": severity, "window": long},
             )
@@ -152,6 +152,17 @@ def values(metrics: ServerMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]
 
 def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
     return values(metrics).get((name, frozenset(labels.items())))
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "outcome"),
+    [(200, 0.05, "answered"), (200, 0.051, "slow"), (400, 1, "refused"), (429, 0, "failed"), (504, 30, "failed")],
+)
+def test_request_has_one_outcome(status: int, seconds: float, outcome: str) -> None:
+    metrics = ServerMetrics()
+    metrics.count_request(status, seconds)
+    counts = {one: value(metrics, "gradtrail_requests_total", outcome=one) for one in OUTCOMES}
+    assert counts == dict.fromkeys(OUTCOMES, 0.0) | {outcome: 1.0}
 
 
 def test_hundred_promotions_leave_the_series_of_one_version() -> None:

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import json
 import platform
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import jax
 import jaxlib
 
 from gradtrail.core.evaluate import EvaluateConfig
-from gradtrail.core.gradients.exact import NUM_EXAMPLES, compile_exact
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.inference import compile_predict_within
 from gradtrail.core.nn.models import Model
@@ -134,12 +132,11 @@ def measure() -> dict[str, Any]:
     compile_predict_within(model, compiler=compilers["train"])
     compile_predict_within(model, evaluate.batch_size, compiler=compilers["evaluate"])
     compile_passes(model, config.label_smoothing, compiler=compilers["gradients"])
-    compile_exact(model, config.label_smoothing, NUM_EXAMPLES, compiler=compilers["gradients"])
-    costs: Costs = {}
-    for stage, compiler in compilers.items():
-        for line in compiler.warnings:
-            print(f"{stage}: warning: {line}", file=sys.stderr)
-        costs |= {f"{stage}/{name}": metrics for name, metrics in costs_of(compiler).items()}
+    costs = {
+        f"{stage}/{name}": metrics
+        for stage, compiler in compilers.items()
+        for name, metrics in costs_of(compiler).items()
+    }
     params = read_yaml(PARAMS)
     sections = {name: params[name] for name in ("train", "evaluate", "gradients", "environment")}
     return {"machine": machine, "params": sections, "costs": costs}

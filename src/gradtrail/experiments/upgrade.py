@@ -25,7 +25,7 @@ from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.git import git, run, uv, with_interpreter
 from gradtrail.support.paths import private_folder
 from gradtrail.support.significance import paired_difference
-from gradtrail.tracking.recorded import find_experiments, snapshot_of
+from gradtrail.tracking.dvc_history import find_experiments, snapshot_of
 
 SEEDS = (0, 1, 2)
 LOCK = Path("locks/base.lock")

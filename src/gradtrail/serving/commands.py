@@ -44,7 +44,7 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, fi
 
     Prints labels and probabilities; images that cannot be used are reported after the others, with exit status 2. With
     --out, folders and parquet files (column image: bytes of image files, or pixels) are read too, and the answers
-    stream into a table. After a kill the same command resumes.
+    stream into a table.
     """
     project = Path(os.path.relpath(find_project(Path.cwd())))
     with contextlib.chdir(project):

@@ -15,7 +15,8 @@ Role = Literal["primary", "challenger"]
 Rollout = Literal["off", "shadow", "canary", "stopped"]
 ROLES: tuple[Role, ...] = ("primary", "challenger")
 STATES: tuple[Rollout, ...] = ("off", "shadow", "canary", "stopped")
-ERRORS = ("invalid", "unauthorized", "too_large", "not_found", "not_ready", "overloaded", "timeout", "failed")
+OUTCOMES = ("answered", "slow", "failed", "refused")  # refused: a mistake of the client
+SLOW_SECONDS = 0.05  # answers take at most so long, by the objective of deploy/prometheus/rules.yaml
 SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 COMPILE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1)
@@ -38,7 +39,11 @@ class ServerMetrics:
             "Seconds from a request's arrival to its answer; cold: the first answer of a model version.",
             ["route", "status", "temperature"],
         )
-        self.errors = counter("gradtrail_errors", "Failed requests.", ["kind"])
+        self.requests = counter(
+            "gradtrail_requests",
+            f"Requests to classify; slow: answered after more than {1000 * SLOW_SECONDS:g} ms.",
+            ["outcome"],
+        )
         self.ready = gauge("gradtrail_ready", "1 while requests are answered, else 0.")
         self.startup_seconds = gauge("gradtrail_startup_seconds", "Seconds from the start of the process to ready.")
         self.queue_requests = gauge("gradtrail_queue_requests", "Requests waiting for a batch.")
@@ -83,7 +88,7 @@ class ServerMetrics:
 
         # Series with known labels begin at zero, so that the first increase is seen as one.
         for metric, values in (
-            (self.errors, ERRORS),
+            (self.requests, OUTCOMES),
             (self.compared_images, ("agreed", "disagreed")),
             (self.model_swaps, ROLES),
             (self.follow_failures, ROLES),
@@ -94,6 +99,16 @@ class ServerMetrics:
         self.rollout("off")
         self.classes: Sequence[str] = ()  # names of the classes, in the order of the labels
         self._serving: dict[Role, tuple[str, str, str]] = {}
+
+    def count_request(self, status: int, seconds: float) -> None:
+        """Count a request to classify by its outcome; an overloaded server fails it."""
+        if status >= 500 or status == 429:
+            outcome = "failed"
+        elif status >= 400:
+            outcome = "refused"
+        else:
+            outcome = "slow" if seconds > SLOW_SECONDS else "answered"
+        self.requests.labels(outcome).inc()
 
     def serving(self, role: Role, name: str, version: str, digest: str) -> None:
         """Set the model that serves in a role; the series of the previous one end."""

@@ -1,18 +1,16 @@
 """`gradtrail predict`: classify images with an exported model; print a few answers, or write any number to a table.
 
-A table is computed in parts of 64 batches: files in `.NAME.parts` next to the target, which are joined at the end.
-It depends only on the images and the model: a run that was killed and resumed writes the same bytes.
+A table streams into a file that takes the target's name once it is complete. It depends only on the images and the
+model.
 """
 
 import contextlib
 import functools
-import hashlib
 import io
 import itertools
 import json
 import math
 import os
-import shutil
 import sys
 import time
 from collections import deque
@@ -24,7 +22,6 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
 from jaxtyping import UInt8
 from PIL import Image
 from rich.color import Color
@@ -36,7 +33,7 @@ from gradtrail.core.xla.passes import BUDGET, fitting_size
 from gradtrail.serving.images import decode_image
 from gradtrail.serving.registry import resolve
 from gradtrail.stages.common import plotting
-from gradtrail.stages.common.files import atomic_file, write_json
+from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.model.exported import ExportedModel, Manifest, are_probabilities, read_export
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.progress import progress_bar, stdout_console
@@ -45,7 +42,8 @@ from gradtrail.support.running_time import allowed_cores
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 COLUMN = "image"
 BATCH_SIZE = 256  # largest number of images per call of the model
-BATCHES_PER_PART = 64  # a kill costs at most one part
+BATCHES_PER_GROUP = 64  # of rows in the table
+TEXTS = ["path", "class", "error"]
 PIXEL_BATCHES = 16  # batches of pixels that are read together
 _MAX_THREADS = 4  # Pillow runs Python for most of the time that it takes for a small image
 
@@ -139,7 +137,7 @@ def predict_into(out: Path, paths: Sequence[Path], model: ExportedModel, version
 
     The columns are those of `docs/release.md`. The schema's metadata name the model, and its version in the registry.
     """
-    started, parts = time.perf_counter(), out.with_name(f".{out.name}.parts")
+    started = time.perf_counter()
     if out.is_dir():
         raise UserError(f"{out}: a folder; name a file, such as {out / 'predictions.parquet'}")
     if any(path.exists() and out.exists() and path.samefile(out) for path in paths):
@@ -149,19 +147,30 @@ def predict_into(out: Path, paths: Sequence[Path], model: ExportedModel, version
     if not num_images:
         raise UserError(f"{', '.join(map(str, paths))[:200]}: no images ({', '.join(SUFFIXES)})")
 
-    parts.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(parts / "lock", timeout=0):
-            _check_inputs(parts, model.manifest, files)
-            num_new = _write_parts(parts, files, num_images, model)
-            num_errors = _join_parts(parts, out, model.manifest, version)
-            shutil.rmtree(parts)
-    except Timeout:
-        raise UserError(f"{parts}: another process is writing it") from None
+    num_errors = 0
+    metadata = {
+        "gradtrail.model": f"{model.manifest.name}{f' version {version}' if version else ''}",
+        "gradtrail.model_digest": model.manifest.digest,
+        "gradtrail.classes": json.dumps(model.manifest.classes),
+    }
+    answers = _answers(_read_batches(files, model.manifest.image_shape), model)
+    first = next(answers)
+    answers = itertools.chain([first], answers)
+    with (
+        progress_bar("predict", num_images, unit="steps") as bar,
+        atomic_file(out) as temporary,
+        # Floats hardly repeat, so a dictionary would only take time
+        pq.ParquetWriter(temporary, first.schema.with_metadata(metadata), use_dictionary=TEXTS) as writer,
+    ):
+        while tables := [*itertools.islice(answers, BATCHES_PER_GROUP)]:
+            table = pa.concat_tables(tables)
+            writer.write_table(table, row_group_size=len(table))
+            num_errors += len(table) - table["error"].null_count
+            bar.advance(len(table), message=out.name)
 
-    rate = f"; {num_new / (time.perf_counter() - started):,.0f} images/s" if num_new else ""
+    rate = f"{num_images / (time.perf_counter() - started):,.0f} images/s"
     errors = f", {num_errors:,} of them without an answer (column error)" if num_errors else ""
-    stdout_console().print(f"{out}: {num_images:,} images{errors}{rate}", soft_wrap=True)
+    stdout_console().print(f"{out}: {num_images:,} images{errors}; {rate}", soft_wrap=True)
     return num_errors
 
 
@@ -281,50 +290,3 @@ def _answers(batches: Iterator[Batch], model: ExportedModel) -> Iterator[pa.Tabl
         while queue:
             yield queue.popleft().result()
             queue.extend(pool.submit(answer, batch) for batch in itertools.islice(batches, 1))
-
-
-def _check_inputs(parts: Path, manifest: Manifest, files: Sequence[Path]) -> None:
-    """Record the model and the images in the folder of the parts, or raise UserError if it has parts of others."""
-    images = hashlib.sha256()
-    for path in files:
-        about = path.stat() if path.exists() else None
-        images.update(f"{json.dumps(str(path))} {about and (about.st_size, about.st_mtime_ns)}\n".encode())
-    inputs, record = {"model": manifest.digest, "images": images.hexdigest()}, parts / "inputs.json"
-    existing = json.loads(record.read_text()) if record.exists() else inputs
-    if differing := ", ".join(name for name, digest in inputs.items() if existing[name] != digest):
-        raise UserError(f"{parts}: was started with different inputs ({differing}); remove it to start again")
-    write_json(record, inputs)
-
-
-def _write_parts(parts: Path, files: Sequence[Path], num_images: int, model: ExportedModel) -> int:
-    """Write the missing parts; return the number of images in them."""
-    batches, num_parts, num_new = _read_batches(files, model.manifest.image_shape), len([*parts.glob("*.arrow")]), 0
-    with progress_bar("predict", num_images, unit="steps") as bar:
-        for _, images in itertools.islice(batches, num_parts * BATCHES_PER_PART):
-            bar.advance(len(images))
-        answers = _answers(batches, model)
-        while tables := [*itertools.islice(answers, BATCHES_PER_PART)]:
-            table, name = pa.concat_tables(tables), f"{num_parts:06d}"
-            with atomic_file(parts / f"{name}.arrow") as path, pa.ipc.new_file(path, table.schema) as file:
-                file.write_table(table)
-            bar.advance(len(table), message=name)
-            num_parts, num_new = num_parts + 1, num_new + len(table)
-    return num_new
-
-
-def _join_parts(parts: Path, out: Path, manifest: Manifest, version: str | None) -> int:
-    """Join the parts into one file, a row group each; return the number of images without an answer."""
-    metadata = {
-        "gradtrail.model": f"{manifest.name}{f' version {version}' if version else ''}",
-        "gradtrail.model_digest": manifest.digest,
-        "gradtrail.classes": json.dumps(manifest.classes),
-    }
-    num_errors, files = 0, sorted(parts.glob("*.arrow"))
-    schema = pa.ipc.open_file(files[0]).schema.with_metadata(metadata)
-    texts = ["path", "class", "error"]  # floats hardly repeat, so a dictionary would only take time
-    with atomic_file(out) as temporary, pq.ParquetWriter(temporary, schema, use_dictionary=texts) as writer:
-        for file in files:
-            table = pa.ipc.open_file(file).read_all()
-            num_errors += len(table) - table["error"].null_count
-            writer.write_table(table.replace_schema_metadata(metadata), row_group_size=len(table))
-    return num_errors

@@ -263,9 +263,8 @@ async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold() ->
     assert f'gradtrail_request_seconds_count{{{route},temperature="warm"}} 2.0' in text
     assert 'gradtrail_request_seconds_count{route="other",status="404",temperature="warm"} 9.0' in text
     assert "/nothing" not in text
-    assert 'gradtrail_errors_total{kind="not_found"} 10.0' in text
-    assert 'gradtrail_errors_total{kind="invalid"} 1.0' in text
-    assert 'gradtrail_errors_total{kind="failed"} 0.0' in text
+    outcomes = dict(re.findall(r'gradtrail_requests_total\{outcome="(\w+)"\} (\d+)', text))
+    assert outcomes == {"answered": "3", "slow": "0", "failed": "0", "refused": "1"}, "only requests to classify count"
     assert 'gradtrail_model_info{digest="' in text
     assert 'gradtrail_batch_fill_ratio_count{size="4"} 3.0' in text
 
@@ -349,7 +348,7 @@ async def test_failure_of_the_model_is_one_line_and_is_counted(function: Any, pa
     counted = {"route": path.replace("digits", "{name}"), "status": "500", "temperature": "warm"}
     for metric, labels in (
         ("gradtrail_model_errors_total", {"role": "primary", "version": "1"}),
-        ("gradtrail_errors_total", {"kind": "failed"}),
+        ("gradtrail_requests_total", {"outcome": "failed"}),
         ("gradtrail_request_seconds_count", counted),
     ):
         assert app.metrics.registry.get_sample_value(metric, labels) == 1

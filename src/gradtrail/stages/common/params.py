@@ -9,14 +9,12 @@ import dataclasses
 import functools
 import json
 import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-from pydantic_core import ErrorDetails
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.versions import require_recorded_imports
@@ -32,13 +30,11 @@ PARAMS = Path("params.yaml")
 SEED, MEMBERS, VARY = "train.seed", "train.members", "train.vary"
 IMAGE_FILES = ("folder", "csv")  # values of `fetch.dataset` for image files of one's own, which `fetch.pictures` is for
 SHARED_BLOCKS = {"augmentation", "changes"}  # the blocks of `train` that every training reads
-_NO_BLOCK = "linear"  # the model of this name has no params: the block is the schedule's
 _MAX_LINE = 500  # characters of an error
 _PLAIN = re.compile(
     r"[A-Za-z_][\w-]*", re.ASCII
 )  # a string that Hydra's grammar takes as it is, unless it is one of these
 _HYDRA_WORDS = {"true", "false", "null", "inf", "nan"}
-_UNKNOWN = "unexpected_keyword_argument"  # type of pydantic's error
 
 
 def load_section(section: str, into: type[Section], path: Path = PARAMS) -> Section:
@@ -79,85 +75,54 @@ def set_by_option(texts: Sequence[str]) -> str:
 def validate(value: Any, into: type[Section], name: str) -> Section:
     """Return plain data (from YAML or JSON) as an instance of a dataclass.
 
+    A field of several kinds holds the name of one, and each kind with fields has a block of its name beside the field.
+    The result holds the config of the chosen kind; the blocks of the others are checked as well.
+
     Args:
-        into: dataclass whose fields are the keys; all are required, and others are refused.
+        into: dataclass whose fields are the keys; others are refused.
         name: prefix of the key in errors.
 
     Raises:
         UserError: one line that names the key, what was found, and what is allowed.
     """
-    try:
-        # Via JSON, because strict mode then accepts a list as a tuple, but neither "10" nor true as a number.
-        adapter = _adapter(into)  # type: ignore[arg-type] # mypy: a type variable is not hashable
-        written = adapter.validate_json(json.dumps(value, default=str))
-        result: Section = _with_kinds(into, written, name)
-        return result
-    except ValidationError as error:
-        raise UserError(_one_line(error.errors(), value, name)[:_MAX_LINE]) from None
-
-
-def as_written(config: Any) -> dict[str, Any]:
-    """Return the plain data that `validate` reads as this dataclass, without empty tuples that are the default."""
+    hints, fields = typing.get_type_hints(into, include_extras=True), dataclasses.fields(into)  # type: ignore[arg-type]
+    choices = {key: kinds for key, hint in hints.items() if (kinds := _kinds(hint))}
+    blocks = {kind for kinds in choices.values() for kind, cls in kinds.items() if dataclasses.fields(cls)}
+    keys = blocks | {field.name for field in fields}
+    if not isinstance(value, dict):
+        raise UserError(f"{name}: must have keys such as {fields[0].name}, got {value!r}"[:_MAX_LINE])
+    for key in value:
+        if key not in keys:
+            raise UserError(f"{name}.{one_line(key)} is not a known key{suggestion(str(key), keys)}"[:_MAX_LINE])
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if value == field.default == ():
-            continue
-        if hasattr(value, "config_class"):
-            values |= {field.name: value.kind, value.kind: {"file": value.file, **as_written(value.config)}}
-        elif hasattr(value, "kind"):
-            values |= {field.name: value.kind} | ({value.kind: as_written(value)} if dataclasses.fields(value) else {})
-        else:
-            values[field.name] = as_written(value) if dataclasses.is_dataclass(value) else value
-    return values
-
-
-def _kinds(hint: Any) -> dict[str, type]:
-    """Return the configs by name that a field may hold; empty if its value is not chosen by name.
-
-    The kinds of a field are the configs of a union that have an attribute `kind`. In YAML and JSON the field holds the
-    name, and each kind with fields has a block of its name beside it.
-    """
-    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else ()
-    return {part.kind: part for part in parts if hasattr(part, "kind")}
-
-
-@functools.cache
-def _written(cls: Any) -> Any:
-    """Return the dataclass of what YAML and JSON hold of `cls`, without its checks across fields."""
-    fields: list[Any] = []
-    for name, hint in _fields(cls).items():
-        kinds = _kinds(hint)
-        if kinds:
-            fields.append((name, Literal[*kinds]))
-            blocks = {kind: config for kind, config in kinds.items() if dataclasses.fields(config)}
-            fields += [
-                (kind, (dict[str, Any] if hasattr(config, "config_class") else config) | None, None)
-                for kind, config in blocks.items()
-            ]
-        else:
-            fields.append((name, _written(hint) if _is_config(hint) else hint))
-    has_kinds = [field[:2] for field in fields] != [*_fields(cls).items()]
-    return dataclasses.make_dataclass(cls.__name__, fields, kw_only=True) if has_kinds else cls
-
-
-def _with_kinds(cls: Any, written: Any, name: str) -> Any:
-    """Make an instance of `cls` from one of `_written(cls)`."""
-    if isinstance(written, cls):
-        return written
-    values = {}
-    for field, hint in _fields(cls).items():
-        value, kinds = getattr(written, field), _kinds(hint)
-        if kinds:
-            block = getattr(written, value) if dataclasses.fields(kinds[value]) else kinds[value]()
-            if block is None:
-                raise UserError(f"{name}.{value} is missing")
-            value = _of_file(kinds[value], block, f"{name}.{value}") if isinstance(block, dict) else block
-        values[field] = _with_kinds(hint, value, f"{name}.{field}") if _is_config(hint) else value
+    for field in fields:
+        key = field.name
+        if key in choices and key in value:
+            values[key] = _of_kind(value, key, choices[key], name)
+        elif key in value:
+            values[key] = _read(value[key], hints[key], f"{name}.{key}")
+        elif field.default is field.default_factory:  # both are missing
+            raise UserError(f"{name}.{key} is missing")
     try:
-        return cls(**values)
+        return into(**values)
     except ValueError as error:
         raise UserError(f"{name}.{error}") from None
+
+
+def _of_kind(section: Mapping[str, Any], field: str, kinds: Mapping[str, Any], name: str) -> Any:
+    """Return the config of the kind that a field names."""
+    chosen = _read(section[field], Literal[*kinds], f"{name}.{field}")
+    configs = {}
+    for kind, cls in kinds.items():
+        if not dataclasses.fields(cls):
+            configs[kind] = cls()
+        elif kind in section and not hasattr(cls, "config_class"):
+            configs[kind] = validate(section[kind], cls, f"{name}.{kind}")
+        elif kind in section and kind == chosen:
+            configs[kind] = _of_file(cls, section[kind], f"{name}.{kind}")
+    if chosen not in configs:
+        raise UserError(f"{name}.{chosen} is missing")
+    return configs[chosen]
 
 
 def _of_file(kind: Any, block: dict[str, Any], name: str) -> Any:
@@ -166,7 +131,7 @@ def _of_file(kind: Any, block: dict[str, Any], name: str) -> Any:
     Raises:
         UserError: the block or the file is wrong, or the file imports a package whose version is not recorded.
     """
-    if "file" not in block:
+    if not isinstance(block, dict) or "file" not in block:
         raise UserError(f"{name}.file is missing")
     try:
         config_class = kind.config_class(block["file"])
@@ -186,54 +151,50 @@ def _of_file(kind: Any, block: dict[str, Any], name: str) -> Any:
     return config
 
 
+def _read(value: Any, hint: Any, key: str) -> Any:
+    """Return the value of a key as an instance of a type; raise UserError if it is none."""
+    item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+    if _is_config(hint):
+        return validate(value, hint, key)
+    if _is_config(item) and isinstance(value, list):
+        return tuple(_read(part, item, f"{key}.{place}") for place, part in enumerate(value))
+    try:
+        # Via JSON, because strict mode then accepts a list as a tuple, but neither "10" nor true as a number
+        return _adapter(hint).validate_json(json.dumps(value, default=str))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join([key, *map(one_line, fault["loc"])])
+        raise UserError(f"{place}: {fault['msg']}, got {fault['input']!r}"[:_MAX_LINE]) from None
+
+
+@functools.cache  # pydantic takes a millisecond to build one
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
 def _is_config(hint: Any) -> bool:
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
-def _fields(cls: type) -> dict[str, Any]:
-    """Return the types of the fields by name, bounds included."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+def _kinds(hint: Any) -> dict[str, Any]:
+    """Return the configs of a union by their attribute `kind`; empty for any other type."""
+    return {cls.kind: cls for cls in typing.get_args(hint) if hasattr(cls, "kind")}
 
 
-@functools.cache  # pydantic takes milliseconds to build one
-def _adapter(into: type) -> TypeAdapter[Any]:
-    return TypeAdapter(_strict(_written(into)))
-
-
-def _strict(cls: Any) -> Any:
-    """Configure pydantic for `cls` and the dataclasses in it: exact types, finite numbers."""
-    for field_type in getattr(cls, "__annotations__", {}).values():
-        for part in (field_type, *getattr(field_type, "__args__", ())):
-            if _is_config(part):
-                _strict(part)
-    return with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))(cls)
-
-
-def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
-    """Format the first error as one line: the key, what is allowed, what was found. Unknown keys go first.
-
-    A key that is mistyped is also missing.
-    """
-    error = min(errors, key=lambda candidate: candidate["type"] != _UNKNOWN)
-    key = ".".join([name, *(one_line(part) for part in error["loc"])])
-    match error["type"]:
-        case "missing":
-            return f"{key} is missing"
-        case "unexpected_keyword_argument":
-            return f"{key} is not a known key{_nearest_key(error, errors, value)}"
-        case "value_error":  # of a config's own checks, whose message names the key
-            return f"{name}.{error['ctx']['error']}" if not error["loc"] else f"{key}.{error['ctx']['error']}"
-    return f"{key}: {error['msg']}, got {error['input']!r}"
-
-
-def _nearest_key(error: ErrorDetails, errors: list[ErrorDetails], value: Any) -> str:
-    """Suggest a key for an unknown one, out of the known and the missing keys of the same section."""
-    *parents, unknown = error["loc"]
-    section = functools.reduce(lambda node, part: node[part], parents, value)
-    faults = {str(other["loc"][-1]): other["type"] for other in errors if [*other["loc"][:-1]] == parents}
-    valid_keys = {key for key in {*map(str, section), *faults} if faults.get(key) != _UNKNOWN}
-    return suggestion(str(unknown), valid_keys)
+def as_written(config: Any) -> dict[str, Any]:
+    """Return the plain data that `validate` reads as this dataclass, without empty tuples that are the default."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value == field.default == ():
+            continue
+        if hasattr(value, "config_class"):
+            values |= {field.name: value.kind, value.kind: {"file": value.file, **as_written(value.config)}}
+        elif hasattr(value, "kind"):
+            values |= {field.name: value.kind} | ({value.kind: as_written(value)} if dataclasses.fields(value) else {})
+        else:
+            values[field.name] = as_written(value) if dataclasses.is_dataclass(value) else value
+    return values
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -290,20 +251,25 @@ def active_params(params: Mapping[str, Value]) -> dict[str, Value]:
     """Return the flat params that have an effect, in their order.
 
     Args:
-        params: dotted key → value, as in `params.yaml` or as text; all are returned if no model is chosen.
+        params: dotted key → value, as in `params.yaml` or as text; of `train`, all are returned if no model is chosen.
     """
-    if params.get("fetch.dataset") not in IMAGE_FILES:
-        params = {key: value for key, value in params.items() if not key.startswith("fetch.pictures.")}
-    if "train.model" not in params:
-        return dict(params)
-    unused = {"train.vary"} if str(params.get("train.members", 1)) == "1" else set()
-    unused |= {"train.reduction"} if str(params.get("train.shards", 1)) == "1" else set()
-    chosen = {params.get("train.optimizer"), params.get("train.schedule"), *SHARED_BLOCKS}
-    chosen |= {params["train.model"]} - {_NO_BLOCK}
-    chosen |= {"loss_scaling"} if params.get("train.precision") == "float16" else set()
-    chosen |= {"privacy"} if str(params.get("train.privacy.enabled")).lower() == "true" else set()
-    if str(params.get("preprocess.deformations", 1)) == "1":
-        unused |= {key for key in params if key.startswith("preprocess.deformation.")}
-    in_blocks = (key for key in params if key.startswith("train.") and key.count(".") > 1)
-    unused |= {key for key in in_blocks if key.split(".")[1] not in chosen}
-    return {key: value for key, value in params.items() if key not in unused}
+    texts = {key: str(value).lower() for key, value in params.items()}
+    kinds = {text for key, text in texts.items() if key.startswith("train.") and key.count(".") == 1}
+    # Keys and blocks with an effect in some cases; any other block of `train` has one if a kind of its name is chosen
+    cases = {
+        "fetch.pictures": texts.get("fetch.dataset") in IMAGE_FILES,
+        "train.vary": texts.get("train.members", "1") != "1",
+        "train.reduction": texts.get("train.shards", "1") != "1",
+        "train.loss_scaling": texts.get("train.precision") == "float16",
+        "train.privacy": texts.get("train.privacy.enabled") == "true",
+        "train.linear": texts.get("train.schedule") == "linear",  # the model `linear` has no params
+        **{f"train.{name}": True for name in SHARED_BLOCKS},
+    }
+
+    def is_active(key: str) -> bool:
+        if key.startswith("train.") and "train.model" not in texts:
+            return True
+        block = ".".join(key.split(".")[:2])
+        return cases.get(block, block == key or not key.startswith("train.") or block.removeprefix("train.") in kinds)
+
+    return {key: value for key, value in params.items() if is_active(key)}

@@ -123,12 +123,6 @@ class Training:
         environment = stage.params(EnvironmentConfig, "environment")
         info = data_files.read_info(folder)
         is_private = config.privacy.enabled
-        if is_private and info.versions > 1:
-            raise UserError(
-                f"train.privacy.enabled: {folder / 'train'} has {info.versions} versions of each example "
-                "(preprocess.deformations), and each would count separately; "
-                "train.privacy.augmentation_multiplicity counts augmentations as one"
-            )
         train = data_files.read_split(folder / "train")
         require_same(
             {
