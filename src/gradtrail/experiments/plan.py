@@ -65,26 +65,26 @@ def plan(overrides: Sequence[str], stage: str | None) -> int:
     estimates = {stage: estimate(stage, params, client) for stage in to_be_made}
     rows = []
     for one in planned:
-        known = estimates.get(one.stage)
+        last = estimates.get(one.stage)
         rows.append(
             {
                 "stage": one.stage,
                 "status": one.status,
-                "seconds": f"{known.seconds:.1f}" if known else "unknown" if one.stage in estimates else "",
-                "memory, MiB": f"{known.peak_bytes / _MIB:,.0f}" if known and known.peak_bytes else "",
+                "seconds": f"{last.seconds:.1f}" if last else "unknown" if one.stage in estimates else "",
+                "memory, MiB": f"{last.peak_bytes / _MIB:,.0f}" if last and last.peak_bytes else "",
                 "why": one.why,
             }
         )
     console.print(table("plan", rows, right=("seconds", "memory, MiB"), no_wrap=("stage", "status", "seconds")))
-    for stage, known in estimates.items():
-        if known is None:
+    for stage, last in estimates.items():
+        if last is None:
             console.print(f"{stage}: no earlier run on this kind of machine, {machine_key()}", soft_wrap=True)
-        elif known.earlier.differing:
-            console.print(f"{stage}: as the most similar run, {known.earlier}", soft_wrap=True)
+        elif last.earlier.differing:
+            console.print(f"{stage}: as the most similar run, {last.earlier}", soft_wrap=True)
     if None not in estimates.values():
         # A stage before may make the outputs that it made last; then those after it do not run
         word = "at most about" if any("after " in one.why for one in planned) else "about"
-        total = sum(known.seconds for known in estimates.values() if known)
+        total = sum(last.seconds for last in estimates.values() if last)
         console.print(f"in total {word} {total:.1f} s, without the seconds of DVC itself", soft_wrap=True)
     return 0
 

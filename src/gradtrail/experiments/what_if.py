@@ -348,8 +348,8 @@ def report(results: pd.DataFrame, fraction: float, removals: Mapping[str, str], 
         f"{100 * fraction:g} % of the examples. By output: {shares}."
     )
     is_shown = (results["kind"] == DROP) | ((results["kind"] == SUSPECT) & (results["output"] == VALIDATION_LOSS))
-    shown = results[is_shown].drop(columns="kind")
-    rows: Any = shown.map(lambda cell: f"{cell:.6f}" if isinstance(cell, float) else str(cell)).to_dict("records")
+    excerpt = results[is_shown].drop(columns="kind")
+    rows: Any = excerpt.map(lambda cell: f"{cell:.6f}" if isinstance(cell, float) else str(cell)).to_dict("records")
     print("\n\n".join([quality, *removals.values(), *([markdown_table(rows)] if rows else [])]))
 
     with atomic_file(_REPORT.with_suffix(".csv")) as temporary:

@@ -77,9 +77,9 @@ def run_comparison(
 
     Returns the exit status: 0, or 1 if a run failed.
     """
-    print(_READING, file=sys.stderr)
     comparison = with_seeds(comparison, seeds)
     require_valid(trainings_of(comparison, comparison.runs, together=True), comparison.name)
+    print(_READING, file=sys.stderr)
 
     def plan() -> tuple[Changes, Changes, list[CompletedRun]]:
         planner = read_store()
@@ -154,12 +154,13 @@ def _describe(comparison: Comparison, planner: Planner) -> str:
     if not trainings:
         return text
     text += f"; {len(trainings)} training{'s' if len(trainings) > 1 else ''} to run"
-    times = [planner.seconds(changes) for changes in trainings.values()]
-    known = [time for time in times if time is not None]
-    if len(known) < len(times):
+    estimates = [planner.seconds(changes) for changes in trainings.values()]
+    if None in estimates:
         return text
-    minutes, runs = max(1, round(sum(seconds for seconds, _ in known) / 60)), {str(run) for _, run in known}
-    return f"{text}, about {minutes} min, as {min(runs) if len(runs) == 1 else f'{len(runs)} similar runs'}"
+    seconds, runs = zip(*filter(None, estimates), strict=True)
+    similar = {*map(str, runs)}
+    source = min(similar) if len(similar) == 1 else f"{len(similar)} similar runs"
+    return f"{text}, about {max(1, round(sum(seconds) / 60))} min, as {source}"
 
 
 def _report(
