@@ -4,7 +4,6 @@
 PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
 ifneq ($(and $(GPU),$(CLUSTER)),)
 $(error GPU=1 or CLUSTER=1: a GPU node of a cluster needs both locks, see docs/cluster.md)
 endif
@@ -24,27 +23,7 @@ SLOW = $(sort $(shell grep -rlE --include="test_*.py" "mark\.slow|\bcases\b" tes
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-env: $(READY) ## the environment in .venv, from locks/base.lock; with GPU=1 or CLUSTER=1 from cuda.lock or cluster.lock
-
-# Scripts of an environment contain its path, so a moved or copied repository gets a new one.
-# An environment made with GPU=1 or CLUSTER=1 keeps its lock until it is removed, and any its Python until PYTHON names another.
-ifneq ($(wildcard $(READY)),)
-ifneq ($(shell head -n 1 $(READY)),$(realpath $(VENV)))
-.PHONY: $(READY)
-endif
-ifneq ($(GPU)$(CLUSTER),)
-ifneq ($(shell tail -n 1 $(READY)),$(LOCK))
-.PHONY: $(READY)
-endif
-endif
-ifneq ($(PYTHON),)
-ifneq ($(shell "$(PYTHON)" --version 2>/dev/null),$(shell $(BIN)/python --version 2>/dev/null))
-.PHONY: $(READY)
-endif
-endif
-endif
-
-$(READY): locks/base.lock locks/cuda.lock locks/cluster.lock pyproject.toml locks/setup.sh
+env: ## the environment in .venv, from locks/base.lock; with GPU=1 or CLUSTER=1 from cuda.lock or cluster.lock
 	@sh locks/setup.sh "$(PYTHON)" "$(VENV)" "$(LOCK)"
 
 lock: env ## resolve the locks again, from pyproject.toml
