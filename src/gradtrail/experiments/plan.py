@@ -3,6 +3,7 @@
 Out of scope: the optional pipelines, and the time that DVC itself takes, one to three seconds.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -151,7 +152,7 @@ def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[Planne
     pipeline = stages.pipeline
     outs: dict[str, str] = {}  # output → digest, of the stages that are up to date or cached
     planned: dict[str, PlannedStage] = {}
-    cached: list[dict[str, Any]] | None = None  # entries of the run-cache, newest first, once they are needed
+    cached = functools.cache(lambda: run_cache_entries()[::-1])  # newest first
     for name in TopologicalSorter({name: upstream_stages(name, pipeline) for name in pipeline}).static_order():
         unmade = [before for before in upstream_stages(name, pipeline) if planned[before].status == TO_BE_MADE]
         entry = None if unmade else stages.entry(name, params, outs)
@@ -163,8 +164,7 @@ def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[Planne
                 outs |= output_digests(section)
                 continue
             why = "its outputs are missing or changed"
-        cached = run_cache_entries()[::-1] if cached is None and entry else cached
-        candidates = [*([section] if section else []), *(cached or [])] if entry else []
+        candidates = [*([section] if section else []), *cached()] if entry else []
         if made := next((one for one in candidates if locked_entry(one) == entry and _is_complete(one)), None):
             planned[name] = PlannedStage(name, CACHED, why)
             outs |= output_digests(made)
