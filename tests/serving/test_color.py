@@ -16,7 +16,6 @@ from rich.console import Console
 
 from gradtrail.serving import predict as predicting
 from gradtrail.serving.predict import predict, predict_into
-from gradtrail.serving.rollout import require_same_inputs
 from gradtrail.stages.model.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
 
@@ -61,13 +60,6 @@ async def test_server_answers_color_images_with_the_names_of_classes(export: Pat
     reply = await app.post("/v2/models/digits/infer", inference(IMAGES[..., 0]))
     assert reply.status == 400
     assert reply.json["error"].startswith("inputs[0].shape: must be [images, 12, 10, 3], got [21, 12, 10]")
-
-
-async def test_challenger_of_grey_images_is_refused(export: Path, tmp_path: Path) -> None:
-    router = application().router
-    grey = write_small_export(tmp_path / "grey", image_shape=SHAPE[:2], batch_sizes=(1, 8), classes=CLASSES)
-    with pytest.raises(UserError, match="takes other images"):
-        require_same_inputs(await router.load(grey), await router.load(export))
 
 
 def test_table_of_color_images_is_that_of_the_model_for_files_and_pixels(model: ExportedModel, tmp_path: Path) -> None:

@@ -23,15 +23,14 @@ from gradtrail.serving.rollout import (
     Evidence,
     Follower,
     RolloutConfig,
-    Trial,
-    challenger_uri,
+    TrialRouter,
     is_in_canary,
     roll_out,
     rollout_config,
 )
 from gradtrail.serving.server.app import VERSION_HEADER, create_app
 from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.middleware import DEADLINE, Limits
+from gradtrail.serving.server.middleware import DEADLINE, RequestLimits
 from gradtrail.serving.server.router import Answer, Served
 from gradtrail.serving.slo import read_slo
 from gradtrail.support.errors import UserError
@@ -49,15 +48,6 @@ def test_ids_are_split_by_share_alike_in_every_process_and_a_larger_share_has_th
     assert ids[0.0] < ids[0.01] < ids[0.1] < ids[0.5] < ids[1.0]
     assert [name for name in IDS[:40] if name in ids[0.1]] == [f"client-{number}" for number in (0, 8, 17, 33)]
     assert is_in_canary("ä\udcff", 1.0)
-
-
-def test_alias_of_a_challenger_is_one_of_the_served_name() -> None:
-    for model in ("models:/digits@champion", "models:/digits/3"):
-        assert challenger_uri("@next", model) == "models:/digits@next"
-    assert challenger_uri("models:/letters/1", "models/export") == "models:/letters/1"
-    for model in ("models/export", f"models:/m-{'0' * 32}"):
-        with pytest.raises(UserError, match=f"{model} is not in the registry; name the challenger in full"):
-            challenger_uri("@next", model)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +184,7 @@ class Hanging:
 class Bench:
     """A router with a primary and a trial."""
 
-    trial: Trial
+    trial: TrialRouter
 
     def load(self, run: Answers, version: str, **about: Any) -> Served:
         about = {"image_shape": (2, 2), "classes": CLASSES, **about}
@@ -220,7 +210,7 @@ def bench(
     """Make a bench in a running event loop, with the primary version 1, and version 2 on trial if there is a model."""
     config = RolloutConfig(follow_seconds=0, challenger="2", share=share, patience_seconds=patience_seconds)
     metrics, evidence = ServerMetrics(), Evidence(read_slo(SLO).canary)
-    trial = Trial(batching=BatchingConfig(max_wait_ms=0), metrics=metrics, config=config, evidence=evidence)
+    trial = TrialRouter(batching=BatchingConfig(max_wait_ms=0), metrics=metrics, config=config, evidence=evidence)
     made = Bench(trial)
     trial.swap(made.load(sound, "1"))
     if challenger:
@@ -289,7 +279,7 @@ async def test_hanging_challenger_is_stopped_within_the_time_of_a_client(seconds
     config = rollout_config({"max_seconds": 30.0, "drain_seconds": 10.0, **options, **seconds}, Path())
     hanging = Hanging()
     with bench(1.0, hanging, config.patience_seconds) as made:
-        app = create_app(made.trial, Limits(max_seconds=0.4))
+        app = create_app(made.trial, RequestLimits(max_seconds=0.4))
         for number in range(4):
             body = json.dumps({"inputs": [[number, 0], [0, 255]]}).encode()
             reply = await ask(app, "POST", "/invocations", [body], JSON)

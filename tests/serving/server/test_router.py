@@ -26,7 +26,6 @@ from starlette.exceptions import HTTPException
 
 from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.serving.metrics import ServerMetrics
-from gradtrail.serving.server import router as routing
 from gradtrail.serving.server.batching import Batcher, BatchingConfig
 from gradtrail.stages.model.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
@@ -71,7 +70,7 @@ async def test_twenty_swaps_under_load_lose_no_request_and_every_answer_is_of_on
     clients = [asyncio.create_task(client(app, seed, has_ended)) for seed in range(4)]
     for number in range(1, NUM_SWAPS + 1):
         labels[str(number)] = (3, 7)[number % 2]
-        app.router.swap(app.router.serve(models[number % 2], str(number)))
+        app.router.swap(app.router.host(models[number % 2], str(number)))
         before = num_answers
         while num_answers < before + 5:
             assert not any(client.done() for client in clients), "a client gave up"
@@ -106,14 +105,6 @@ async def test_model_that_answers_no_probabilities_never_serves(
     with pytest.raises(UserError, match="digits: its answers to 1 of 1 images are not probabilities, such as"):
         await app.router.load(folder)
     assert not app.router.is_ready
-
-
-async def test_unusable_model_changes_nothing(folders: list[Path], tmp_path: Path) -> None:
-    app = await started(folders[0])
-    with pytest.raises(UserError):
-        await app.router.load(tmp_path)
-    assert app.router.current.version == "0"
-    assert app.router.is_ready
 
 
 async def test_current_model_answers_while_another_one_is_loaded(folders: list[Path]) -> None:
@@ -294,15 +285,6 @@ async def test_only_a_lone_request_of_a_short_size_runs_in_the_event_loop() -> N
     queue.short_sizes = {8}
     await asyncio.gather(*(queue.predict(images(1, seed)) for seed in range(5)))
     assert [thread is threading.current_thread() for thread in threads] == [True, *[False] * (len(threads) - 1)]
-
-
-@pytest.mark.parametrize(("limit", "expected"), [(np.inf, {*SIZES}), (0.0, set())])
-async def test_sizes_are_short_by_their_measured_time(
-    limit: float, expected: set[int], folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routing, "_SHORT_SECONDS", limit)
-    app = await started(folders[0])
-    assert app.router.current.batcher.short_sizes == expected
 
 
 async def test_concurrent_clients_share_batches() -> None:
