@@ -25,7 +25,7 @@ DISTRIBUTIONS = packages_distributions()
 WRITTEN_BY_PEOPLE = ("pipeline/corrections.csv",)
 CANNOT_CHANGE_AN_OUT = ("gradtrail.support", "gradtrail.tracking")  # contracts/results/test_environment.py shows it
 HARMLESS = {  # packages that lock, check, or carry bytes whose digest is compared; every other one can change an out
-    *("filelock", "jaxtyping", "orbax-checkpoint", "platformdirs", "pydantic", "pydantic-core", "requests"),
+    *("filelock", "jaxtyping", "orbax-checkpoint", "platformdirs", "pydantic", "requests"),
     *("ruamel-yaml", "urllib3"),
 }
 DELEGATES = {  # module → packages that compute or write for it, unseen by the import graph
