@@ -19,7 +19,7 @@ from gradtrail.support.ranks import is_follower
 _LAUNCH = """
 import sys
 from gradtrail.cluster import launch
-launch._GRACE_SECONDS = 0.5
+launch._GRACE_SECONDS, launch._ABORT_SECONDS = 0.5, 0.3
 sys.exit(launch.launch(int(sys.argv[1]) or None, sys.argv[2:]))
 """
 
