@@ -11,7 +11,7 @@ import pytest
 from factories import ROOT
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from model_store import LABELS, empty_store, evaluation, training, write_export_params
+from model_store import LABELS, evaluation, training, write_export_params
 from postgres import postgres, why_no_postgres
 from servers import tracking_server
 
@@ -60,13 +60,6 @@ def challenge(run: Run) -> int:
 
 def champion() -> str | None:
     return version_of(NAME, "champion")
-
-
-def new_database(folder: Path, patch: pytest.MonkeyPatch) -> MlflowClient:
-    """Return the client of another store, without runs and models."""
-    shutil.copy(empty_store() / "mlflow.db", folder / "new.db")
-    patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/new.db")
-    return open_store()
 
 
 @pytest.fixture
@@ -191,7 +184,8 @@ def test_registry_is_restored_in_a_new_database(
     moves, numbers = moves_of(NAME), [version.version for version in versions_of(NAME)]
     tags = [run.data.tags["verdict"] for run in map(client.get_run, (one.info.run_id for one in runs))]
 
-    new = new_database(tmp_path, monkeypatch)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/new.db")
+    new = open_store()
     keep_registry(new)
     assert f"warning: {NAME}: the export of champion is not here; `dvc fetch" in capsys.readouterr().err
     assert moves_of(NAME) == moves
@@ -220,7 +214,8 @@ def test_promotion_before_the_exports_are_here_forgets_no_version(
 ) -> None:
     assert crown(model(0)) == 0
     keep_registry(client)
-    new = new_database(tmp_path, monkeypatch)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/new.db")
+    new = open_store()
     keep_registry(new)
     assert challenge(training(new, seed=1, export=exported(1))) == 0
     keep_registry(new)

@@ -107,20 +107,6 @@ async def test_model_that_answers_no_probabilities_never_serves(
     assert not app.router.is_ready
 
 
-async def test_current_model_answers_while_another_one_is_loaded(folders: list[Path]) -> None:
-    app = await started(folders[0])
-    loading = asyncio.create_task(app.router.load(folders[1], "1"))
-    num_answers = 0
-    while not loading.done():
-        reply = await app.post(INFER, inference(np.zeros((1, 28, 28), np.uint8)))
-        assert (reply.status, reply.json["model_version"]) == (200, "0")
-        num_answers += 1
-    assert num_answers
-    app.router.swap(loading.result())
-    reply = await app.post(INFER, inference(np.zeros((1, 28, 28), np.uint8)))
-    assert reply.json["model_version"] == "1"
-
-
 async def test_first_model_answers_with_its_smallest_size_while_the_others_are_compiled(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,47 +317,24 @@ async def test_queue_survives_a_thread_that_does_not_start(monkeypatch: pytest.M
     assert model.batches == [4]
 
 
-async def test_cancelled_request_is_not_run() -> None:
-    gate = Gate()
+async def test_requests_that_wait_are_cancelled_refused_or_answered_and_the_thread_ends() -> None:
+    gate, before = Gate(), {*threading.enumerate()}
     model = FakeModel(gate)
-    queue = batcher(model)
+    queue = batcher(model, max_queue_images=10)
     first = asyncio.create_task(queue.predict(images(1)))
     await gate.is_entered()
-    gone, stays = (asyncio.create_task(queue.predict(images(count))) for count in (3, 1))
-    await asyncio.sleep(0)
-    gone.cancel()
-    await asyncio.wait([gone])
-    assert queue.num_images == 1
-    gate.opened.set()
-    await asyncio.gather(first, stays)
-    assert model.batches == [1, 1]
-
-
-async def test_full_queue_refuses_requests_and_answers_the_others() -> None:
-    gate = Gate()
-
-    queue = batcher(FakeModel(gate), max_queue_images=10)
-    first = asyncio.create_task(queue.predict(images(1)))
-    await gate.is_entered()
-    waiting = [asyncio.create_task(queue.predict(images(5, seed))) for seed in range(2)]
+    (thread,) = (new for new in {*threading.enumerate()} - before if new.name.startswith("model"))
+    gone, *waiting = (asyncio.create_task(queue.predict(images(count))) for count in (3, 5, 2))
     await asyncio.sleep(0)
     with pytest.raises(HTTPException) as refused:
         await queue.predict(images(1))
     assert refused.value.status_code == 429
-    gate.opened.set()
-    assert [len(answer) for answer in await asyncio.gather(first, *waiting)] == [1, 5, 5]
-
-
-async def test_closed_queue_answers_waiting_requests_and_ends_its_thread() -> None:
-    gate = Gate()
-
-    before = {*threading.enumerate()}
-    queue = batcher(FakeModel(gate))
-    tasks = [asyncio.create_task(queue.predict(images(9, seed))) for seed in range(3)]
-    await gate.is_entered()
-    (thread,) = (new for new in {*threading.enumerate()} - before if new.name.startswith("model"))
+    gone.cancel()
+    await asyncio.wait([gone])
+    assert queue.num_images == 7
     queue.close()
     gate.opened.set()
-    assert [len(answer) for answer in await asyncio.gather(*tasks)] == [9, 9, 9]
+    assert [len(answer) for answer in await asyncio.gather(first, *waiting)] == [1, 5, 2]
+    assert model.batches == [1, 8]
     await asyncio.to_thread(thread.join, 60)
     assert not thread.is_alive()
