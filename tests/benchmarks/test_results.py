@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import importlib
 import json
 import math
 import re
@@ -43,3 +44,8 @@ def test_result_names_commit_and_processor(tmp_path: Path, monkeypatch: pytest.M
     assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?", content["commit"])
     assert content["environment"]["processor"]
     assert content["results"] == {"seconds": 1.0}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
+def test_benchmark_uses_names_that_exist(path: Path) -> None:
+    importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
