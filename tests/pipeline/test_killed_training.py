@@ -20,6 +20,7 @@ import psutil
 import pytest
 from fuzzing import status_bytes
 from projects import ROOT, Project, copy_project, stop
+from warm_python import warm_python
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
@@ -109,7 +110,8 @@ class Training:
 
 def start(project: Project, *place: object, number: signal.Signals) -> subprocess.Popen[str]:
     """Start the stage, which sends itself a signal at a place."""
-    command = (sys.executable, "-c", STAGE_WITH_A_KILL, *map(str, place), str(int(number)))
+    python = sys.executable if number == signal.SIGSTOP else str(warm_python())
+    command = (python, "-c", STAGE_WITH_A_KILL, *map(str, place), str(int(number)))
     return project.start(*command, env={"PYTHONPATH": f"{project.folder / 'src'}"})
 
 

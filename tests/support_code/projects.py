@@ -78,7 +78,7 @@ class Project:
         return self.python("-m", "gradtrail", *arguments, **options)
 
     def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a command in the folder, in a process group of its own, with the real interpreter."""
+        """Start a command in the folder, in a process group of its own."""
         return subprocess.Popen(command, start_new_session=True, **self._options(env))
 
     def _options(self, env: Mapping[str, str] | None) -> dict[str, Any]:
@@ -87,12 +87,15 @@ class Project:
         return {"cwd": self.folder, "env": environment() | dict(env or {}), **streams}
 
     def start_stage(self, name: str, *under: str) -> subprocess.Popen[str]:
-        """Start a stage by hand, if asked `under` a command such as `nice`."""
-        stage = (sys.executable, "-m", f"pipeline.{name}")
-        return self.start(*under, *stage, env={"PYTHONPATH": str(self.folder / "src")})
+        """Start a stage by hand; `under` a command such as `nice` with the real interpreter."""
+        python = sys.executable if under else str(warm_python())
+        return self.start(*under, python, "-m", f"pipeline.{name}", env={"PYTHONPATH": str(self.folder / "src")})
 
-    def run_stage(self, name: str) -> str:
-        process = self.start_stage(name)
+    def start_dvc(self, *arguments: str) -> subprocess.Popen[str]:
+        return self.start(str(warm_python()), "-m", "dvc", *arguments, env=warm())
+
+    def run_stage(self, name: str, *under: str) -> str:
+        process = self.start_stage(name, *under)
         output, _ = process.communicate(timeout=_LONGEST)
         assert process.returncode == 0, output
         self.wait_for_shipping()
