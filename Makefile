@@ -47,8 +47,8 @@ check: env ## ruff (lint and format), mypy, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-gate: env ## compare costs of compiled functions with the accepted ones; TIMED=1 times the training too, for two to five minutes
-	@$(BIN)/gradtrail gate $(if $(TIMED),--timed)
+gate: env ## compare costs of compiled functions with the accepted ones
+	@$(BIN)/gradtrail gate
 
 docs: env ## the site of the docs, with search, in .gradtrail/site
 	@log=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file deploy/mkdocs.yml 2>&1) || { echo "$$log"; exit 1; }

@@ -13,7 +13,7 @@ from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import audit
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.data import data_files
-from gradtrail.stages.data.data_files import read_splits, require_undeformed
+from gradtrail.stages.data.data_files import read_splits
 from gradtrail.support.memory import require_memory, require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.compile_report import compiling
@@ -23,7 +23,6 @@ from gradtrail.tracking.live import tracked
 def main(stage: Stage) -> None:
     config = stage.params(AuditConfig)
     info = data_files.read_info(Path("data/processed"))
-    require_undeformed(info, "audit")
     splits = read_splits(Path("data/processed"))
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))
 

@@ -16,7 +16,7 @@ from gradtrail.stages import privacy_audit
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.data import data_files
-from gradtrail.stages.data.data_files import read_split, require_undeformed
+from gradtrail.stages.data.data_files import read_split
 from gradtrail.stages.dp import accounting
 from gradtrail.support.memory import require_memory
 from gradtrail.support.progress import progress_bar
@@ -28,7 +28,6 @@ def main(stage: Stage) -> None:
     config, train_config = stage.params(PrivacyAuditConfig), stage.params(TrainConfig, "train")
     privacy_audit.require_private(train_config)
     info = data_files.read_info(Path("data/processed"))
-    require_undeformed(info, "privacy_audit")
     train = read_split(Path("data/processed/train"))
     canaries = draw_canaries(config, train, info.num_classes)
     noise = accounting.account(train_config, len(train)).noise_multiplier
@@ -42,21 +41,18 @@ def main(stage: Stage) -> None:
         require_memory("train.batch_size", train_config.batch_size, training.functions, fixed_bytes=fixed)
         steps = accounting.Steps(rate=training.rate, noise_multiplier=noise, number=training.num_steps)
         delta = train_config.privacy.delta
-        epsilon = steps.epsilon(delta)
         with progress_bar("privacy_audit", config.trainings * training.num_steps, unit="steps") as bar:
-            result = privacy_audit.audit(
-                config, training, train, canaries, epsilon=epsilon, delta=delta, advance=bar.advance
-            )
+            claim = {"epsilon": steps.epsilon(delta), "delta": delta}
+            result = privacy_audit.audit(config, training, train, canaries, **claim, advance=bar.advance)
 
         with stage.writing_outs() as new:
             folder = new / "results" / "privacy_audit"
-            privacy_audit.write_tables(folder, result, config.trainings)
-            privacy_audit.write_figure(folder, result, f"{model.config.name} on {info.label}")
-            stage.write_metrics(new, {**info.as_metrics(), **privacy_audit.audit_metrics(result)})
+            privacy_audit.write_results(folder, result, config.trainings, f"{model.config.name} on {info.label}")
+            stage.write_metrics(new, {**info.as_metrics(), **result.metrics()})
             stage.write_costs(new, static_costs(training.functions))
 
         run.outs()
 
 
 if __name__ == "__main__":
-    run_stage(main, "privacy_audit", shows=("epsilon", "epsilon_lower_bound", "failed_checks"))
+    run_stage(main, "privacy_audit", shows=("epsilon", "epsilon_lower_bound"))

@@ -21,7 +21,6 @@ from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import what_if
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.data import data_files
-from gradtrail.stages.data.data_files import require_undeformed
 from gradtrail.stages.model.members import weights_paths
 from gradtrail.support.memory import require_memory_for_model
 from gradtrail.support.progress import progress_bar
@@ -33,7 +32,6 @@ def main(stage: Stage) -> None:
     config, train_config = stage.params(WhatIfConfig), stage.params(TrainConfig, "train")
     require_differentiable(train_config)
     info = data_files.read_info(Path("data/processed"))
-    require_undeformed(info, "what_if")
     splits = data_files.read_splits(Path("data/processed"))
     train, test = splits["train"], splits["test"]
     chosen = positions_of(config.test_examples, test, "what_if.test_examples")

@@ -1,10 +1,9 @@
-"""Images move as an affine map says, linearly interpolated; deformed versions are a function of seed and example.
+"""Images move as an affine map says, linearly interpolated.
 
 The map is read off two images that hold each pixel's row and column: they come out with the position that each pixel
 was taken from.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -13,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
-from factories import color_split, random_split
+from factories import color_split
 
-from gradtrail.core import augmentation
-from gradtrail.core.augmentation import augment, versions_of
-from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.augmentation import augment
+from gradtrail.core.data import AugmentationConfig
 
 SHAPE = (15, 12)
 CENTRE = np.array([7.0, 5.5])
@@ -116,48 +114,3 @@ def test_cutout_blanks_one_square(side: int) -> None:
             assert last - first + 1 == lines.sum()
             assert side // 2 <= lines.sum() <= side if at_edge else lines.sum() == side
         assert blank.sum() == np.any(blank, axis=1).sum() * np.any(blank, axis=0).sum()
-
-
-CONFIG = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=0)
-DIGITS = dataclasses.replace(random_split(6, shape=(8, 8)), example_id=np.array([2, 3, 5, 7, 11, 13], np.int32))
-
-
-def versions(split: Split = DIGITS, count: int = 3, seed: int = 0, config: AugmentationConfig = CONFIG) -> list[Split]:
-    return list(versions_of(split, count, config, seed=seed, num_ids=20))
-
-
-def test_versions_have_unique_ids_and_the_labels_of_their_source() -> None:
-    result = versions()
-    assert [part.example_id.tolist() for part in result] == [
-        (DIGITS.example_id + 20 * version).tolist() for version in range(3)
-    ]
-    np.testing.assert_array_equal(result[0].images, DIGITS.images)
-    for part in result:
-        for name in ("labels", "true_labels", "given_labels", "corrected_labels"):
-            np.testing.assert_array_equal(getattr(part, name), getattr(DIGITS, name))
-    assert result[1].images.dtype == np.uint8
-    assert np.any(result[1].images != DIGITS.images)
-    assert np.any(result[1].images != result[2].images)
-
-
-def test_versions_of_color_images_keep_their_shape() -> None:
-    split = color_split(6, shape=(8, 8))
-    first, second = versions(split, count=2)
-    assert second.images.shape == first.images.shape == (6, 8, 8, 3)
-    grays = [dataclasses.replace(split, images=split.images[..., channel]) for channel in range(3)]
-    expected = np.stack([versions(gray, count=2)[1].images for gray in grays], axis=-1)
-    np.testing.assert_allclose(second.images, expected, atol=1)
-
-
-def test_version_is_a_function_of_its_source_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = versions()
-    some = Split(**{field.name: getattr(DIGITS, field.name)[[1, 4]] for field in dataclasses.fields(Split)})
-    for version, part in enumerate(versions(some)):
-        np.testing.assert_array_equal(part.images, whole[version].images[[1, 4]])
-    assert np.any(versions(seed=1)[1].images != whole[1].images)
-    monkeypatch.setattr(augmentation, "_PART", 4)  # else they are of one part
-    cut = versions()
-    assert [len(part) for part in cut] == [4, 2] * 3
-    np.testing.assert_array_equal(
-        np.concatenate([part.images for part in cut]), np.concatenate([p.images for p in whole])
-    )

@@ -86,12 +86,6 @@ def test_per_example_norms_are_those_of_vmap_grad(network: Own) -> None:
     np.testing.assert_allclose(result["grad_norm"], per_example_norm(grads), rtol=1e-4)
 
 
-def test_parameters_are_float32_beside_the_float64_reference(network: Own) -> None:
-    with jax.enable_x64(True):
-        params = Model(model_config(network)).abstract_params()
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
-
-
 def test_export_equals_the_jitted_network(network: Own) -> None:
     model = Model(model_config(network))
     by_name = tensors([random_params(model, 0)], 0.7)

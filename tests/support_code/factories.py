@@ -148,7 +148,7 @@ def audit_config(**overrides: Any) -> AuditConfig:
 
 
 def privacy_audit_config(**overrides: Any) -> PrivacyAuditConfig:
-    config = PrivacyAuditConfig(seed=0, trainings=1, canaries="dots", num_canaries=20, guess_share=0.5, confidence=0.95)
+    config = PrivacyAuditConfig(seed=0, trainings=1, num_canaries=20, guess_share=0.5, confidence=0.95)
     return dataclasses.replace(config, **overrides)
 
 
@@ -159,8 +159,6 @@ def preprocess_config(**overrides: Any) -> PreprocessConfig:
         subset_fraction=1.0,
         label_noise=0.0,
         corrections=False,
-        deformations=1,
-        deformation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=0),
     )
     return dataclasses.replace(config, **overrides)
 

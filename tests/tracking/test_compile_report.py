@@ -82,14 +82,12 @@ def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
 
 
-def test_compilation_by_a_call_is_a_warning_with_shapes_and_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compilation_by_a_call_is_a_warning_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     run = RecordingRun()
     work(run, shapes=(3, 4, 3))
     assert run.logged["compile/unplanned"] == 2
     (line,) = capsys.readouterr().err.splitlines()
-    match = re.fullmatch(r"train: warning: planted was compiled 2 times by a call at (.*:\d+); argument 1: (.*)", line)
-    assert match
-    assert match[2] == "float32[3], float32[4]"
+    assert re.fullmatch(r"train: warning: planted was compiled 2 times by a call at .*:\d+", line)
 
 
 def test_failed_or_untracked_stage_reports_compilations_by_calls(capsys: pytest.CaptureFixture[str]) -> None:

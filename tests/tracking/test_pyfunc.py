@@ -24,6 +24,7 @@ from mlflow.exceptions import MlflowException
 
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.model.exported import read_export, read_manifest
+from gradtrail.tracking.dvc_history import RecordedStates
 from gradtrail.tracking.gc import purge, unneeded_runs
 from gradtrail.tracking.links import copy_headlines
 from gradtrail.tracking.models import (
@@ -35,7 +36,6 @@ from gradtrail.tracking.models import (
     registered_models,
 )
 from gradtrail.tracking.pyfunc import ServedModel, _load_pyfunc
-from gradtrail.tracking.recorded import RecordedStates
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.ship import remove_run
 from gradtrail.tracking.state import Snapshot

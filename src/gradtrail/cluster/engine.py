@@ -39,7 +39,7 @@ from gradtrail.stages.common.pipeline_file import output_digests
 from gradtrail.support.errors import UserError, is_store_fault, one_line, printable, redacted
 from gradtrail.support.git import reason, strict_git, with_interpreter
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.recorded import snapshot_of
+from gradtrail.tracking.dvc_history import snapshot_of
 
 LOCAL = "local"
 _CONNECT_SECONDS = 5.0

@@ -1,20 +1,12 @@
-"""Random changes to images that preserve their class: within a compiled step, or as deformed versions of a split."""
+"""Random changes to images that preserve their class, within a compiled step."""
 
-import dataclasses
-import functools
 import math
-from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int, Key, UInt8, UInt32
+from jaxtyping import Array, Float, Key
 
-from gradtrail.core.batching import normalize
-from gradtrail.core.data import AugmentationConfig, Split
-
-_PART = 4096  # examples per call
-_STREAM = 3  # stream of random numbers of a seed; `data` uses 0 to 2, a training 0
+from gradtrail.core.data import AugmentationConfig
 
 
 def augment(
@@ -60,53 +52,3 @@ def _cut_out(image: Array, side: int, *, key: Array) -> Array:
     columns = jnp.arange(width, dtype=jnp.float32)[None, :] + 0.5
     inside = (jnp.abs(rows - centre_row) < side / 2) & (jnp.abs(columns - centre_column) < side / 2)
     return jnp.where(jnp.expand_dims(inside, range(2, image.ndim)), 0.0, image)
-
-
-def versions_of(
-    split: Split,
-    count: int,
-    config: AugmentationConfig,
-    *,
-    seed: int,
-    num_ids: int,
-    advance: Callable[[int], object] = lambda _: None,
-) -> Iterator[Split]:
-    """Yield `count` versions of a split in parts, version by version; the first version is the split itself.
-
-    Version v of example i has the `example_id` v · num_ids + i: ids stay unique, and example_id % num_ids is the
-    source example. All labels are the source's, and the pixels are a function of its image, `config`, `seed`, v and i
-    alone. MNIST8M has 135 versions of each digit (Loosli, Canu and Bottou, 2007).
-
-    Args:
-        num_ids: a number larger than any `example_id` of the split.
-        advance: called with the number of examples of each part.
-    """
-    stream = np.array([_STREAM, seed], np.uint32)
-    for version in range(count):
-        for start in range(0, len(split), _PART):
-            part = split[start : start + _PART]
-            if version:
-                filling = _PART - len(part)  # so that one program deforms all parts
-                images = np.pad(part.images, [(0, filling), *[(0, 0)] * (part.images.ndim - 1)])
-                ids = np.pad(part.example_id, (0, filling))
-                deformed = np.asarray(_deformed(images, ids, np.int32(version), stream, config=config))
-                new_ids = part.example_id + np.int32(version * num_ids)
-                part = dataclasses.replace(part, images=deformed[: len(part)], example_id=new_ids)
-            advance(len(part))
-            yield part
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _deformed(
-    images: UInt8[Array, "batch height width *channels"],
-    example_id: Int[Array, " batch"],
-    version: Int[Array, ""],
-    seed: UInt32[Array, "2"],
-    *,
-    config: AugmentationConfig,
-) -> UInt8[Array, "batch height width *channels"]:
-    """Change each image by the key of its version and example; pixels are rounded to the nearest of 0 to 255."""
-    key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), version)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, example_id)
-    changed = augment(normalize(images), config, key=keys)
-    return jnp.round(jnp.clip(changed, 0.0, 1.0) * 255.0).astype(jnp.uint8)

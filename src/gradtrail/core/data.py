@@ -1,6 +1,6 @@
 """Splits of a data set, and how they are made: validation split, subset, label noise, corrections; NumPy on the host.
 
-Imports no JAX, which reading params and whole splits does not need; deformed versions are in `augmentation`.
+Imports no JAX, which reading params and whole splits does not need.
 """
 
 import dataclasses
@@ -71,14 +71,6 @@ class PreprocessConfig:
     # True if labels that people corrected are applied, after the noise; `test` for the test split alone, which has
     # them alongside the given labels
     corrections: Literal[False, True, "test"]
-    # number of versions of each training example, itself included; see `augmentation.versions_of`. MNIST8M has 135
-    deformations: Annotated[int, Bounds(at_least=1, at_most=1000)]
-    deformation: AugmentationConfig  # ranges of the deformations, drawn once for each version of an example
-
-    def check(self) -> None:
-        """Refuse versions that would all be the same."""
-        if self.deformations > 1 and not self.deformation.enabled:
-            raise ValueError(f"deformation must change something where deformations is {self.deformations}; all are 0")
 
 
 def stratified_split(
@@ -141,7 +133,7 @@ def prepare(
     *,
     num_classes: int,
 ) -> dict[str, Split]:
-    """Return the splits `train`, `validation` and `test`, without corrections and deformed versions."""
+    """Return the splits `train`, `validation` and `test`, without corrections."""
     train_rows, held_out = stratified_split(labels, config.validation_fraction, seed=(config.seed, _SPLIT))
     train = _take(images, labels, train_rows, config)
     noisy = symmetric_noise(train.labels, config.label_noise, num_classes, seed=(config.seed, _NOISE))

@@ -24,7 +24,7 @@ from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.environment import machine_key
-from gradtrail.tracking.recorded import run_cache_entries
+from gradtrail.tracking.run_cache import run_cache_entries
 from gradtrail.tracking.state import PlannedStages
 
 UP_TO_DATE, CACHED, TO_BE_MADE = "up to date", "cached", "to be made"

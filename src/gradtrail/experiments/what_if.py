@@ -50,9 +50,8 @@ from gradtrail.stages.report.gallery import encode_png
 from gradtrail.stages.what_if import VALIDATION_LOSS, describe
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.tables import markdown_table
-from gradtrail.tracking.recorded import working_snapshot
 from gradtrail.tracking.runs import StoredRuns, find_equivalent_run
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import WorkingState
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.tags import outputs
 
@@ -415,7 +414,7 @@ def report(results: pd.DataFrame, fraction: float, removals: Mapping[str, str], 
     print(f"written to {_REPORT}.html and .csv", file=sys.stderr)
 
     client = open_store()
-    if run := find_equivalent_run(StoredRuns(client), Identity("what_if", snapshot=working_snapshot())):
+    if run := find_equivalent_run(StoredRuns(client), WorkingState("what_if")):
         for suffix in (".html", ".csv"):
             client.log_artifact(run.info.run_id, str(_REPORT.with_suffix(suffix)), "results/comparisons")
         client.log_metric(run.info.run_id, "what_if/lds", lds.value)

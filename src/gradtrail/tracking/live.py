@@ -54,7 +54,7 @@ from gradtrail.tracking.record import (
     shipper_lock,
     take_notices,
 )
-from gradtrail.tracking.state import Identity, state_lock
+from gradtrail.tracking.state import State, WorkingState, state_lock
 from gradtrail.tracking.tags import ALERT, origin_tags, process_tags
 from gradtrail.tracking.working_diff import write_diff
 
@@ -136,7 +136,7 @@ class LiveRun:
         record: Record of the execution; None without tracking, then nothing is written.
     """
 
-    def __init__(self, stage: Identity, record: Record | None):
+    def __init__(self, stage: State, record: Record | None):
         self.stage = stage
         self._record = record
         self._described: Future[RunInfo]
@@ -323,7 +323,7 @@ def tracked(stage: Stage) -> Iterator[LiveRun]:
 
     The record is shipped while the stage works, so that curves are live. Only one process at a time makes a state.
     """
-    identity = Identity(stage.name, entries={stage.name: stage.inputs.entry})
+    identity = WorkingState(stage.name, entries={stage.name: stage.inputs.entry})
     since_imports = time.time() - stage.made_at
     seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
     if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):

@@ -35,7 +35,7 @@ from gradtrail.tracking.names import (
     run_name,
 )
 from gradtrail.tracking.record import ATTEMPT, FINISHED, MODEL, Dataset, Record, RunInfo, own_store
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import State
 from gradtrail.tracking.tags import (
     DATASET,
     DATASET_DIGEST,
@@ -65,7 +65,7 @@ _RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all example
 
 def describe(
     record: Record,
-    stage: Identity,
+    stage: State,
     tags: Mapping[str, str],
     environment: Mapping[str, Any] | None = None,
     began: float | None = None,
@@ -99,7 +99,7 @@ def describe(
     return info
 
 
-def add_outs(record: Record, info: RunInfo, stage: Identity, outs: Mapping[str, str]) -> RunInfo:
+def add_outs(record: Record, info: RunInfo, stage: State, outs: Mapping[str, str]) -> RunInfo:
     """Add the outputs of a stage, which its folder has, and their digests: curves, results, tables, data sets.
 
     Raises:
@@ -222,7 +222,7 @@ def _add_tables(record: Record, folder: Path) -> list[str]:
     return [*sorted(f"tables/{name}.json" for name in frames), *compiled]
 
 
-def _write_lineage(record: Record, stage: Identity, outs: Mapping[str, str] | None = None) -> None:
+def _write_lineage(record: Record, stage: State, outs: Mapping[str, str] | None = None) -> None:
     lineage = stage.describe_lineage()
     if outs is not None:
         lineage[stage.name]["outs"] = dict(outs)

@@ -1,4 +1,4 @@
-"""The stage and the gate report what a call compiles in a training, and a donation that is lost.
+"""The stage reports what a call compiles in a training, and like the gate a donation that is lost.
 
 Five are planted: a jitted lambda each epoch, `static_argnums` on the epoch, a shape that grows with the epoch, an eager
 operation in each chunk, and a train step that donates nothing.
@@ -58,5 +58,4 @@ def test_project_warns_of_all_five_with_cold_and_warm_cache(tmp_path: Path) -> N
             assert re.fullmatch(f"train: warning: {words}", line), warnings
     with pytest.raises(AssertionError, match="ended with 1") as failure:
         project.gradtrail("gate")
-    for words in expected:
-        assert re.search(words.replace("3 times", "2 times").replace(r", float32\[3\]", ""), str(failure.value))
+    assert re.search(expected[-1], str(failure.value))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from projects import Project
 
-from gradtrail.tracking.recorded import working_snapshot
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.dvc_history import working_snapshot
+from gradtrail.tracking.state import RecordedState, WorkingState
 
 
 def test_the_second_repro_runs_nothing(project: Project) -> None:
@@ -79,13 +79,13 @@ def test_queued_experiments_run_the_code_they_were_queued_with(project: Project)
 def test_state_of_an_earlier_stage_is_that_of_its_files(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of stages before it, what made the files counts; of any other, what the params say now."""
     monkeypatch.chdir(project.folder)
-    made = Identity("train", snapshot=working_snapshot()).state
-    assert Identity("train").state == made
+    made = RecordedState("train", snapshot=working_snapshot()).state
+    assert WorkingState("train").state == made
     project.set("train.adamw.learning_rate", 0.5)
-    assert Identity("evaluate").state_of("train") == made
-    assert Identity("fetch").state_of("train") == Identity("train").state != made
+    assert WorkingState("evaluate").state_of("train") == made
+    assert WorkingState("fetch").state_of("train") == WorkingState("train").state != made
     (project.folder / "models/final.safetensors").write_text("by hand")
-    assert Identity("evaluate").state_of("train") != made
+    assert WorkingState("evaluate").state_of("train") != made
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from projects import Project
 from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import digest, read_json, write_json
-from gradtrail.tracking.recorded import consistent_stages, recorded_origin, snapshot_of
+from gradtrail.tracking.dvc_history import consistent_stages, recorded_origin, snapshot_of
 from gradtrail.tracking.sync import describe, sync
 from gradtrail.tracking.tags import PROCESS
 

@@ -18,7 +18,7 @@ from gradtrail.experiments.compare.plan import CompletedRun, Planner, trainings_
 from gradtrail.experiments.compare.spec import Comparison
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.yaml_file import read_yaml
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import WorkingState
 from gradtrail.tracking.tags import OUTS, output_tags, outputs, param_text, state_tags
 
 STAGES = {
@@ -101,7 +101,8 @@ def played(name: str, accuracy: float, status: str, number: int) -> Run:
         put_into_cache(Path(out))
     else:
         Path(out).write_text(content)
-    tags = state_tags(Identity(name)) | output_tags(Identity(name), {out: digest(Path(out))}) | {"dataset": "words"}
+    stage = WorkingState(name)
+    tags = state_tags(stage) | output_tags(stage, {out: digest(Path(out))}) | {"dataset": "words"}
     tags |= {"dataset_digest": hashlib.sha256(b"").hexdigest()}
     metrics = {
         "train": {"train/seconds": float(number), "train/num_parameters": 7.0},
@@ -217,7 +218,7 @@ def test_locked_stage_before_training_needs_no_run(folder: Path) -> None:
     """Code of `fetch` was edited and its outs are the same: its run of before stands for both, and DVC runs nothing."""
     store = Store()
     store.run(0.9)
-    entry, out = Identity("fetch").entry("fetch"), STAGES["fetch"][1]
+    entry, out = WorkingState("fetch").entry("fetch"), STAGES["fetch"][1]
     store.runs = [run for run in store.runs if run.data.tags["stage"] != "fetch"]
     assert completed(store) == {}
     section = {
@@ -295,7 +296,7 @@ def test_incomplete_newer_training_does_not_hide_a_complete_one() -> None:
     store.run(0.91)
     older = store.runs[1].info.run_id
     store.runs.append(played("train", 0.0, "FINISHED", 9))
-    store.runs[-1].data.tags.update(output_tags(Identity("train"), {"models.txt": "0" * 32}))
+    store.runs[-1].data.tags.update(output_tags(WorkingState("train"), {"models.txt": "0" * 32}))
     results = completed(store)[("low", 0)]
     assert (results.mlflow_run, results.test_accuracy) == (older, 0.91)
     store.runs.append(played("evaluate", 0.95, "FINISHED", 10))

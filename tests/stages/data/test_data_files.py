@@ -6,20 +6,18 @@ import re
 import struct
 import tempfile
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pytest
-from factories import dataset_info, preprocess_config, random_split
+from factories import dataset_info, random_split
 from fuzzing import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradtrail.core.augmentation import versions_of
 from gradtrail.core.data import Split
 from gradtrail.stages.data import data_files
 from gradtrail.stages.data.data_files import (
@@ -33,9 +31,7 @@ from gradtrail.stages.data.data_files import (
     read_samples,
     read_split,
     read_splits,
-    require_undeformed,
     write_processed,
-    write_split,
 )
 from gradtrail.stages.data.parquet import read_parquet
 from gradtrail.support.errors import UserError
@@ -176,11 +172,6 @@ def assert_equal(left: Split, right: Split) -> None:
         assert getattr(left, name).dtype == getattr(right, name).dtype
 
 
-def versions_in_parts() -> Iterator[Split]:
-    config = preprocess_config()
-    return versions_of(SPLIT, 3, config.deformation, seed=0, num_ids=20)
-
-
 def test_processed_folder_comes_back(tmp_path: Path) -> None:
     info = write_processed(tmp_path / "processed", SPLITS, INFO)
     assert info == read_info(tmp_path / "processed")
@@ -188,25 +179,6 @@ def test_processed_folder_comes_back(tmp_path: Path) -> None:
     for name, split in read_splits(tmp_path / "processed").items():
         assert_equal(split, SPLITS[name])
         assert not split.images.flags.writeable
-
-
-def test_column_is_a_file_that_numpy_reads_and_writes_alike(tmp_path: Path) -> None:
-    write_split(tmp_path / "train", [SPLIT[:4], SPLIT[4:]], 9)
-    for name in COLUMNS:
-        path = tmp_path / "train" / f"{name}.npy"
-        np.testing.assert_array_equal(np.load(path), getattr(SPLIT, name))
-        np.save(tmp_path / "saved.npy", getattr(SPLIT, name))
-        assert path.read_bytes() == (tmp_path / "saved.npy").read_bytes()
-
-
-def test_versions_are_written_part_by_part(tmp_path: Path) -> None:
-    info = write_processed(tmp_path / "processed", SPLITS, INFO, train_versions=versions_in_parts(), versions=3)
-    assert (info.versions, info.examples["train"]) == (3, 27)
-    train = read_split(tmp_path / "processed/train")
-    for start, part in zip(range(0, 27, 9), versions_in_parts(), strict=True):
-        assert_equal(train[start : start + 9], part)
-    with pytest.raises(UserError, match=r"^audit: the training split has 3 versions of each example"):
-        require_undeformed(info, "audit")
 
 
 def test_large_training_split_is_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

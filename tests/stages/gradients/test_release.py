@@ -66,17 +66,13 @@ def test_scores_of_other_splits_are_as_before(
     assert sum(visits) == num_visits(TRAJECTORY, scored_splits(SPLITS, PUBLISHED))
 
 
-def made(analysis: GradientAnalysis, *, release: bool) -> outputs.Tables:
+def collected(scratch: Path, analysis: GradientAnalysis, *, release: bool) -> outputs.Results:
     public_splits = scored_splits(SPLITS, a_guarantee(release=release))
     dynamics = learning_dynamics(len(public_splits["train"]))
     assert {*dynamics} == {*DYNAMICS} - {"example_id"}
-    return outputs.make_tables(outputs.score_table(public_splits, analysis.scores, dynamics), analysis, CONFIG)
-
-
-def added(scratch: Path, analysis: GradientAnalysis, *, release: bool) -> outputs.Analyses:
-    result = outputs.Analyses(scratch, 0, "abcdefghij")
-    result.add(0, made(analysis, release=release), analysis, {"float64_error/loss": 1e-6})
-    return result
+    scores = outputs.score_table(public_splits, analysis.scores, dynamics)
+    num_train = len(public_splits["train"])
+    return outputs.collect([(0, scores, analysis)], CONFIG, scratch, classes="abcdefghij", num_train=num_train)
 
 
 def test_outs_to_publish_have_their_schema_and_no_training_example(
@@ -84,8 +80,9 @@ def test_outs_to_publish_have_their_schema_and_no_training_example(
 ) -> None:
     whole, part, _ = analyses
     for name, analysis in (("whole", whole), ("published", part)):
-        made_tables = added(tmp_path, analysis, release=name == "published").write(tmp_path / name, CONFIG)
-    figures.draw(tmp_path / "published", made_tables, part, scored_splits(SPLITS, PUBLISHED), "a title", 5)
+        results = collected(tmp_path, analysis, release=name == "published")
+        results.write(tmp_path / name)
+    figures.draw(tmp_path / "published", results, scored_splits(SPLITS, PUBLISHED), "a title", 5)
     schemas = [pq.read_schema(tmp_path / name / "scores.parquet") for name in ("whole", "published")]
     assert schemas[0].equals(schemas[1])
     scores = pd.read_parquet(tmp_path / "published/scores.parquet")
@@ -104,12 +101,11 @@ def test_metrics_and_words_to_publish_leave_the_training_split_out(
     analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]], tmp_path: Path
 ) -> None:
     _, part, _ = analyses
-    made_tables = made(part, release=True)
-    metrics = outputs.measure(made_tables, part)
+    results = collected(tmp_path, part, release=True)
+    metrics = results.metrics
     assert set(metrics) == {"num_examples", "validation_grad_norm_median", "test_grad_norm_median"}
     assert metrics["num_examples"] == 15
-    analyses_of_part = added(tmp_path, part, release=True)
-    words = summary.summarize("a title", made_tables, analyses_of_part, CONFIG, 5, PUBLISHED)
+    words = summary.summarize("a title", results, CONFIG, 5, PUBLISHED)
     assert words.startswith(f"# Summary of per-example gradients: a title\n\n{REDACTED}\n\n## Suspected")
     assert "train split" not in words
     assert words.count("## ") == 1

@@ -12,16 +12,12 @@ from gradtrail.stages.preprocess import figures
 
 
 def test_classes_of_one_training_example_or_none_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    figures.warn_of_small_classes(np.array([0, 0, 2, 3, 3]), "01234", versions=1)
+    figures.warn_of_small_classes(np.array([0, 0, 2, 3, 3]), "01234")
     assert capsys.readouterr().err == (
         "preprocess: classes with fewer than two training examples: 1 (0), 2 (1), 4 (0); `gradients` leaves them out "
         "of coherence_within_classes, and classes.csv has no coherence of such a class with itself\n"
     )
-
-
-def test_two_versions_of_an_example_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    figures.warn_of_small_classes(np.array([0, 1]), "01", versions=2)
-    figures.warn_of_small_classes(np.array([0, 0, 1, 1]), "01", versions=1)
+    figures.warn_of_small_classes(np.array([0, 0, 1, 1]), "01")
     assert not capsys.readouterr().err
 
 

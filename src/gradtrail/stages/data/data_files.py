@@ -3,13 +3,12 @@
 Splits are opened as memory maps: a stage reads the rows that it needs, whether or not memory holds all of them.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +27,6 @@ DIGEST_LENGTH = 12  # characters of a data set's digest in metrics files and in 
 SAMPLE = 100_000  # most training examples where all are needed at once: learning dynamics, tables
 
 _INFO = "dataset.json"
-_UNDEFORMED = "train_undeformed"
 _IDX_UINT8 = 0x08  # code of the element type
 _CHANNELS = (3, 4)  # of an image, as its last axis
 _PART = 2**12 * 28 * 28  # pixels that are counted together
@@ -44,7 +42,7 @@ class DatasetInfo:
     digest: str  # SHA-256 over the digests of the raw files, hexadecimal
     image_shape: tuple[int, ...]  # height and width in pixels, in color also the number of channels
     num_classes: int  # labels are 0 to num_classes - 1
-    examples: dict[str, int]  # number in each split; with deformed versions also the number of originals
+    examples: dict[str, int]  # number in each split
     files: dict[str, str]  # SHA-256 of each raw file, by name
     class_names: tuple[str, ...] = ()  # in the order of the labels; empty if the numbers are the names
 
@@ -52,12 +50,6 @@ class DatasetInfo:
     def classes(self) -> tuple[str, ...]:
         """The name of each class, by default its number."""
         return self.class_names or tuple(map(str, range(self.num_classes)))
-
-    @property
-    def versions(self) -> int:
-        """The number of versions of each training example, see `preprocess.deformations`."""
-        train = self.examples.get("train", 1)
-        return train // self.examples.get(_UNDEFORMED, train)
 
     @property
     def label(self) -> str:
@@ -80,30 +72,7 @@ def read_info(folder: Path) -> DatasetInfo:
     return validate(read_json(path), DatasetInfo, f"{path}: dataset")
 
 
-def require_undeformed(info: DatasetInfo, stage: str) -> None:
-    """Raise UserError if the training split has deformed versions of its examples."""
-    if info.versions > 1:
-        raise UserError(
-            f"{stage}: the training split has {info.versions} versions of each example, which are not "
-            f"independent; set preprocess.deformations to 1"
-        )
-
-
 # Splits
-
-
-def write_split(folder: Path, parts: Iterable[Split], size: int) -> None:
-    """Write a split of `size` examples to a new folder, part by part."""
-    folder.mkdir(parents=True)
-    with contextlib.ExitStack() as stack:
-        files = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in COLUMNS}
-        for part in parts:
-            for name, file in files.items():
-                values = np.ascontiguousarray(getattr(part, name))
-                if not file.tell():
-                    header = {"descr": values.dtype.str, "fortran_order": False, "shape": (size, *values.shape[1:])}
-                    np.lib.format.write_array_header_1_0(file, header)
-                file.write(values.data)
 
 
 def read_split(folder: Path) -> Split:
@@ -132,18 +101,10 @@ def sample_rows(num_examples: int) -> Int[np.ndarray, " sample"]:
     return np.arange(count, dtype=np.int64) * num_examples // max(1, count)
 
 
-def write_processed(
-    folder: Path,
-    splits: Mapping[str, Split],
-    info: DatasetInfo,
-    *,
-    train_versions: Iterable[Split] | None = None,
-    versions: int = 1,
-) -> DatasetInfo:
+def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo) -> DatasetInfo:
     """Write all splits to a new folder, with the description `info` and the numbers of examples, which is returned.
 
-    If each training example has several `versions`, `train_versions` has the parts of the training split, and `splits`
-    its undeformed examples. Raises UserError if a split has no example.
+    Raises UserError if a split has no example.
     """
     sizes = {name: len(split) for name, split in splits.items()}
     if empty := [name for name, size in sizes.items() if not size]:
@@ -151,11 +112,10 @@ def write_processed(
             f"params.yaml: preprocess.validation_fraction leaves no {empty[0]} example; found {sizes}, every split "
             "needs at least one"
         )
-    if versions > 1:
-        sizes |= {"train": versions * sizes["train"], _UNDEFORMED: sizes["train"]}
     for name, split in splits.items():
-        parts = train_versions if name == "train" and train_versions is not None else [split]
-        write_split(folder / name, parts, sizes[name])
+        (folder / name).mkdir(parents=True)
+        for column in COLUMNS:
+            np.save(folder / name / f"{column}.npy", np.ascontiguousarray(getattr(split, column)))
     written = dataclasses.replace(info, examples=sizes)
     write_info(folder, written)
     return written

@@ -32,9 +32,9 @@ def draw_samples(path: Path, train: Split, dataset: str, num_classes: int, names
     plotting.save(figure, path)
 
 
-def warn_of_small_classes(labels: np.ndarray, classes: Sequence[str], *, versions: int) -> None:
-    """Print one line on stderr if a class has fewer than two training examples, counting versions of each."""
-    counts = np.bincount(labels, minlength=len(classes)) * versions
+def warn_of_small_classes(labels: np.ndarray, classes: Sequence[str]) -> None:
+    """Print one line on stderr if a class has fewer than two training examples."""
+    counts = np.bincount(labels, minlength=len(classes))
     small = [f"{classes[int(label)]} ({counts[label]})" for label in np.flatnonzero(counts < 2)]
     if small:
         listed = ", ".join(small[:_SHOWN]) + (f" and {len(small) - _SHOWN} more" if len(small) > _SHOWN else "")
