@@ -120,8 +120,7 @@ def start(project: Project, *place: object, number: signal.Signals) -> subproces
 def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     """A training that was finished once, without a stop."""
     project = copy_project(tmp_path_factory.mktemp("killed") / "project")
-    for key, value in QUICK.items():
-        project.set(key, value)
+    project.change(QUICK)
     for stage in ("fetch", "preprocess"):
         project.run_stage(stage)
     training = Training(project)
@@ -277,8 +276,7 @@ def test_millions_of_examples_take_less_memory_than_they_have_and_a_kill_changes
 )
 def test_kills_at_random_moments_change_no_byte(params: dict[str, object], tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project")
-    for key, value in (QUICK | {"train.epochs": 4, "train.batch_size": 8} | params).items():
-        project.set(key, value)
+    project.change(QUICK | {"train.epochs": 4, "train.batch_size": 8} | params)
     project.dvc("repro", "preprocess")
     project.run_stage("train")
     expected, started = project.digests(*OUTS), time.monotonic()

@@ -156,14 +156,16 @@ class Project:
         return [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
 
     def set(self, key: str, value: Any) -> None:
+        self.change({key: value})
+
+    def change(self, params: Mapping[str, Any]) -> None:
+        """Write values into `params.yaml`, by key."""
         yaml = YAML()
         path = self.folder / "params.yaml"
         content = yaml.load(path)
-        node = content
-        *parents, last = key.split(".")
-        for part in parents:
-            node = node[part]
-        node[last] = value
+        for key, value in params.items():
+            *parents, last = key.split(".")
+            functools.reduce(operator.getitem, parents, content)[last] = value
         yaml.dump(content, beside := path.with_suffix(".tmp"))
         beside.replace(path)  # a stage that is starting reads the old file or the new one
 
@@ -304,8 +306,7 @@ def finished_project() -> Project:
 
 def _finish_project(folder: Path) -> None:
     project = copy_project(folder)
-    for key, value in QUICK.items():
-        project.set(key, value)
+    project.change(QUICK)
     project.commit("quick params")
     output = project.dvc("repro")
     assert project.ran(output) == list(STAGES)

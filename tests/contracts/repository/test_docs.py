@@ -177,8 +177,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
             (project.folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, project.folder / name)
     lend_environment(project.folder / ".venv")
-    for key, value in QUICK.items():
-        project.set(key, value)
+    project.change(QUICK)
     for name in ("dvc.lock", "results"):
         subprocess.run(("rm", "-rf", name), cwd=project.folder, check=True)
     project.git("init", "-q")
