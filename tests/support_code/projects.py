@@ -245,11 +245,12 @@ class Project:
 
     def empty_store(self) -> None:
         """Put a store without runs in the place of the project's: what is left of one that was lost and made anew."""
-        path = self.folder / "mlflow.db"
+        path, template = self.folder / "mlflow.db", empty_store()
         path.unlink(missing_ok=True)
-        shutil.copy(made_once(_make_store, "store") / "mlflow.db", path)
+        shutil.copy(template / "mlflow.db", path)
         with contextlib.closing(sqlite3.connect(path)) as store, store:  # else it would say that it was moved
-            store.execute("update experiments set artifact_location = ?", (str(self.folder / "mlruns" / "0"),))
+            moved = "update experiments set artifact_location = replace(artifact_location, ?, ?)"
+            store.execute(moved, (str(template), str(self.folder)))
 
     def sync(self, **env: str) -> str:
         return self.gradtrail("sync", env=env)
@@ -314,12 +315,27 @@ def _finish_project(folder: Path) -> None:
     project.commit("results")
 
 
-def _make_store(folder: Path) -> None:
-    """Make a database as MLflow makes it."""
-    folder.mkdir()
-    code = "from gradtrail.tracking.store import open_store; open_store()"
+def empty_store() -> Path:
+    """Return the folder of a store without runs, which takes MLflow seconds; to be copied, not to be changed."""
+
+    def make(folder: Path) -> None:
+        ((status, _),) = create_store(folder, at_once=1)
+        assert status == 0
+
+    return made_once(make, "store")
+
+
+def create_store(folder: Path, *, at_once: int) -> list[tuple[int, bytes]]:
+    """Create a store by so many processes at once; return the status of each and the id of the experiment `models`."""
+    folder.mkdir(exist_ok=True)
+    code = (
+        "from gradtrail.tracking.store import experiment_id, open_store; print(experiment_id(open_store(), 'models'))"
+    )
     env = environment() | {"DVC_ROOT": str(folder), "PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([warm_python(), "-c", code], check=True, env=env, timeout=_LONGEST)
+    command = [warm_python(), "-c", code]
+    started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(at_once)]
+    outputs = [process.communicate()[0] for process in started]
+    return [(process.returncode, out) for process, out in zip(started, outputs, strict=True)]
 
 
 def compiled_code() -> Path:
@@ -343,7 +359,7 @@ def copy_project(to: Path) -> Project:
 
 
 def initialize(project: Project) -> Project:
-    """Put a new project under git and DVC, with a store without runs: MLflow takes seconds to make one."""
+    """Put a new project under git and DVC, with a store without runs."""
     project.git("init", "-q")
     project.dvc("init", "-q")
     project.commit("a project")
