@@ -136,6 +136,7 @@ def test_stage_makes_the_devices_that_each_batch_is_split_over(project: Project)
 WRITE_NO_RESULTS = {"debug_nans", "disable_jit"}  # and say so
 OTHER = {
     "steps_per_call": 7,
+    "stop_after_epoch": 99,
     "checkpoint_seconds": 0.001,
     "join_seconds": 1.0,
     "download_timeout_seconds": 1.0,
