@@ -7,7 +7,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 import venv
 from collections.abc import Mapping
 from pathlib import Path
@@ -213,19 +212,6 @@ def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
     for one in other:
         log_evaluation(client, one, run, one.data.metrics)
         assert not client.get_run(one.info.run_id).inputs.model_inputs
-
-
-def test_last_headline_is_the_shown_one_after_the_clock_was_set_back(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = new_run(client)
-    for hour, value in enumerate((0.7, 0.6, 0.8)):
-        monkeypatch.setattr(time, "time", lambda hour=hour: 1e9 - 3600 * hour)
-        evaluation = new_evaluation(client, accuracy=value)
-        assert copy_headlines(client, evaluation, client.get_run(run.info.run_id))
-        training = client.get_run(run.info.run_id)
-        assert training.data.metrics == {"eval/accuracy": value}
-        assert not copy_headlines(client, evaluation, training), "nothing is left to copy"
 
 
 def test_the_model_of_several_members_is_their_ensemble(client: MlflowClient, tmp_path: Path) -> None:
