@@ -12,17 +12,16 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from gradtrail.core.names import NETWORKS
 from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.params import active_params
-from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_source, sha256_of
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_code, sha256_of
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.deleted import deleted_results, find_deleted_runs
@@ -51,7 +50,6 @@ from gradtrail.tracking.tags import (
     outputs,
     param_text,
     process_tags,
-    stage_params,
 )
 from gradtrail.tracking.variants import update_parents
 
@@ -182,11 +180,9 @@ class States:
         executions = self._executed.get(sha256_of(stage.out_digests()), [])
         if any(run.data.tags["state"] == stage.state for run in executions):
             return None
-        recorded, has_own_network = stage.entry(stage.name), stage_params(stage).get("train.model") == "own"
-        ignored = () if has_own_network else (NETWORKS.as_posix(),)
-        prefix = f"{TRAIN}." if has_training and stage.name != TRAIN else None
+        recorded, prefix = stage.entry(stage.name), f"{TRAIN}." if has_training and stage.name != TRAIN else None
         entries = [_entry_of(self._client, run.info.run_id, stage.name) for run in executions]
-        differences = [difference(recorded, entry, ignored, prefix) for entry in entries]
+        differences = [difference(recorded, entry, prefix) for entry in entries]
         return (executions[0], differences[0]) if executions and all(differences) else None
 
     @cached_property
@@ -296,19 +292,19 @@ def _entry_of(client: MlflowClient, run_id: str, stage: str) -> Entry:
     return Entry(cmd="", params={}, deps={})
 
 
-def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), prefix: str | None = None) -> str:
+def difference(recorded: Entry, made: Entry, prefix: str | None = None) -> str:
     """Return the first param or dep in which a record and an execution differ, code and packages aside; or empty.
 
     Equal outputs of other code or packages are normal, such as in a commit that was pulled, and so is what only one of
-    them has: it came or went with the code. `ignored` data deps have no effect; params with a `prefix` are of another
-    stage, whose own record shows that they are right.
+    them has: it came or went with the code. Params with a `prefix` are of another stage, whose own record shows that
+    they are right.
     """
     new, old = (active_params(flat_params(entry)) for entry in (recorded, made))
     for key, value in new.items():
         if old.get(key, value) != value and not (prefix and key.startswith(prefix)):
             return f"with {key} {param_text(old[key])}, not {param_text(value)}"
     for dep, md5 in recorded.deps.items():
-        if made.deps.get(dep, md5) != md5 and not (is_source(dep) or dep in ignored):
+        if made.deps.get(dep, md5) != md5 and not is_code(dep):
             return f"from another {dep}"
     return ""
 

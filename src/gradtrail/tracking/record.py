@@ -67,7 +67,7 @@ class Dataset:
 class RunInfo:
     """What MLflow's page of a run shows, apart from metrics and artifacts."""
 
-    version: int = 1  # of the format
+    version: int = 2  # of the format
     store: str  # the store's address; empty for the database in the root, which may move
     experiment: str  # data | models
     stage: str

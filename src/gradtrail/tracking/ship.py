@@ -34,6 +34,7 @@ from gradtrail.tracking.tags import (
     BYTES,
     CONTEXT,
     PROCESS,
+    REBUILT,
     REPLACED,
     clone_tag,
     is_alive,
@@ -90,6 +91,10 @@ class Shipment:
         status = FINISHED if outs or self._run_outs else info.status  # one that any attempt finished stays finished
         self._client.set_terminated(self.run_id, status, int((info.ended or info.began) * 1000))
         if outs:
+            for run in StoredRuns(self._client)({"state": info.state}):
+                is_rebuilt = REBUILT in run.data.tags and outputs(run.data.tags) == outs
+                if is_rebuilt and run.info.run_id != self.run_id:  # which shows less
+                    remove_run(self._client, run.info.run_id, by=self.run_id)
             link(self._client, self.run_id, self.record)
 
     def _continued(self) -> tuple[Run, int, bool] | None:

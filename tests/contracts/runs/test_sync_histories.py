@@ -10,37 +10,11 @@ from typing import Any
 import pytest
 from projects import Project
 
-from gradtrail.stages.common.files import digest, read_json, write_json
+from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.tracking.dvc_history import consistent_stages, recorded_origin, snapshot_of
 from gradtrail.tracking.sync import describe, sync
 
-LR, WEIGHTS = "train.adamw.learning_rate", "models/final.safetensors"
-FIRST = ["evaluate", "fetch", "gradients", "train"]
-OTHER = ["evaluate lr", "gradients lr", "train lr"]
-
-
-def whole_runs(project: Project) -> list[str]:
-    """Return the stages of the finished runs, sorted, those of another learning rate marked.
-
-    Asserts what holds of all runs: none is open; each state has one; each is complete, and hangs below its training.
-    """
-    runs = project.runs()
-    assert {run["status"] for run in runs} == {"FINISHED"}
-    by_state = {run["tags"]["state"]: run for run in runs}
-    assert len(by_state) == len(runs)
-    for run in runs:
-        assert run["params"]
-        assert (run["artifacts"] / "lineage.json").is_file()
-        if run["tags"]["stage"] == "train":
-            weights = run["outs"][WEIGHTS]
-            assert digest(project.folder / ".dvc/cache/files/md5" / weights[:2] / weights[2:]) == weights
-            assert not (run["artifacts"] / "models").exists(), "the weights are DVC's"
-        if run["tags"]["stage"] in ("evaluate", "gradients"):
-            parent = by_state[run["tags"]["train_state"]]
-            assert parent["id"] == run["tags"]["mlflow.parentRunId"]
-            assert parent["outs"][WEIGHTS] == run["tags"]["weights"]
-            assert (run["artifacts"] / "results/words.txt").is_file()
-    return sorted(run["tags"]["stage"] + " lr" * (run["params"].get(LR, "0.005") != "0.005") for run in runs)
+LR = "train.adamw.learning_rate"
 
 
 def metrics(project: Project) -> dict[str, dict[str, float]]:
@@ -78,14 +52,14 @@ def test_sync_with_nothing_to_do_does_not_import_mlflow(project: Project, tmp_pa
 
 @pytest.mark.slow
 def test_runs_hold_the_weights_where_params_ask_for_it(project: Project) -> None:
-    weights = (project.folder / WEIGHTS).read_bytes()
+    weights = (project.folder / "models/final.safetensors").read_bytes()
     project.set("runtime.copy_outs", True)
     (project.folder / "mlflow.db").unlink()
     shutil.rmtree(project.folder / "models")
     project.sync()
     (run,) = project.runs_of("train")
     (logged,) = (run["artifacts"] / "models").iterdir()
-    assert (logged.name, logged.read_bytes()) == (Path(WEIGHTS).name, weights)
+    assert (logged.name, logged.read_bytes()) == ("final.safetensors", weights)
 
 
 @pytest.mark.slow
@@ -102,7 +76,6 @@ def test_a_clone_with_a_cache_has_the_runs_of_all_branches(project: Project, tmp
     assert "states whose files are not here: 7" in clone.gradtrail("sync", "-v")
     shutil.copytree(project.folder / ".dvc/cache/files", clone.folder / ".dvc/cache/files")
     assert "rebuilt: fetch, train (2), evaluate (2), gradients (2)" in clone.sync()
-    assert whole_runs(clone) == sorted(FIRST + OTHER)
     assert metrics(clone) == before
     commits = {run["tags"]["mlflow.source.git.commit"] for run in clone.runs() if run["params"].get(LR) == "0.5"}
     assert commits == {clone.git("rev-parse", "origin/other").strip()}
@@ -116,7 +89,6 @@ def test_commits_of_another_form_are_skipped(project: Project) -> None:
         project.commit("odd")
     (project.folder / "dvc.lock").write_bytes(lock)
     assert project.sync().endswith("4 runs present; skipped, not readable: 2\n")
-    assert whole_runs(project) == FIRST
 
 
 @pytest.mark.slow
