@@ -40,6 +40,7 @@ jax.devices()  # which reads the flags; what the tests start shall not inherit t
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].partition(" --xla_backend_optimization_level")[0]
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_traceback_in_locations_limit", 0)  # which take 8 % of the time
 
 
 COMPILED, MOST_BYTES = Path(__file__).parents[1] / ".gradtrail" / "tests", 2**29

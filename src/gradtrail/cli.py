@@ -201,15 +201,17 @@ def review(folder: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Pa
 
 @gradtrail.command(epilog="Example: gradtrail sync --verbose")
 @click.option("--verbose", "-v", is_flag=True, help="Also report states whose files are missing.")
-def sync(*, verbose: bool) -> None:
+@click.option("--restore", metavar="RUN", help="Deleted run to bring back: its id, first digits of the id, or name.")
+def sync(*, verbose: bool, restore: str | None) -> None:
     """Add the missing MLflow runs of all commits and experiments.
 
     Runs are rebuilt from the outputs in DVC's cache. Does nothing if nothing has changed since the last sync. A run
-    that you delete in MLflow stays deleted until its state runs again, or you restore it there.
+    that you delete in MLflow stays deleted until its state runs again.
     """
     from gradtrail.tracking import sync as syncing
 
-    print(syncing.describe(syncing.sync(), verbose=verbose))
+    report = syncing.restore(restore) if restore else syncing.sync()
+    print(syncing.describe(report, verbose=verbose))
 
 
 @gradtrail.command(epilog="Example: gradtrail gc --yes")
@@ -307,7 +309,7 @@ def what_if(folder: Path, /, *, drop: Path | None, jobs: int, **options: Any) ->
 @_interpreter("--python-a", "A, with --time")
 @_interpreter("--python-b", "B, with --time")
 def diff(before: str, after: str, *, is_timed: bool, python_a: Path, python_b: Path, **options: Any) -> None:
-    """Compare two runs: params, code, seconds, and programs down to single instructions.
+    """Compare two runs: params, code, seconds, and the costs of each compiled function.
 
     A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
     """
@@ -324,21 +326,15 @@ for _verb in serving.VERBS:
 
 @gradtrail.command(epilog="Example: gradtrail gate --accept")
 @click.option("--accept", is_flag=True, help="Accept the current costs.")
-@click.option("--timed", is_flag=True, help="Also time the training against the last accepted commit.")
-@_seconds("--timed")
-def gate(*, accept: bool, timed: bool, seconds: float) -> int:
+def gate(*, accept: bool) -> int:
     """Compare the costs of compiled functions with the accepted costs.
 
     The costs are static: FLOPs, bytes, instructions. benchmarks/accepted_costs.json has the accepted ones.
     """
     require_jax()
-    from gradtrail.experiments.cost_gate import ACCEPTED, run_gate
-    from gradtrail.experiments.timed.revisions import run_timed_gate
+    from gradtrail.experiments.cost_gate import run_gate
 
-    if accept and timed:
-        raise UserError("--timed and --accept cannot be combined")
-    static = run_gate(accept=accept)
-    return max(static, run_timed_gate(ACCEPTED, seconds=seconds)) if timed else static
+    return run_gate(accept=accept)
 
 
 @gradtrail.command(epilog="Example: gradtrail upgrade jax==0.12.0.1 flax==0.12.12")

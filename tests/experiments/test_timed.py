@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from cluster_repository import run_git
 
-from gradtrail.experiments.timed import revisions
 from gradtrail.experiments.timed.ratio import LEVEL, WIDEST, Ratio, TimedProcess, burst_steps, compare_times
 from gradtrail.experiments.timed.revisions import check_out, scratch, write_params
 from gradtrail.stages.common.yaml_file import read_yaml
@@ -86,31 +85,6 @@ def test_params_are_those_of_the_run(repository: Path) -> None:
     assert params["train"] == {"epochs": 5, "clip_norm": None, "average_decay": 0.99, "mlp": network}
     assert params["environment"] == {"xla_flags": ["--xla_a=1"]}
     assert params["runtime"] == {"trace": False}
-
-
-def test_gate_without_accepted_costs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"accepted\.json: is in no commit"):
-        revisions.run_timed_gate(Path("accepted.json"), seconds=1.0)
-
-
-@pytest.mark.usefixtures("repository")
-@pytest.mark.parametrize(
-    ("low", "high", "status", "words"),
-    [(0.99, 1.01, 0, "not slower"), (1.005, 1.03, 0, "no proof that it is slower"), (1.03, 1.06, 1, "slower")],
-)
-def test_gate_fails_only_if_the_whole_interval_is_too_slow(
-    low: float,
-    high: float,
-    status: int,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    ratio = Ratio(ratio=low, low=low, high=high, num_processes=8, num_bursts=240, seconds=60.0)
-    monkeypatch.setattr(revisions, "time_revisions", lambda *_, **__: ratio)
-    assert revisions.run_timed_gate(Path("params.yaml"), seconds=1.0) == status
-    assert f"timed gate: {words} by more than 2%" in capsys.readouterr().out
 
 
 @dataclass

@@ -27,7 +27,7 @@ MADE = Entry(cmd="", params=PARAMS_OF_TRAIN, deps=DEPS)
 # Changed value of the record → words
 CHANGES: dict[tuple[str, ...], str] = {
     ("deps", "data/processed/train"): "from another data/processed/train",
-    ("deps", "pipeline/networks"): "",
+    ("deps", "pipeline/networks"): "from another pipeline/networks",
     ("deps", "pipeline/train.py"): "",
     ("deps", "src/gradtrail/core/train"): "",
     ("deps", "src/gradtrail/stages/report/sections/costs.html.j2"): "",
@@ -51,5 +51,6 @@ def test_only_other_inputs_contradict_a_record(keys: tuple[str, ...]) -> None:
     assert difference(changed(*keys), MADE) == CHANGES[keys]
 
 
-def test_the_params_of_a_training_that_has_a_run_may_be_left_out() -> None:
+def test_networks_and_the_params_of_a_training_that_has_a_run_may_be_left_out() -> None:
+    assert difference(changed("deps", "pipeline/networks"), MADE, ignored=("pipeline/networks",)) == ""
     assert difference(changed("params", str(PARAMS), "train", "epochs"), MADE, prefix="train.") == ""

@@ -3,13 +3,16 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,7 +124,7 @@ def contents() -> dict[str, Any]:
 def change(place: Record, **changes: Any) -> None:
     """Change what a record says of its run, as another process would have written it."""
     info = place.read()
-    place.write(dataclasses.replace(info, **changes | {"tags": info.tags | changes.get("tags", {})}))
+    place.write(dataclasses.replace(info, **changes | {"tags": info.tags | changes.get("tags", {}), "files": {}}))
 
 
 def test_run_has_all_that_the_stage_wrote(stage: Stage) -> None:
@@ -262,6 +265,15 @@ def test_fault_of_the_shipper_is_told_once_by_the_next_command_and_stops_no_othe
     assert contents()["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
 
 
+def test_bug_of_the_shipper_is_told_with_its_traceback(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute()
+    monkeypatch.setattr(StoreClient, "log_inputs", lambda *_: 1 / 0)
+    Shipper(open_store()).turn()
+    (notice,) = take_notices()
+    assert notice.startswith("Traceback")
+    assert notice.splitlines()[-1].startswith("warning: logging to MLflow failed because of the bug above")
+
+
 def test_record_of_another_store_is_left_to_sync(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     execute()
     use_new_store(monkeypatch)
@@ -279,6 +291,28 @@ def test_shipper_starts_anew_where_another_database_is_in_the_place_of_its_own(s
     assert time.monotonic() - began < 5, "of the ten for which it would wait for more"
 
 
+def test_times_are_those_of_the_stage_if_the_store_was_down(stage: Stage) -> None:
+    began = time.time()
+    execute()
+    ended = time.time()
+    time.sleep(0.1)
+    ship_records()
+    assert all(began - 1 <= at / 1000 <= ended for at in contents()["times"])
+
+
+def test_clock_that_is_set_back_changes_no_order(stage: Stage) -> None:
+    seconds = itertools.count(time.time(), -60)
+    clock = {"time": lambda: next(seconds), "time_ns": time.time_ns, "monotonic": time.monotonic, "sleep": time.sleep}
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (live, record):
+            patch.setattr(module, "time", SimpleNamespace(**clock, perf_counter=time.perf_counter))
+        execute()
+    assert ship_records() == ["train"]
+    found = contents()
+    assert found["status"] == "FINISHED"
+    assert sorted(found["points"]["train/loss"]) == [(0, 1.0), (1, 0.5), (2, 0.3333)], "MLflow lists them by time"
+
+
 def test_record_of_a_killed_stage_is_shipped_as_killed_and_the_next_attempt_continues_its_run(stage: Stage) -> None:
     execute()
     (killed,) = all_records()
@@ -289,16 +323,32 @@ def test_record_of_a_killed_stage_is_shipped_as_killed_and_the_next_attempt_cont
     assert ship_records() == ["train"]
     assert contents()["status"] == "KILLED"
     assert contents()["points"]["train/loss"] == [(0, 1.0), (1, 0.5)], "of the lines before the cut"
-    execute(seconds=3.0)
+    execute()
     ship_records()
     assert contents()["status"] == "FINISHED"
     assert contents()["tags"]["attempts"] == "2"
-    assert contents()["metrics"]["train/seconds"] == 3.0
-    assert {"timings.json", "timings-2.json", "environment-2.json"} <= {*contents()["files"]}
     assert contents()["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
     assert contents()["points"][metric_name("train", "compile/total_seconds")] == [(1, 1.0)], (
         "a point for each attempt that compiles"
     )
+
+
+def test_record_that_was_only_begun_is_removed(stage: Stage) -> None:
+    (records_folder() / "0123" / "1-4194305").mkdir(parents=True)
+    assert ship_records() == []
+    assert not [*all_records()]
+
+
+def test_measured_metrics_and_the_start_are_those_of_the_last_attempt(stage: Stage) -> None:
+    for seconds in (2.0, 3.0):
+        began = time.time()
+        execute(seconds=seconds)
+        ship_records()
+    (stored,) = MlflowClient(store_uri()).search_runs(["1", "2"])
+    assert contents()["metrics"]["train/seconds"] == 3.0
+    assert sorted(contents()["points"]["train/seconds"]) == [(0, 2.0), (1, 3.0)]
+    assert stored.info.start_time / 1000 < began - 0.001 <= int(stored.data.tags[BEGAN]) / 1000
+    assert {"timings.json", "timings-2.json", "environment-2.json"} <= {*contents()["files"]}
 
 
 def test_record_that_another_process_ships_is_waited_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,37 +362,83 @@ def test_record_that_another_process_ships_is_waited_for(stage: Stage, monkeypat
     assert ship_records() == ["train"]
 
 
-def test_record_that_cannot_be_read_or_is_refused_is_set_aside_and_stops_no_other(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+def damaged(path: Path) -> Iterator[str]:
+    """Damage a file in several ways, one after the other; yield what was done to it."""
+    whole = path.read_bytes()
+    places = range(0, len(whole), len(whole) // (40 if os.environ.get("NIGHTLY") else 12))
+    for place in places:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+        yield f"byte {place} of {path.name}"
+    for name, content in {"cut": whole[: len(whole) // 2], "empty": b"", "zeros": bytes(9), "null": b"null\n"}.items():
+        path.write_bytes(content)
+        yield f"{path.name}: {name}"
+    path.write_bytes(whole)
+
+
+def test_damaged_record_is_set_aside_with_one_warning_and_all_others_are_shipped(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    unreadable = {RUN: [b"", b"null\n", b'{"version": 0}'], "metrics.jsonl": [b'{"key": 1}\n']}
-    for name, content in ((name, content) for name, contents in unreadable.items() for content in contents):
-        execute()
-        *_, bad = all_records()
-        (bad.folder / name).write_bytes(content)
-    with tracked(Stage("train")) as run:
-        run.curves({"a\nb": {0: 1.0}})  # a name that MLflow refuses
     execute()
-    (records_folder() / "0123" / "1-4194305").mkdir(parents=True)  # only begun, by a process that was killed
-    capsys.readouterr()
-    assert ship_records() == ["train"]
-    assert ["set aside, as it cannot be logged" in line for line in capsys.readouterr().err.splitlines()] == [True] * 5
-    assert contents()["status"] == "FINISHED"
-    assert not [*all_records()]
+    (template,) = all_records()
+    kept = Record(tmp_path / "kept" / "1-1")
+    kept.folder.parent.mkdir()
+    template.folder.rename(kept.folder)
+    for name in (RUN, "metrics.jsonl", "artifacts/lineage.json", "attempt/timings.json"):
+        for damage in damaged(kept.folder / name):
+            use_new_store(monkeypatch)
+            bad = Record(records_folder() / "0123" / f"{time.time_ns()}-1")
+            bad.copy(kept.folder, "..")
+            execute()
+            capsys.readouterr()
+            shipped = ship_records()
+            warnings = capsys.readouterr().err.splitlines()
+            assert shipped == ["train"], damage
+            assert ["set aside" in line for line in warnings] == [True], damage
+            assert contents()["status"] == "FINISHED", damage
+            assert not [*all_records()], damage
+            assert ship_records() == []
 
 
-def test_run_in_progress_elsewhere_is_not_joined(stage: Stage) -> None:
+def test_run_in_progress_elsewhere_is_not_joined_and_one_run_remains(stage: Stage) -> None:
     """Two clones that share a store work on one state: the second does not write into the curve of the first."""
     execute()
     (first,) = all_records()
     change(first, status="RUNNING", ended=None, outs=None, tags={PROCESS: "another host:1:a:1", OUTS_TAG: None})
-    shipper.Shipment(open_store(), first)._ship_points()
+    client = open_store()
+    foreign = shipper.Shipment(client, first)
+    foreign._ship_points()
     first.remove()
     execute()
     ship_records()
-    runs = MlflowClient(store_uri()).search_runs(["1", "2"])
+    runs = client.search_runs(["1", "2"])
     assert sorted(run.info.status for run in runs) == ["FINISHED", "RUNNING"]
     assert {run.data.tags["attempts"] for run in runs} == {"1"}
+    outs = next(run.data.tags[OUTS_TAG] for run in runs if OUTS_TAG in run.data.tags)
+    client.set_tag(foreign.run_id, OUTS_TAG, outs)  # the first one ends too
+    client.set_terminated(foreign.run_id)
+    execute()
+    ship_records()
+    (run,) = client.search_runs(["1", "2"])
+    assert run.info.run_id == foreign.run_id, "the older one"
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "train/loss")] == [0, 1, 2]
+
+
+def test_closed_run_without_outs_gives_way_to_one_that_finished(stage: Stage) -> None:
+    execute()
+    (first,) = all_records()
+    change(first, status="RUNNING", ended=None, outs=None, tags={PROCESS: "another host:1:a:1", OUTS_TAG: None})
+    client = open_store()
+    foreign = shipper.Shipment(client, first)
+    first.remove()
+    with tracked(Stage("train")) as run:
+        ship = Shipper(client)
+        run._described.result()
+        ship.turn()
+        client.set_terminated(foreign.run_id, "KILLED")
+        write_all(run)
+    ship.turn()
+    assert contents()["status"] == "FINISHED"
+    assert client.get_run(foreign.run_id).data.tags["replaced_by"]
 
 
 def test_bug_in_the_stage_side_is_a_traceback_and_the_run_is_closed_as_failed(
@@ -360,6 +456,14 @@ def test_bug_in_the_stage_side_is_a_traceback_and_the_run_is_closed_as_failed(
     *traceback, line = capsys.readouterr().err.splitlines()
     assert traceback[0].startswith("Traceback")
     assert line.startswith("warning: logging to MLflow failed because of the bug above; the results are unaffected")
+
+
+def test_run_that_cannot_be_begun_is_reported_once(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "environment", lambda: 1 / 0)
+        with tracked(stage) as run:
+            run.metrics({"loss": 1.0})
+    assert capsys.readouterr().err.count("warning:") == 1
 
 
 def test_commit_and_changes_are_those_that_the_stage_began_with(stage: Stage) -> None:
@@ -409,19 +513,33 @@ def test_refused_result_leaves_the_run_of_an_earlier_attempt(stage: Stage) -> No
     assert contents()["tags"][OUTS_TAG] == first["tags"][OUTS_TAG]
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_server_is_waited_for_until_the_limit_or_a_request_to_stop(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_stopped: bool
-) -> None:
-    seconds = 600.0 if is_stopped else 0.3
-    monkeypatch.setattr(Stage, "runtime", dataclasses.replace(stage.runtime, tracking_seconds=seconds))
+def wait(stage: Stage, monkeypatch: pytest.MonkeyPatch, *, hurry: bool = False) -> float:
+    """Return the seconds for which a stage waits at its end for a server that nobody ships to."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD_SERVER)
     with tracked(stage) as run:
-        if is_stopped:
-            threading.Timer(0.3, run.hurry).start()
+        if hurry:
+            threading.Timer(0.2, run.hurry).start()
         began = time.monotonic()
-    assert 0.2 <= time.monotonic() - began < 60
-    assert ("no response within 0.3 s, `runtime.tracking_seconds`" in capsys.readouterr().err) != is_stopped
+    return time.monotonic() - began
+
+
+def test_only_a_server_is_waited_for_and_no_longer_than_the_limit(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = dataclasses.replace(stage.runtime, tracking_seconds=0.3)
+    monkeypatch.setattr(Stage, "runtime", runtime)
+    with tracked(stage):
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.3
+    assert capsys.readouterr().err == ""
+    assert wait(stage, monkeypatch) >= 0.3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no response within 0.3 s, `runtime.tracking_seconds`" in line
+
+
+def test_stage_that_was_asked_to_stop_waits_no_longer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stage, "runtime", dataclasses.replace(stage.runtime, tracking_seconds=600.0))
+    assert wait(stage, monkeypatch, hurry=True) < 60
 
 
 def test_use_of_processor_and_memory_is_sampled_with_a_step_each(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,3 +554,26 @@ def test_use_of_processor_and_memory_is_sampled_with_a_step_each(stage: Stage, m
     points = contents()["points"]
     assert [step for step, _ in points["system/cpu_utilization_percentage"][:2]] == [0, 1]
     assert all(0 < value < 1e7 for _, value in points["system/system_memory_usage_megabytes"])
+
+
+def test_checkpoint_is_an_artifact(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradtrail.tracking import checkpoints
+
+    def save(folder: Path, *_: object) -> None:
+        folder.mkdir()
+        (folder / "state").write_text("state")
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", save)
+    with tracked(stage) as run:
+        run.checkpoint(SimpleNamespace())  # type: ignore[arg-type]
+    ship_records()
+    assert "checkpoint/state" in contents()["files"]
+
+
+def test_metric_that_mlflow_refuses_sets_its_record_aside(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    with tracked(stage) as run:
+        run.curves({"a\nb": {0: 1.0}})
+    capsys.readouterr()
+    assert ship_records() == []
+    assert "set aside, as it cannot be logged" in capsys.readouterr().err
+    assert not [*all_records()]

@@ -24,7 +24,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowClient]:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         patch.chdir(folder)
         client = open_store()
-        models = experiment_id(client, "models")
+        models, data = experiment_id(client, "models"), experiment_id(client, "data")
         for number, value in enumerate((*VALUES, 7.0)):
             run = client.create_run(models, start_time=number // 2, tags={"stage": "train"}, run_name=f"'{number}'")
             client.log_param(run.info.run_id, "seed", number)
@@ -34,6 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowClient]:
             client.set_terminated(run.info.run_id, "KILLED" if number % 3 else "FINISHED")
         client.delete_run(run.info.run_id)
         client.create_run(models, tags={"stage": "evaluate"})
+        client.create_run(data, tags={"stage": "train"})
         yield client
 
 

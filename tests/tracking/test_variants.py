@@ -2,6 +2,8 @@
 
 import json
 import math
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import scipy.stats
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 from model_store import enter_store
+from PIL import Image
+from small_project import finished_small_project
 
 from gradtrail.experiments.list_runs import print_runs
 from gradtrail.support.errors import UserError
@@ -21,9 +25,9 @@ from gradtrail.tracking.dvc_history import RecordedStates
 from gradtrail.tracking.find_run import look_up
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.state import Snapshot
-from gradtrail.tracking.store import experiment_id
+from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.tags import NOTE, OUTS, PARENT, TRAININGS, VARIANT, clone_tag
-from gradtrail.tracking.variants import Variant, update_parent, update_parents
+from gradtrail.tracking.variants import FIGURE, Variant, update_parent, update_parents
 
 NAME = "a" * 64
 CURVES = {  # seed → validation accuracy by epoch
@@ -116,21 +120,9 @@ def test_parent_shows_mean_and_interval_over_the_seeds(client: MlflowClient) -> 
     note = parent.data.tags[NOTE]
     assert note.startswith("**Mean test accuracy 93.00%, 95 % interval 84.04% to 100.00%.**\n")
     assert "3 trainings that differ only in the seed: 0, 1, 2." in note
-
-
-def test_newest_training_of_a_seed_counts_and_the_parent_follows_later_evaluations(client: MlflowClient) -> None:
-    older = training(client, 0, weights="of another machine", began=-500)
-    client.log_metric(older, "train/validation_accuracy", 0.0, step=0, timestamp=2)
-    run_ids = [older, training(client, 0), training(client, 1)]
-    update_parent(client, NAME)
-    first = assert_is_parent_of(client, [0, 1], run_ids)
-    for run_id, accuracy in zip(run_ids[1:], (0.9, 0.8), strict=True):
-        assert "eval/accuracy" not in parents(client)[0].data.metrics
-        evaluate(client, run_id, accuracy)
-        update_parent(client, NAME)
-    (parent,) = parents(client)
-    assert parent.info.run_id == first.info.run_id
-    assert parent.data.metrics["eval/accuracy"] == 0.85
+    assert f"get-artifact?path={FIGURE}&run_uuid={parent.info.run_id}" in note
+    with Image.open(client.download_artifacts(parent.info.run_id, FIGURE)) as figure:
+        assert figure.width < 700, "MLflow's UI does not scale figures"
 
 
 def test_nothing_changes_if_it_is_up_to_date(client: MlflowClient) -> None:
@@ -141,6 +133,20 @@ def test_nothing_changes_if_it_is_up_to_date(client: MlflowClient) -> None:
     update_parents(client, RunIndex(client).runs())
     update_parent(client, NAME)
     assert contents(client) == before
+
+
+def test_later_evaluation_changes_the_parent_once_all_trainings_have_it(client: MlflowClient) -> None:
+    run_ids = [training(client, seed) for seed in (0, 1)]
+    update_parent(client, NAME)
+    (first,) = parents(client)
+    evaluate(client, run_ids[0], 0.9)
+    update_parent(client, NAME)
+    assert "eval/accuracy" not in parents(client)[0].data.metrics
+    evaluate(client, run_ids[1], 0.8)
+    update_parent(client, NAME)
+    (parent,) = parents(client)
+    assert parent.info.run_id == first.info.run_id
+    assert parent.data.metrics["eval/accuracy"] == 0.85
 
 
 def test_other_trainings_lead_to_another_parent_and_fewer_than_two_to_none(client: MlflowClient) -> None:
@@ -194,10 +200,21 @@ def test_training_has_no_parent_without_another_seed(client: MlflowClient, chang
     assert contents(client) == before
 
 
+def test_of_several_trainings_of_a_seed_the_newest_counts_and_reopened_ones_stay(client: MlflowClient) -> None:
+    older = training(client, 0, weights="of another machine", began=-500)
+    client.log_metric(older, "train/validation_accuracy", 0.0, step=0, timestamp=2)
+    run_ids = [older, training(client, 0), training(client, 1)]
+    update_parent(client, NAME)
+    parent = assert_is_parent_of(client, [0, 1], run_ids)
+    client.update_run(run_ids[1], status="RUNNING")
+    update_parent(client, NAME)
+    assert parents(client)[0].info.run_id == parent.info.run_id
+
+
 def test_parent_whose_process_was_killed_is_made_again(client: MlflowClient) -> None:
     run_ids = [training(client, seed) for seed in (0, 1)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "log_batch", lambda *_: 1 / 0)
+        patch.setattr(client, "log_artifact", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             update_parent(client, NAME)
     (half,) = parents(client)
@@ -207,6 +224,24 @@ def test_parent_whose_process_was_killed_is_made_again(client: MlflowClient) -> 
     client.set_terminated(half.info.run_id, "KILLED")  # as a sync does
     update_parent(client, NAME)
     assert_is_parent_of(client, [0, 1], run_ids)
+
+
+def test_two_clones_make_one_parent(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_ids = [training(client, seed) for seed in (0, 1)]
+    create = variants._create
+
+    def slowly(*args: Any) -> Run:
+        time.sleep(0.5)
+        return create(*args)
+
+    monkeypatch.setattr(variants, "_create", slowly)
+    clones = [threading.Thread(target=update_parent, args=(open_store(), NAME)) for _ in range(3)]
+    for clone in clones:
+        clone.start()
+    for clone in clones:
+        clone.join()
+    assert_is_parent_of(client, [0, 1], run_ids)
+    assert len(contents(client)) == 3, "none was deleted"
 
 
 def test_of_parents_that_two_clones_on_a_server_made_at_once_one_stays(client: MlflowClient) -> None:
@@ -235,3 +270,30 @@ def test_no_query_takes_the_parent_for_the_run_of_a_state(
     print_runs(sort_by="train/validation_accuracy", ascending=False, where={}, limit=50)
     assert "2 training runs" in capsys.readouterr().out
     assert_is_parent_of(client, [0, 1], run_ids)
+
+
+@pytest.mark.slow
+def test_stages_and_sync_make_the_same_parent(tmp_path: Path) -> None:
+    project = finished_small_project().copy(tmp_path / "project")
+    project.set("train.seed", 1)
+    project.dvc("repro")
+    project.commit("another seed")
+    (first,) = (run for run in project.runs() if TRAININGS in run["tags"])
+    trainings = project.runs_of("train")
+    assert {run["tags"][PARENT] for run in trainings} == {first["id"]}
+    assert first["metrics"]["eval/loss"] == first["metrics"]["eval/loss_low"] == 2.0
+    number = len(project.runs()) - 1
+    assert project.sync() == f"{number} runs present\n"
+    for path in project.folder.glob("mlflow.db*"):
+        path.unlink()
+    project.sync()
+    (second,) = (run for run in project.runs() if TRAININGS in run["tags"])
+    assert second["name"] == first["name"] == "mlp adamw digits · 2 seeds"
+    assert second["metrics"] == first["metrics"]
+    assert second["params"] == first["params"]
+    assert {run["tags"][PARENT] for run in project.runs_of("train")} == {second["id"]}
+    before = project.runs()
+    assert project.sync() == f"{number} runs present\n"
+    (project.folder / ".gradtrail/synced.json").unlink()
+    assert project.sync() == f"{number} runs present\n"
+    assert project.runs() == before

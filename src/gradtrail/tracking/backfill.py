@@ -12,20 +12,25 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from gradtrail.core.names import NETWORKS
 from gradtrail.stages.common.dvc_cache import is_here, restore
+from gradtrail.stages.common.environment import COMMON, has_common_bytes
+from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import active_params
-from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_code, sha256_of
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_source, sha256_of
 from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.paths import private_folder
 from gradtrail.tracking.artifacts import read_artifact
-from gradtrail.tracking.deleted import deleted_results, find_deleted_runs
+from gradtrail.tracking.deleted import find_deleted_runs, note_deleted
 from gradtrail.tracking.dvc_history import consistent_stages, recorded_origin, recorded_states, snapshot_of
+from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.links import copy_headlines, training_of
 from gradtrail.tracking.models import log_export, logged_exports, registered_models
 from gradtrail.tracking.record import new_record, take_notices
@@ -50,6 +55,7 @@ from gradtrail.tracking.tags import (
     outputs,
     param_text,
     process_tags,
+    stage_params,
 )
 from gradtrail.tracking.variants import update_parents
 
@@ -69,7 +75,7 @@ def backfill() -> tuple[dict[str, int], bool]:
     states, recorded = States(client), recorded_states()
     states.remove_duplicates()
     trainings = [states.ensure_runs(snapshot) for snapshot in recorded.snapshots]
-    print(*states.misrecorded, sep="\n", end="\n" * bool(states.misrecorded), file=sys.stderr)
+    _warn_of_misrecorded(states.misrecorded, recorded.snapshots[-1:])
     # Without those that only the run-cache has, which may be discarded
     of_records = {"absent": states.counts["absent"], "misrecorded": len(states.misrecorded)}
     cached = only_in_run_cache(recorded.snapshots, states.known.__contains__)
@@ -102,12 +108,12 @@ class States:
         dead, self.still_open = close_dead_runs(client, self.index.runs())
         self.index.refresh(run.info.run_id for run in dead)
         self._deleted_runs = find_deleted_runs(client)
-        self._deleted = deleted_results(self._deleted_runs, self.index.runs())
+        self._deleted = note_deleted(self._deleted_runs, self.index.runs())
         self.known = {run.data.tags.get("state", "") for run in self.index.runs() if is_finished_or_live(run)}
         self.rebuilt: Counter[str] = Counter()  # stage → number of rebuilt runs
         # More of the report; see `sync.describe`
         self.counts = Counter(killed=sum(not outputs(run.data.tags) for run in dead))
-        self.misrecorded: list[str] = []  # warnings of states that are recorded for outputs of others
+        self.misrecorded: dict[str, str] = {}  # state that is recorded for outputs of another → warning
         self._run_ids: dict[Result, str | None] = {}  # result → run that represents it, its own or an equivalent one
         self._client = client
 
@@ -180,9 +186,11 @@ class States:
         executions = self._executed.get(sha256_of(stage.out_digests()), [])
         if any(run.data.tags["state"] == stage.state for run in executions):
             return None
-        recorded, prefix = stage.entry(stage.name), f"{TRAIN}." if has_training and stage.name != TRAIN else None
+        recorded, has_own_network = stage.entry(stage.name), stage_params(stage).get("train.model") == "own"
+        ignored = () if has_own_network else (NETWORKS.as_posix(),)
+        prefix = f"{TRAIN}." if has_training and stage.name != TRAIN else None
         entries = [_entry_of(self._client, run.info.run_id, stage.name) for run in executions]
-        differences = [difference(recorded, entry, prefix) for entry in entries]
+        differences = [difference(recorded, entry, ignored, prefix) for entry in entries]
         return (executions[0], differences[0]) if executions and all(differences) else None
 
     @cached_property
@@ -203,7 +211,7 @@ class States:
             command = f"dvc repro --force --single-item {dvc_target(stage.name)}"
             remedy = f"it has no run; `{command}` executes it, after `dvc unfreeze` if it is frozen"
             writer = f"run {run.info.run_name} ({run.info.run_id[:8]}) wrote these outputs"
-            self.misrecorded.append(_line(stage, f"{writer} {words}; {remedy}"))
+            self.misrecorded[stage.state] = _line(stage, f"{writer} {words}; {remedy}")
             return None
         if run := find_equivalent_run(self.index, stage):
             if run.data.tags.get(CLONE, SHARED) not in (SHARED, clone_id()):  # `gradtrail gc` of its clone spares it
@@ -251,6 +259,10 @@ class States:
             shipment.advance()
         self.index.refresh([shipment.run_id])
         self.rebuilt[stage.name] += 1
+        own_bytes = (machine_key(), *[COMMON] * has_common_bytes())
+        tags = [run.data.tags for run in self.index({"state": stage.state}, finished=True)]
+        if any(tag.get(BYTES) in own_bytes and REBUILT not in tag for tag in tags):
+            _warn(stage, "records other outputs than its execution here wrote; both have a run")
         return shipment.run_id
 
     def _ensure_model(self, stage: RecordedState, train: Run) -> None:
@@ -292,21 +304,34 @@ def _entry_of(client: MlflowClient, run_id: str, stage: str) -> Entry:
     return Entry(cmd="", params={}, deps={})
 
 
-def difference(recorded: Entry, made: Entry, prefix: str | None = None) -> str:
+def difference(recorded: Entry, made: Entry, ignored: Sequence[str] = (), prefix: str | None = None) -> str:
     """Return the first param or dep in which a record and an execution differ, code and packages aside; or empty.
 
     Equal outputs of other code or packages are normal, such as in a commit that was pulled, and so is what only one of
-    them has: it came or went with the code. Params with a `prefix` are of another stage, whose own record shows that
-    they are right.
+    them has: it came or went with the code. `ignored` data deps have no effect; params with a `prefix` are of another
+    stage, whose own record shows that they are right.
     """
     new, old = (active_params(flat_params(entry)) for entry in (recorded, made))
     for key, value in new.items():
         if old.get(key, value) != value and not (prefix and key.startswith(prefix)):
             return f"with {key} {param_text(old[key])}, not {param_text(value)}"
     for dep, md5 in recorded.deps.items():
-        if made.deps.get(dep, md5) != md5 and not is_code(dep):
+        if made.deps.get(dep, md5) != md5 and not (is_source(dep) or dep in ignored):
             return f"from another {dep}"
     return ""
+
+
+def _warn_of_misrecorded(lines: Mapping[str, str], working: Sequence[Snapshot]) -> None:
+    """Print the warnings, by state: of the working folder's states always, of others once."""
+    place = private_folder() / "warned.json"
+    warned: set[str] = set()
+    with contextlib.suppress(OSError, ValueError):
+        warned = {*json.loads(place.read_bytes())["states"]}
+    current = {stage.state for snapshot in working if not snapshot.commit for stage in consistent_stages(snapshot)}
+    for line in (line for state, line in lines.items() if state not in warned - current):
+        print(line, file=sys.stderr)
+    if lines:
+        write_json(place, {"states": sorted(warned | lines.keys())})
 
 
 def _warn(stage: RecordedState, message: str) -> None:

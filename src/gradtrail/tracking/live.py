@@ -240,7 +240,7 @@ class LiveRun:
         timings = json.loads(json.dumps(self._timings, default=float))  # of NumPy's numbers
         write_json(record.folder / ATTEMPT / "timings.json", timings)
         record.flush()
-        record.write(dataclasses.replace(info, status=status, ended=time.time()))
+        record.write(dataclasses.replace(info, status=status, ended=time.time(), files=record.digests()))
         self._wait_for_server(record)
 
     def _wait_for_server(self, record: Record) -> None:

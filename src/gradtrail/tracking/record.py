@@ -2,7 +2,7 @@
 
 A record is a folder `.gradtrail/records/<state>/<attempt>/`:
 
-    run.json       what the run is, as `RunInfo`
+    run.json       what the run is, as `RunInfo`, with a digest of itself
     metrics.jsonl  a point per line: key, value, step, time; a point without a step is one per attempt
     artifacts/     laid out as in MLflow
     attempt/       artifacts that each attempt adds; from the second attempt on, their names end with its number
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import psutil
 from filelock import FileLock
 
-from gradtrail.stages.common.files import atomic_file, write_json
+from gradtrail.stages.common.files import atomic_file, digest, write_json
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import SQLITE, database_path, private_folder, root, store_uri
 from gradtrail.tracking.names import rounded
@@ -67,7 +67,7 @@ class Dataset:
 class RunInfo:
     """What MLflow's page of a run shows, apart from metrics and artifacts."""
 
-    version: int = 2  # of the format
+    version: int = 1  # of the format
     store: str  # the store's address; empty for the database in the root, which may move
     experiment: str  # data | models
     stage: str
@@ -81,6 +81,7 @@ class RunInfo:
     outs: dict[str, str] | None = None  # path → digest, once the stage has finished
     datasets: list[Dataset] = field(default_factory=list)
     tables: list[str] = field(default_factory=list)  # artifacts that MLflow's UI shows as tables
+    files: dict[str, str] = field(default_factory=dict)  # file of the closed record → digest
 
 
 class Record:
@@ -93,8 +94,9 @@ class Record:
 
     def write(self, info: RunInfo) -> None:
         """Write what the run is to the disk, in one step: whoever ships it may remove the record once it is closed."""
+        content = dataclasses.asdict(info)
         with atomic_file(self.folder / RUN) as temporary:
-            write_json(temporary, dataclasses.asdict(info))
+            write_json(temporary, content | {"digest": _digest_of(content)})
             _flush(temporary)
         with contextlib.suppress(FileNotFoundError):
             _flush(self.folder)
@@ -103,8 +105,8 @@ class Record:
         """Return what the run is; raise BadRecordError for a damaged record or one of another version."""
         try:
             content = json.loads((self.folder / RUN).read_bytes())
-            if content["version"] != RunInfo.version:
-                raise ValueError(f"of version {content['version']}, not {RunInfo.version}")
+            if content.pop("digest") != _digest_of(content) or content["version"] != RunInfo.version:
+                raise ValueError("its digest differs from its content, or its version from this one")
             return RunInfo(**content | {"datasets": [Dataset(**one) for one in content["datasets"]]})
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise BadRecordError(f"{self.folder / RUN}: {one_line(error)[:200]}") from None
@@ -143,6 +145,11 @@ class Record:
         else:
             shutil.copyfile(path, target)
 
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each file that a stage wrote, by its path, `run.json` aside."""
+        paths = [path for path in self.folder.rglob("*") if path.is_file() and path.name not in (RUN, SHIPPED, FAULT)]
+        return {path.relative_to(self.folder).as_posix(): digest(path) for path in paths}
+
     def flush(self) -> None:
         """Return once all is on the disk, so that it survives a loss of power."""
         for path in (*self.folder.rglob("*"), self.folder, self.folder.parent):
@@ -158,11 +165,10 @@ class Record:
         return (self.folder / FAULT).exists()
 
     def tell(self, fault: str) -> None:
-        """Note that shipping failed, and why, for the next command to tell; empty if a person knows."""
+        """Write why the record is not in MLflow yet, for the next command to tell; empty if a person knows."""
         if not self.has_fault:
             with contextlib.suppress(OSError):
-                (self.folder / FAULT).touch()
-            leave_notice(fault)
+                (self.folder / FAULT).write_text(fault, encoding="utf-8")
 
     def remove(self) -> None:
         """Remove the record: MLflow has it."""
@@ -228,20 +234,19 @@ def store_identity() -> tuple[int, int] | None:
 
 
 def leave_notice(text: str) -> None:
-    """Keep what a process without a terminal has to say, if anything, for the next command to tell."""
-    if not text:
-        return
+    """Keep what a process without a terminal has to say, for the next command to tell."""
     with contextlib.suppress(OSError), atomic_file(private_folder() / "notices" / f"{time.time_ns()}.txt") as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def take_notices() -> list[str]:
-    """Return the notices that were left, each once."""
+    """Return the notices that were left, and why records are not in MLflow yet, each once."""
     notices = []
-    for path in sorted((private_folder() / "notices").glob("*.txt")):
+    for path in (*sorted((private_folder() / "notices").glob("*.txt")), *sorted(records_folder().glob(f"*/*/{FAULT}"))):
         with contextlib.suppress(OSError):
-            notices.append(path.read_text(encoding="utf-8"))
-            path.unlink()
+            if notice := path.read_text(encoding="utf-8"):  # else it was told, or is being written
+                notices.append(notice)
+                path.unlink() if path.suffix else path.write_text("")
     return notices
 
 
@@ -251,3 +256,7 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -22,6 +22,7 @@ from gradtrail.tracking.record import (
     KILLED,
     RUNNING,
     SHIPPED,
+    BadRecordError,
     Record,
     RunInfo,
     leave_notice,
@@ -34,7 +35,6 @@ from gradtrail.tracking.tags import (
     BYTES,
     CONTEXT,
     PROCESS,
-    REBUILT,
     REPLACED,
     clone_tag,
     is_alive,
@@ -63,6 +63,8 @@ class Shipment:
         self.info = self.record.read()
         if self.info.status == RUNNING and not is_at_work(self.info):
             self.info = dataclasses.replace(self.info, status=KILLED, ended=self.record.last_change())
+        if self.info.files and self.info.files != self.record.digests():
+            raise BadRecordError(f"{self.record.folder}: a file differs from its digest")
         self._ship_points()
         if self.info.status == RUNNING:
             self._ship_tags(self.info.tags)
@@ -90,12 +92,27 @@ class Shipment:
             self._client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag(CONTEXT, one.context)])])
         status = FINISHED if outs or self._run_outs else info.status  # one that any attempt finished stays finished
         self._client.set_terminated(self.run_id, status, int((info.ended or info.began) * 1000))
-        if outs:
-            for run in StoredRuns(self._client)({"state": info.state}):
-                is_rebuilt = REBUILT in run.data.tags and outputs(run.data.tags) == outs
-                if is_rebuilt and run.info.run_id != self.run_id:  # which shows less
-                    remove_run(self._client, run.info.run_id, by=self.run_id)
+        if outs and self._is_only_run(outs):
             link(self._client, self.run_id, self.record)
+
+    def _is_only_run(self, outs: Mapping[str, str]) -> bool:
+        """Leave one run for the state, as two clones that share a store, or two jobs, may have made it at once.
+
+        The older one of equal outputs stays; closed runs without outputs go. Returns whether this record's run stays.
+        """
+        if (kind := self.info.tags.get(BYTES)) is None:
+            return True
+        runs = [run for run in StoredRuns(self._client)({"state": self.info.state}) if run.info.status != RUNNING]
+        older_first = [run for run in reversed(runs) if run.info.run_id != self.run_id]
+        equal = [run for run in older_first if outputs(run.data.tags) == outs]
+        for older in equal:
+            if BYTES in older.data.tags:
+                remove_run(self._client, self.run_id, by=older.info.run_id)
+                return False
+        unfinished = [run for run in older_first if not outputs(run.data.tags) and run.data.tags.get(BYTES) == kind]
+        for run in [*equal, *unfinished]:
+            remove_run(self._client, run.info.run_id, by=self.run_id)
+        return True
 
     def _continued(self) -> tuple[Run, int, bool] | None:
         """Return the run that a shipper opened for the record before it ended, if the store still has it."""

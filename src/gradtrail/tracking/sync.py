@@ -64,6 +64,19 @@ def sync() -> dict[str, int]:
     return report
 
 
+def restore(name: str) -> dict[str, int]:
+    """Bring back a run that a person deleted, and sync; return a report for `describe`."""
+    sync()  # it notes what was deleted since the last one
+    from gradtrail.tracking.deleted import require_run, restore_run  # late: it imports MLflow
+
+    with FileLock(private_folder() / "sync.lock"):
+        restored = restore_run(name)
+        (private_folder() / "synced.json").unlink(missing_ok=True)
+    report = sync()
+    require_run(restored)
+    return report
+
+
 def describe(report: Mapping[str, int], *, verbose: bool = False) -> str:
     """Return a report as one line; states whose files are missing, as in a fresh clone, only if `verbose`."""
     rebuilt = [f"{key} ({count})" if count > 1 else key for key, count in report.items() if key not in _PARTS]

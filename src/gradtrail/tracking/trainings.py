@@ -65,11 +65,17 @@ def _in_database(path: Path, sort_by: str, *, ascending: bool, limit: int | None
 
 
 def _by_client(sort_by: str, *, ascending: bool, limit: int | None) -> list[Training]:
-    from gradtrail.tracking.runs import search  # late: both import MLflow
-    from gradtrail.tracking.store import open_store
+    from gradtrail.tracking.runs import MAX_RESULTS  # late: both import MLflow
+    from gradtrail.tracking.store import experiment_id, open_store
 
-    order = f"metrics.`{sort_by}` {'ASC' if ascending else 'DESC'}"
+    client = open_store()
+    runs = client.search_runs(
+        [experiment_id(client, "models")],
+        "tags.stage = 'train'",
+        max_results=MAX_RESULTS if limit is None else limit,
+        order_by=[f"metrics.`{sort_by}` {'ASC' if ascending else 'DESC'}"],
+    )
     return [
         Training(run.info.run_id, run.info.run_name, run.info.status, run.data.params, run.data.tags, run.data.metrics)
-        for run in search(open_store(), "tags.stage = 'train'", order=order)[:limit]
+        for run in runs
     ]

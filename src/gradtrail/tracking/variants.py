@@ -5,23 +5,27 @@ curve, so other trainings of the variant get a new parent, and the old one is de
 several members, whose own runs show means over their seeds.
 """
 
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 
 from gradtrail.stages.common.params import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
-from gradtrail.stages.model.members import over_members
+from gradtrail.stages.model.members import over_members, spread
 from gradtrail.tracking.names import rendered, rounded, seeds_name
 from gradtrail.tracking.record import FINISHED, RUNNING
 from gradtrail.tracking.runs import StoredRuns, search
 from gradtrail.tracking.store import experiment_id, store_lock
 from gradtrail.tracking.tags import NOTE, PARENT, REPLACED, STAGE, TRAININGS, VARIANT, clone_tag, outputs, process_tags
 
-_CURVES = ("train/validation_accuracy", "train/validation_loss")
+FIGURE = "seeds.png"  # artifact
+_DRAWN = "train/validation_accuracy"
+_CURVES = (_DRAWN, "train/validation_loss")
 _NOT_AVERAGED = ("train/", "steps/", "system/", "profile/")  # curves of a training, and costs, which no seed changes
 Curve = dict[int, list[float]]  # epoch → value of each training
 
@@ -59,7 +63,9 @@ class Variant:
         """Return what the parent lacks: metrics of later stages, once all trainings have them, and its description."""
         logged = [run.data.metrics.items() for run in self.runs]
         metrics = _means([{key: x for key, x in row if not key.startswith(_NOT_AVERAGED)} for row in logged])
-        tags = {NOTE: rendered("seeds.md.j2", seeds=self.seeds, metrics=metrics)}
+        figure = FIGURE if _DRAWN in parent.data.metrics else ""
+        run_id = parent.info.run_id
+        tags = {NOTE: rendered("seeds.md.j2", run_id=run_id, seeds=self.seeds, metrics=metrics, figure=figure)}
         new = sorted(metrics.items() - parent.data.metrics.items())
         return dict(new), dict(tags.items() - parent.data.tags.items())
 
@@ -113,6 +119,10 @@ def _create(client: MlflowClient, name: str, variant: Variant) -> Run:
         for point in _points(_means([{curve: value} for value in values]), epoch)
     ]
     client.log_batch(run_id, points, [Param(*pair) for pair in sorted(params)])
+    if _DRAWN in curves:
+        with tempfile.TemporaryDirectory() as folder:
+            _draw(curves[_DRAWN], Path(folder) / FIGURE, len(runs))
+            client.log_artifact(run_id, f"{folder}/{FIGURE}")
     client.set_terminated(run_id, FINISHED, newest.info.end_time)
     return client.get_run(run_id)
 
@@ -136,3 +146,20 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _points(metrics: Mapping[str, float], step: int) -> list[Metric]:
     return [Metric(key, value, int(time.time() * 1000), step) for key, value in metrics.items()]
+
+
+def _draw(curve: Curve, path: Path, count: int) -> None:
+    """Draw the mean over the seeds, its interval, and the band from the lowest to the highest seed."""
+    from gradtrail.stages.common import plotting  # late: few variants have several seeds
+
+    figure, axes = plotting.new_figure(f"Mean over {count} seeds", size=(6.2, 3.2))
+    axis, epochs, values = axes[0, 0], [*curve], [*curve.values()]
+    means = [spread(_DRAWN, one) for one in values]
+    band = {"color": plotting.BLUE, "alpha": 0.25, "linewidth": 0, "label": "lowest to highest seed"}
+    axis.fill_between(epochs, [*map(min, values)], [*map(max, values)], **band)
+    ends = {"color": plotting.VERMILLION, "linestyle": ":", "label": ("95 % interval of the mean", "_")}
+    axis.plot(epochs, [(one.low, one.high) for one in means], **ends)
+    axis.plot(epochs, [one.value for one in means], color=plotting.BLUE, label="mean")
+    axis.set(xlabel="epoch", ylabel="validation accuracy")
+    axis.legend(fontsize=8)
+    plotting.save(figure, path)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from projects import ROOT, Project, finished_project
 from ruamel.yaml import YAML
+from warm_python import warm_python
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
@@ -76,26 +77,49 @@ def test_all_of_it_at_once_changes_no_byte_of_a_stage(stage: str, project: Proje
     assert run_again(project, stage, *ONE_CORE, *UMASK, **VARIABLES) == before
 
 
-def test_environment_is_refused_before_anything_changes(project: Project) -> None:
+REPRO, STAGE = ("-m", "gradtrail", "repro", "--force"), ("-m", "pipeline.evaluate")
+PREDICT = ("-m", "gradtrail", "predict", "a.png")
+XLA, PLATFORM = {"XLA_FLAGS": FAST_MATH}, {"JAX_PLATFORMS": "cpuu"}
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A copy that no test changes."""
+    return finished_project().copy(tmp_path_factory.mktemp("unchanged") / "project")
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "message"),
+    [
+        (REPRO, XLA, "environment.xla_flags of params.yaml"),
+        (STAGE, XLA, "environment.xla_flags of params.yaml"),
+        (REPRO, PLATFORM, "JAX finds only cpu on this machine"),
+        pytest.param(STAGE, PLATFORM, "JAX finds only cpu on this machine", marks=pytest.mark.slow),
+        pytest.param(PREDICT, PLATFORM, "JAX finds only cpu on this machine", marks=pytest.mark.slow),
+    ],
+)
+def test_environment_is_refused_before_anything_changes(
+    command: tuple[str, ...], variable: dict[str, str], message: str, unchanged: Project
+) -> None:
     outs = [out for stage in PIPELINE for out in PIPELINE[stage].outs]
-    before = project.digests(*outs)
-    repro, stage = ("-m", "gradtrail", "repro", "--force"), ("-m", "pipeline.evaluate")
-    predict = ("-m", "gradtrail", "predict", "a.png")
-    for variable, value, commands, message in (
-        ("XLA_FLAGS", FAST_MATH, (repro, stage), "environment.xla_flags of params.yaml"),
-        ("JAX_PLATFORMS", "cpuu", (repro, stage, predict), "JAX_PLATFORMS=cpuu: JAX finds only cpu on this machine"),
-    ):
-        for command in commands:
-            env = {"PYTHONPATH": str(project.folder / "src"), variable: value}
-            process = project.start(sys.executable, *command, env=env)  # a warm Python has imported JAX already
-            output, _ = process.communicate(timeout=300)
-            assert process.returncode == 2, output
-            (line,) = output.splitlines()
-            assert all(part in line for part in (variable, value, message)), line
-    bare = ("-m", "dvc", "repro", "--force", "--single-item", "evaluate")  # which removes the outs first
-    output, _ = project.start(sys.executable, *bare, env={"JAX_PLATFORMS": "cpuu"}).communicate(timeout=300)
+    before = unchanged.digests(*outs)
+    # A warm Python has imported JAX already, which reads its own variables then
+    python = str(warm_python()) if variable is XLA else sys.executable
+    env = {"PYTHONPATH": str(unchanged.folder / "src"), **variable}
+    (line,) = unchanged.run(python, *command, env=env, status=2).splitlines()
+    ((name, value),) = variable.items()
+    assert all(part in line for part in (name, value, message)), line
+    assert unchanged.digests(*outs) == before
+
+
+@pytest.mark.slow
+def test_refused_environment_keeps_the_outs_that_dvc_removes(unchanged: Project) -> None:
+    outs = PIPELINE["evaluate"].outs
+    before = unchanged.digests(*outs)
+    env = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:/usr/bin:/bin", **PLATFORM}
+    output = unchanged.dvc("repro", "--force", "--single-item", "evaluate", env=env, status=255)
     assert "evaluate: JAX does not start with JAX_PLATFORMS=cpuu" in output
-    assert project.digests(*outs) == before
+    assert unchanged.digests(*outs) == before
 
 
 def test_xla_flag_of_params_reruns_computing_stages(project: Project) -> None:

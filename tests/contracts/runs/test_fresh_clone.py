@@ -145,3 +145,26 @@ def test_moved_or_copied_project_works_in_its_new_place(finished: Project, tmp_p
     assert moved.sync() == "4 runs present\n"
     assert moved.ran(moved.dvc("repro")) == []
     assert not (tmp_path / "old/project").exists()
+
+
+@pytest.mark.nightly
+def test_a_worktree_has_a_store_of_its_own_and_shares_commits_and_cache(finished: Project, tmp_path: Path) -> None:
+    project = finished.copy(tmp_path / "project")
+    project.sync()
+    project.git("worktree", "add", "-q", "-b", "side", str(tmp_path / "side"))
+    side = Project(tmp_path / "side")
+    side.dvc("cache", "dir", "--local", str(project.folder / ".dvc/cache"))
+    assert "rebuilt: fetch, train, evaluate, gradients" in side.sync()
+    assert side.ran(side.dvc("repro")) == []
+    side.set("train.adamw.learning_rate", 0.5)
+    assert side.ran(side.dvc("repro")) == ["train", "evaluate", "gradients"]
+    side.commit("another learning rate")
+    assert side.sync() == "7 runs present\n"
+    side.dvc("exp", "run", "-S", "evaluate.calibration_bins=7")
+    assert side.sync() == "8 runs present\n"
+    assert "rebuilt: train, evaluate (2), gradients" in project.sync()
+    for repository in (project, side):
+        assert "nothing to remove" in repository.gradtrail("gc")
+        assert {run["status"] for run in repository.runs()} == {"FINISHED"}
+        assert {run["artifacts"].is_relative_to(repository.folder / "mlruns") for run in repository.runs()} == {True}
+    assert {run["tags"]["state"] for run in project.runs()} == {run["tags"]["state"] for run in side.runs()}

@@ -62,7 +62,9 @@ def test_a_run_never_mixes_two_results_and_sync_deletes_none_that_was_executed(
     assert client.get_run(first["id"]).data.tags["replaced_by"] == second["id"]
 
     assert describe(sync()) == "4 runs present; rebuilt: train"
-    assert "a new run replaces its run" in capsys.readouterr().err
+    warnings = capsys.readouterr().err
+    assert "a new run replaces its run" in warnings
+    assert "records other outputs than its execution here wrote; both have a run" in warnings
     recorded, executed = project.runs_of("train")
     assert executed["id"] == second["id"]
     assert recorded["outs"][WEIGHTS] == first["outs"][WEIGHTS]
@@ -84,6 +86,19 @@ def test_two_kinds_of_machine_have_a_run_each_and_neither_removes_the_others(
     sync()
     assert len(set(written(project))) == 2, "a commit has the first, the working folder the second"
     assert "rebuilt" not in describe(sync())
+
+
+@pytest.mark.slow
+def test_a_rebuilt_run_of_other_bytes_stays_when_the_state_runs_again(project: Project, client: MlflowClient) -> None:
+    """What was pulled from another kind of machine has a run that does not say so; it is not taken over."""
+    (first,) = project.runs_of("train")
+    client.delete_tag(first["id"], "bytes")
+    client.set_tag(first["id"], "rebuilt", "true")
+    train_elsewhere(project)
+    assert len(set(written(project))) == 2
+    train_elsewhere(project)
+    assert len(written(project)) == 2, "the second time this machine's own run goes on"
+    assert project.runs_of("train")[0]["tags"]["attempts"] == "2"
 
 
 def test_a_lock_that_cannot_be_made_does_not_stop_a_stage(project: Project) -> None:

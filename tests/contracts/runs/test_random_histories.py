@@ -10,6 +10,8 @@ import hashlib
 import json
 import shutil
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -41,6 +43,12 @@ READS = {
 STAGES, CORE = list(READS), ("first", "second", "third")
 DATA = {"train": "data/words.txt", **dict.fromkeys(("evaluate", "gradients"), "models/final.safetensors")}
 WRITES = {"data/words.txt": "fetch", "models/final.safetensors": "train"}
+LIE = 0.9  # a learning rate with which no stage ever ran
+LIES = [  # commands by which DVC records outs for params that did not make them
+    [["freeze", "train"], ["repro", "--force", "--single-item", "train"], ["unfreeze", "train"]],
+    [["exp", "save", "--name", "lie"], ["exp", "remove", "lie"]],
+    [["commit", "--force"]],
+]
 EDITS = [
     *((RATE, value) for value in (0.5, 0.7)),
     (BINS, 9),
@@ -147,6 +155,47 @@ class Histories(RuleBasedStateMachine):
             self.lose_the_run_cache()  # DVC would restore what it recorded wrongly
         self.sync()
 
+    @rule(stage=st.sampled_from(list(DATA)))
+    def change_data_while_a_stage_reads_them(self, stage: str) -> None:
+        """And put them back."""
+        path, lock = DATA[stage], self.project.lock()
+        if not (self.project.folder / path).exists():
+            return
+        scripts = {"before": f"mv {path} .git/right; echo lie > {path}", "after": f"mv .git/right {path}"}
+        for when, script in scripts.items():
+            (self.project.folder / f".git/{when}_reading.sh").write_text(script)
+        output = self.project.dvc("repro", "--force", "--single-item", stage, status=255)
+        for when in scripts:
+            (self.project.folder / f".git/{when}_reading.sh").unlink()
+        assert f"{path} was written while {stage} ran" in output, output
+        assert self.project.lock() == lock
+        self.sync()
+
+    @rule(commands=st.sampled_from(LIES))
+    def record_outs_for_other_params(self, commands: list[list[str]]) -> None:
+        """If an execution shows that other params made them; then undo it all."""
+        section, folder = working_lock(self.project)["train"], self.project.folder
+        deps, outs = deps_of(section), outs_of(section)
+        executed = [run["outs"] for run in self.project.runs_of("train") if is_execution(run)]
+        if outs not in executed or self.project.digests(*deps, *outs) != deps | outs:
+            return
+        before = {name: (folder / name).read_bytes() for name in ("dvc.yaml", "dvc.lock", "params.yaml")}
+        self.project.set(RATE, LIE)
+        *record, last = commands
+        for command in record or [last]:
+            self.project.dvc(*command)
+        message = self.project.sync()
+        assert (
+            f"with {RATE} {section['params']['params.yaml']['train']['adamw']['learning_rate']}, not {LIE}" in message
+        )
+        assert str(LIE) not in [run["params"][RATE] for run in self.project.runs_of("train")]
+        if record:
+            self.project.dvc(*last)
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+        self.lose_the_run_cache()
+        self.sync()
+
     def edit(self, target: str, value: Any) -> None:
         path = self.project.folder / target
         if target.endswith(".py"):
@@ -212,10 +261,40 @@ class Histories(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def lose_the_ends_of_records(self, share: float) -> None:
-        """Do what a loss of power does to files that are being written."""
+        """Do what a loss of power does to files that are not on the disk yet."""
         for path in self.project.folder.glob(".gradtrail/records/*/*/*.json*"):
             written = path.read_bytes()
             path.write_bytes(written[: round(share * len(written))])
+
+    @rule(change=CHANGES)
+    def hang(self, change: tuple[str, Any]) -> None:
+        """Run the stages while the store accepts connections and never answers."""
+        self.project.set("runtime.tracking_seconds", 0.5)
+        self.project.set(*change)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.project.dvc("repro", env={"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{server.getsockname()[1]}"})
+
+    @rule(number=st.integers(0, 99), share=st.floats(0, 1))
+    def damage_a_record(self, number: int, share: float) -> None:
+        if files := sorted(path for path in self.project.folder.glob(".gradtrail/records/*/*/**/*") if path.is_file()):
+            path = files[number % len(files)]
+            content = bytearray(path.read_bytes() or b" ")
+            content[int(share * (len(content) - 1))] ^= 0x40
+            path.write_bytes(content)
+
+    @rule()
+    def rename_the_experiments(self) -> None:
+        """And let somebody else create ones with their names."""
+        self.number += 1
+        with contextlib.closing(sqlite3.connect(self.project.folder / "mlflow.db")) as store, store:
+            names = store.execute(
+                "select name from experiments where experiment_id in (select experiment_id from runs)"
+            )
+            for (name,) in names.fetchall():
+                store.execute("update experiments set name = ? where name = ?", (f"{name} {self.number}", name))
+                columns = "name, artifact_location, lifecycle_stage, creation_time, last_update_time"
+                values = (name, str(self.project.folder / "elsewhere"), "active", 0, 0)
+                store.execute(f"insert into experiments ({columns}) values (?, ?, ?, ?, ?)", values)  # noqa: S608
 
     @rule(change=CHANGES)
     def work_in_two_clones_at_once(self, change: tuple[str, Any]) -> None:
@@ -247,6 +326,11 @@ class Histories(RuleBasedStateMachine):
             if is_execution(run):  # since the deletion
                 self.deleted.pop(key, None)
             assert key not in self.deleted, f"a deleted run came back: {run['name']}"
+        with contextlib.closing(sqlite3.connect(self.project.folder / "mlflow.db")) as store:
+            foreign = (
+                "experiment_id not in (select experiment_id from experiment_tags where key = 'gradtrail.experiment')"
+            )
+            assert not store.execute(f"select run_uuid from runs where {foreign}").fetchall()  # noqa: S608
         recorded = recorded_results(self.project)
         executed = {
             (run["tags"]["stage"], without_metrics(run["outs"])) for run in self.project.runs() if is_execution(run)
@@ -399,9 +483,16 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.sync()
         machine.work_in_two_clones_at_once((RATE, 0.005))
         machine.sync()
+        machine.rename_the_experiments()
+        machine.hang((RATE, 0.5))
+        for number in range(3):
+            machine.damage_a_record(30 * number, 0.5)
         machine.sync()
         machine.kill_a_shipper((CLIP, 1.0), 3.0)
         machine.edit_while_a_stage_runs((RATE, 0.7), "train", 1.0)
+        machine.change_data_while_a_stage_reads_them("evaluate")
+        for commands in LIES:
+            machine.record_outs_for_other_params(commands)
         machine.apply_an_experiment()
         machine.write_over_the_weights()
         for number in range(2):
@@ -413,5 +504,34 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.lose_the_cache()
         machine.lose_the_run_cache()
         machine.sync()
+    finally:
+        machine.teardown()
+
+
+@pytest.mark.nightly
+def test_twenty_experiments_by_four_workers_leave_all_their_runs() -> None:
+    machine, rates = Histories(), [f"0.{number}" for number in range(11, 31)]  # each of which writes other bytes
+    project = machine.project
+    try:
+        project.sync()
+        project.dvc("exp", "run", "--queue", "-S", f"{RATE}={','.join(rates)}")
+        project.start_queue(4)
+        status = project.wait_for_queue(seconds=1200)
+        assert status.count("Success") == len(rates), status
+        logs = [path.read_text(errors="replace") for path in (project.folder / ".dvc/tmp/exps/run").rglob("*.out")]
+        assert len(logs) == len(rates)
+        assert not [log for log in logs if "warning: MLflow" in log]
+        runs = {run["tags"]["state"]: run for run in project.runs()}
+        assert len(runs) == len(project.runs()) == 1 + 3 * (1 + len(rates))
+        for run in runs.values():
+            if "train_state" in run["tags"]:
+                training = runs[run["tags"]["train_state"]]
+                assert run["tags"]["mlflow.parentRunId"] == training["id"]
+                assert run["tags"].get("dvc.exp_name") == training["tags"].get("dvc.exp_name")
+                headlines = {"eval/loss", "gradients/grad_norm_median"} & run["metrics"].keys()
+                assert headlines
+                assert all(run["metrics"][name] == training["metrics"][name] for name in headlines)
+        machine.sync()
+        assert project.sync() == f"{len(runs)} runs present\n"
     finally:
         machine.teardown()

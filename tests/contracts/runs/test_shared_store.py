@@ -11,9 +11,10 @@ from mlflow import MlflowClient
 from projects import Project
 
 from gradtrail.stages.common.files import read_json
+from gradtrail.support.errors import UserError
 from gradtrail.tracking.store import experiment_id, open_store
-from gradtrail.tracking.sync import describe, sync
-from gradtrail.tracking.tags import CLONE, PROCESS, SHARED, clone_id
+from gradtrail.tracking.sync import describe, restore, sync
+from gradtrail.tracking.tags import CLONE, SHARED, clone_id
 
 LR = "train.adamw.learning_rate"
 KEPT = "kept deleted: 1"
@@ -64,15 +65,23 @@ def test_a_run_that_a_person_deletes_stays_deleted(project: Project, client: Mlf
     project.empty_store()
     assert project.sync() == f"0 runs present; rebuilt: fetch, train, gradients; {KEPT}\n"
     assert project.sync() == f"3 runs present; {KEPT}\n"
+    assert project.gradtrail("sync", "--restore", run["id"][:4]) == "3 runs present; rebuilt: evaluate\n"
+    assert only(project, "evaluate")["outs"] == run["outs"]
+    assert project.sync() == "4 runs present\n"
 
 
-def test_a_run_that_mlflow_restores_is_forgotten_as_deleted(project: Project, client: MlflowClient) -> None:
+def test_a_deleted_run_is_restored_with_all_that_it_has(project: Project, client: MlflowClient) -> None:
     run = only(project, "train")
     client.delete_run(run["id"])
-    assert KEPT in describe(sync())
-    client.restore_run(run["id"])
-    assert describe(sync()) == "4 runs present"
-    assert only(project, "train")["id"] == run["id"]
+    assert describe(restore(run["name"])) == "4 runs present"
+    restored = only(project, "train")
+    assert [restored[key] for key in ("id", "metrics", "outs")] == [run[key] for key in ("id", "metrics", "outs")]
+    with pytest.raises(UserError, match=r"^--restore this: not the name or id of any of the deleted runs: none$"):
+        restore("this")
+    client.delete_run(run["id"])
+    with pytest.raises(UserError) as caught:
+        restore("this")
+    assert str(caught.value).endswith(f" the deleted runs: {run['id'][:8]} ({run['name']})")
 
 
 def test_an_execution_of_a_deleted_state_makes_a_run(project: Project, client: MlflowClient) -> None:
@@ -87,6 +96,21 @@ def test_an_execution_of_a_deleted_state_makes_a_run(project: Project, client: M
     assert project.sync() == "0 runs present; rebuilt: fetch, train, evaluate, gradients\n"
 
 
+def test_a_deleted_run_of_several_states_of_code_stays_deleted(project: Project, client: MlflowClient) -> None:
+    with (project.folder / "pipeline/gradients.py").open("a") as code:
+        code.write("# a comment\n")
+    project.set("runtime.tracking", False)
+    project.dvc("repro")
+    assert describe(sync()) == "4 runs present"
+    client.delete_run(only(project, "gradients")["id"])
+    assert describe(sync()) == "3 runs present; kept deleted: 2"
+    project.set("runtime.tracking", True)
+    run_stage(project, "gradients")
+    assert describe(sync()) == "4 runs present", "of the edited code, whose results are those of the first"
+    project.empty_store()
+    assert project.sync() == "0 runs present; rebuilt: fetch, train, evaluate, gradients\n"
+
+
 def test_a_deletion_counts_in_every_clone(
     project: Project, client: MlflowClient, sync_clone: Callable[[], str]
 ) -> None:
@@ -95,6 +119,19 @@ def test_a_deletion_counts_in_every_clone(
     assert sync_clone() == f"3 runs present; {KEPT}"
     run_stage(project, "train")
     assert sync_clone() == "4 runs present"
+
+
+def test_what_a_deleted_run_shows_of_its_outputs_still_counts(
+    project: Project, client: MlflowClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.delete_run(only(project, "train")["id"])
+    project.dvc("freeze", "train")
+    project.set(LR, 0.7)
+    project.dvc("repro", "--force", "--single-item", "train")
+    message = describe(sync())
+    assert f"wrote these outputs with {LR} 0.005, not 0.7; it has no run" in capsys.readouterr().err
+    assert message.endswith("so without a run: 1; kept deleted: 1")
+    assert project.runs_of("train") == []
 
 
 def twin(client: MlflowClient, run: dict[str, Any], **tags: str) -> str:
@@ -119,11 +156,9 @@ def test_a_registered_run_is_the_one_that_stays(project: Project, client: Mlflow
     assert "replaced by other runs: 1" in describe(sync())
     assert only(project, "train")["id"] == second
     third = twin(client, first)
-    elsewhere = {"state": "0", "stage": "train", PROCESS: "elsewhere:1:1"}
-    open_run = client.create_run(experiment_id(client, "models"), tags=elsewhere).info.run_id
     register(client, third)
-    assert describe(sync()) == "6 runs present; open on other hosts: 1"
-    assert {run["id"] for run in project.runs_of("train")} == {second, third, open_run}
+    assert "replaced" not in describe(sync())
+    assert {run["id"] for run in project.runs_of("train")} == {second, third}
 
 
 def test_closed_runs_without_outputs_give_way_to_an_execution(project: Project, client: MlflowClient) -> None:

@@ -9,12 +9,40 @@ from typing import Any
 
 import pytest
 from projects import Project
+from ruamel.yaml import YAML
 
-from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.stages.common.files import digest, read_json, write_json
 from gradtrail.tracking.dvc_history import consistent_stages, recorded_origin, snapshot_of
 from gradtrail.tracking.sync import describe, sync
+from gradtrail.tracking.tags import PROCESS
 
-LR = "train.adamw.learning_rate"
+LR, WEIGHTS = "train.adamw.learning_rate", "models/final.safetensors"
+FIRST = ["evaluate", "fetch", "gradients", "train"]
+OTHER = ["evaluate lr", "gradients lr", "train lr"]
+
+
+def whole_runs(project: Project) -> list[str]:
+    """Return the stages of the finished runs, sorted, those of another learning rate marked.
+
+    Asserts what holds of all runs: none is open; each state has one; each is complete, and hangs below its training.
+    """
+    runs = [run for run in project.runs() if run["tags"].get(PROCESS) != "elsewhere:1:1"]
+    assert {run["status"] for run in runs} == {"FINISHED"}
+    by_state = {run["tags"]["state"]: run for run in runs}
+    assert len(by_state) == len(runs)
+    for run in runs:
+        assert run["params"]
+        assert (run["artifacts"] / "lineage.json").is_file()
+        if run["tags"]["stage"] == "train":
+            weights = run["outs"][WEIGHTS]
+            assert digest(project.folder / ".dvc/cache/files/md5" / weights[:2] / weights[2:]) == weights
+            assert not (run["artifacts"] / "models").exists(), "the weights are DVC's"
+        if run["tags"]["stage"] in ("evaluate", "gradients"):
+            parent = by_state[run["tags"]["train_state"]]
+            assert parent["id"] == run["tags"]["mlflow.parentRunId"]
+            assert parent["outs"][WEIGHTS] == run["tags"]["weights"]
+            assert (run["artifacts"] / "results/words.txt").is_file()
+    return sorted(run["tags"]["stage"] + " lr" * (run["params"].get(LR, "0.005") != "0.005") for run in runs)
 
 
 def metrics(project: Project) -> dict[str, dict[str, float]]:
@@ -50,16 +78,40 @@ def test_sync_with_nothing_to_do_does_not_import_mlflow(project: Project, tmp_pa
         assert says() == "4 runs present\n"
 
 
+STRANGE_RUNS = """
+from gradtrail.tracking.store import experiment_id, open_store
+client = open_store()
+(run,) = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train'")
+twin = client.create_run(run.info.experiment_id, tags=run.data.tags)
+client.set_terminated(twin.info.run_id)
+elsewhere = {"state": "0", "stage": "train", "mlflow.gradtrail.process": "elsewhere:1:1"}
+client.create_run(run.info.experiment_id, tags=elsewhere)
+"""
+
+
+@pytest.mark.slow
+def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
+    """Two clones that share a server may each make a run of a state; the older stays. Other hosts' runs are theirs."""
+    (train,) = project.runs_of("train")
+    project.python("-c", STRANGE_RUNS)
+    message = project.sync()
+    assert "replaced by other runs: 1" in message
+    assert "open on other hosts: 1" in message
+    assert whole_runs(project) == FIRST
+    assert train["id"] in {run["id"] for run in project.runs_of("train")}
+    assert project.sync().strip() == "5 runs present; open on other hosts: 1"
+
+
 @pytest.mark.slow
 def test_runs_hold_the_weights_where_params_ask_for_it(project: Project) -> None:
-    weights = (project.folder / "models/final.safetensors").read_bytes()
+    weights = (project.folder / WEIGHTS).read_bytes()
     project.set("runtime.copy_outs", True)
     (project.folder / "mlflow.db").unlink()
     shutil.rmtree(project.folder / "models")
     project.sync()
     (run,) = project.runs_of("train")
     (logged,) = (run["artifacts"] / "models").iterdir()
-    assert (logged.name, logged.read_bytes()) == ("final.safetensors", weights)
+    assert (logged.name, logged.read_bytes()) == (Path(WEIGHTS).name, weights)
 
 
 @pytest.mark.slow
@@ -76,6 +128,7 @@ def test_a_clone_with_a_cache_has_the_runs_of_all_branches(project: Project, tmp
     assert "states whose files are not here: 7" in clone.gradtrail("sync", "-v")
     shutil.copytree(project.folder / ".dvc/cache/files", clone.folder / ".dvc/cache/files")
     assert "rebuilt: fetch, train (2), evaluate (2), gradients (2)" in clone.sync()
+    assert whole_runs(clone) == sorted(FIRST + OTHER)
     assert metrics(clone) == before
     commits = {run["tags"]["mlflow.source.git.commit"] for run in clone.runs() if run["params"].get(LR) == "0.5"}
     assert commits == {clone.git("rev-parse", "origin/other").strip()}
@@ -89,16 +142,24 @@ def test_commits_of_another_form_are_skipped(project: Project) -> None:
         project.commit("odd")
     (project.folder / "dvc.lock").write_bytes(lock)
     assert project.sync().endswith("4 runs present; skipped, not readable: 2\n")
+    assert whole_runs(project) == FIRST
 
 
 @pytest.mark.slow
-def test_commit_of_code_that_did_not_run_is_dirty(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_is_compared_by_the_files_of_its_code_folders(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project.folder)
+    core, yaml = "src/gradtrail/core", YAML()
+    pipeline = yaml.load(Path("dvc.yaml"))
+    for stage in pipeline["stages"].values():
+        stage["deps"] = [core if dep.startswith(core) else dep for dep in stage["deps"]]
+    yaml.dump(pipeline, Path("dvc.yaml"))
+    project.dvc("commit", "-f")
+    project.commit("folders as deps")
     assert dirty(project) == {"false"}
-    with Path("src/gradtrail/core/second.py").open("a") as code:
-        code.write("\n")
+    source = Path(core, "second.py")
+    source.write_text(source.read_text() + "\n")
     project.commit("edited, and not run")
-    assert "true" in dirty(project)
+    assert dirty(project) == {"true"}
 
 
 def dirty(project: Project) -> set[str]:
