@@ -11,9 +11,7 @@ from factories import (
     OPTIMIZERS,
     SCHEDULES,
     SMALL_CNN,
-    SMALL_MIXER,
     gradients_config,
-    model_config,
     preprocess_config,
     profile_config,
     train_config,
@@ -74,10 +72,6 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
             "dropout": (1.0,),
         },
     ),
-    (
-        SMALL_MIXER,
-        {"patch_size": (0,), "width": (0,), "blocks": (0, 65), "hidden": ((0, 5), (3, -1)), "dropout": (1.0,)},
-    ),
     (preprocess_config(), {"validation_fraction": (0.0, 1.0), "subset_fraction": (0.0,), "label_noise": (1.0,)}),
     (EVALUATE, {"batch_size": (0,), "calibration_bins": (0,), "num_mistakes": (0,)}),
     (ReportConfig(title="A title"), {"title": ("", "  ", "x" * 201)}),
@@ -122,7 +116,6 @@ def test_values_out_of_range_are_refused_by_name(config: Any, key: str, value: A
             lambda: dataclasses.replace(SMALL_CNN, channels=(4, 6), groups=4, norm="group"),
             r"groups must divide every one of channels \[4, 6\], got 4$",
         ),
-        (lambda: model_config("cnn", features="oriented_gradients"), "features must be none or straightened_"),
         (lambda: train_config(accumulation_steps=3), "accumulation_steps must divide batch_size 4, got 3$"),
         (
             lambda: train_config(members=2, vary=("dropout",)),

@@ -12,11 +12,11 @@ import scipy.special
 from factories import (
     NUM_CLASSES,
     SMALL_CNN,
-    SMALL_MIXER,
     cases,
     initial_params,
     model_config,
     new_compiler,
+    own_network,
     random_split,
 )
 from flax import nnx
@@ -78,19 +78,17 @@ def test_size_of_the_microbatch_does_not_matter(microbatch_size: int) -> None:
 
 NETWORKS = {
     "linear": {"network": "linear"},
-    "linear on features": {"network": "linear", "features": "oriented_gradients"},
+    "linear on features": {"network": own_network("fixed_features")},
     "mlp with tanh": {"network": MLP(hidden=(5, 4), activation="tanh", dropout=0.4)},
     "mlp": {"network": MLP(hidden=(5, 4), activation="relu", dropout=0.4)},
     "cnn": {"network": dataclasses.replace(SMALL_CNN, dropout=0.4)},
-    "cnn on straightened pixels": {"network": SMALL_CNN, "features": "straightened_pixels"},
     "cnn with group norm": {"network": dataclasses.replace(SMALL_CNN, convolutions=2, norm="group")},
     "cnn with layer norm": {
         "network": dataclasses.replace(SMALL_CNN, channels=(6,), kernel_size=5, norm="layer", dropout=0.4),
     },
-    "mixer": {"network": dataclasses.replace(SMALL_MIXER, blocks=2, activation="tanh", dropout=0.4)},
+    "mixer": {"network": own_network("mixer", patch_size=1, width=4, hidden=(3, 5), activation="tanh", dropout=0.4)},
     "color mlp": {"network": "mlp", "image_shape": (4, 4, 3)},
     "color cnn": {"network": SMALL_CNN, "image_shape": (4, 4, 3)},
-    "color mixer": {"network": dataclasses.replace(SMALL_MIXER, patch_size=2), "image_shape": (4, 4, 3)},
 }
 FAST = [
     ("mlp", "float32", LOSS),

@@ -21,7 +21,7 @@ import numpy as np
 from factories import NUM_CLASSES, SHAPE, new_compiler, private_config, random_split, seed_keys, train_config
 
 from gradtrail.core.sharding import data_parallel, make_mesh, over_batch, put
-from gradtrail.core.augmentation import NO_AUGMENTATION
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.keys import keys_of

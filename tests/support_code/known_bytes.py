@@ -23,7 +23,6 @@ EXAMPLES, CLASSES, SHAPE = 700, 10, (28, 28)
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {"mlp.hidden": [67, 45]},
     "cnn": {"cnn.channels": [13, 22]},
-    "mixer": {},
     "own": {},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -37,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mlp, large batches": {"batch_size": 700},
     "mlp, private": {"privacy.enabled": True},
 }
-SCORED = ("mlp, float32", "cnn, float32", "mixer, float32")  # by the pass of the stage `gradients`
+SCORED = ("mlp, float32", "cnn, float32")  # by the pass of the stage `gradients`
 
 
 def known_bytes() -> dict[str, dict[str, str]]:

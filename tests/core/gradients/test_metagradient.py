@@ -29,7 +29,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Array
 
-from gradtrail.core.augmentation import NO_AUGMENTATION
 from gradtrail.core.batching import normalize
 from gradtrail.core.config import ConfigError
 from gradtrail.core.gradients.metagradient import Metagradient, choose_length, compile_metagradient, floats_of
@@ -37,6 +36,7 @@ from gradtrail.core.nn.losses import cross_entropy
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train import optimizers
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples

@@ -19,12 +19,12 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.augmentation import NO_AUGMENTATION
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, replicated
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES, ChangesConfig, changed_labels
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.step import StepRecord, TrainState, make_init, make_step, take

@@ -19,11 +19,11 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.augmentation import NO_AUGMENTATION
 from gradtrail.core.batching import BLOCK, WINDOW
 from gradtrail.core.data import Split
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.feed import steps_in_block
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import Chunk, Program, make_program, train
@@ -143,7 +143,7 @@ import numpy as np
 from factories import NUM_CLASSES, new_compiler, random_split, seed_keys, train_config
 
 from gradtrail.core.batching import WINDOW
-from gradtrail.core.augmentation import NO_AUGMENTATION
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.loop import make_program, on_device, train

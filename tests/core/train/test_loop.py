@@ -22,10 +22,10 @@ from factories import (
 )
 
 from gradtrail.core import batching
-from gradtrail.core.augmentation import NO_AUGMENTATION
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import Chunk, Program, make_program
 from gradtrail.core.train.loss_scaling import LossScalingConfig

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from factories import NUM_CLASSES, OPTIMIZERS, SCHEDULES, SMALL_CNN, random_split, seed_keys, train_config
 
-from gradtrail.core.augmentation import NO_AUGMENTATION
 from gradtrail.core.batching import PADDING
 from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, replicated
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.loss_scaling import LossScalingConfig

@@ -79,7 +79,7 @@ class Bomb:
 
 BIAS = np.asarray(PARAMS["layers"][0]["bias"])
 FLIPPED = (BIAS.view(np.uint32) ^ np.uint32(1)).view(np.float32)
-MODEL_WITHOUT_FEATURES = {key: value for key, value in as_written(INFO.model).items() if key != "features"}
+MODEL_WITHOUT_PRECISION = {key: value for key, value in as_written(INFO.model).items() if key != "precision"}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ MODEL_WITHOUT_FEATURES = {key: value for key, value in as_written(INFO.model).it
         (lambda path: path.write_bytes(pickle.dumps(Bomb())), ""),
         (lambda path: rewrite(path, other="1"), "no weights file of this project"),
         (
-            lambda path: rewrite(path, gradtrail=json.dumps(as_written(INFO) | {"model": MODEL_WITHOUT_FEATURES})),
-            "model.features",
+            lambda path: rewrite(path, gradtrail=json.dumps(as_written(INFO) | {"model": MODEL_WITHOUT_PRECISION})),
+            "model.precision",
         ),
         (Path.unlink, "dvc repro"),
     ],

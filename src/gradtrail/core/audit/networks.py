@@ -25,7 +25,6 @@ from gradtrail.core.audit.labels import (
     plant,
     stream,
 )
-from gradtrail.core.augmentation import NO_AUGMENTATION
 from gradtrail.core.config import Bounds, ConfigError, Count, GallerySize, PositiveShare, Seed, config
 from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
@@ -35,6 +34,7 @@ from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
@@ -103,7 +103,6 @@ class AuditConfig:
                 activation="relu",
                 dropout=0.0,
             ),
-            features="none",
             precision=self.precision,
             loss_scaling=LossScalingConfig(
                 initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0

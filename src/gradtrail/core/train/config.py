@@ -8,12 +8,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from gradtrail.core.augmentation import AugmentationConfig
 from gradtrail.core.config import Bounds, Count, CountOrZero, Positive, PositiveShare, Seed, config
 from gradtrail.core.nn.arithmetic import Precision
-from gradtrail.core.nn.features import FeaturesKind, require_pixels
 from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import ModelConfig, Network
+from gradtrail.core.train.augmentation import AugmentationConfig
 from gradtrail.core.train.changes import ChangesConfig
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import Optimizer
@@ -57,7 +56,6 @@ class TrainConfig:
     # XLA, which is faster within one process
     reduction: Literal["ordered", "fastest"]
     model: Network
-    features: FeaturesKind
     precision: Precision
     loss_scaling: LossScalingConfig  # for `precision: float16` only
     remat: bool  # True if the backward pass recomputes activations instead of storing them
@@ -75,7 +73,6 @@ class TrainConfig:
     patience: Count | None  # epochs without a better validation accuracy that end the training; None for no limit
 
     def check(self) -> None:
-        require_pixels(self.model.kind, self.features)
         if (most := 2**32 - self.seed) < self.members:
             raise ValueError(f"members must be at most {most:,} with seed {self.seed:,}, got {self.members:,}")
         if not self.vary or len({*self.vary}) < len(self.vary):
@@ -112,7 +109,6 @@ class TrainConfig:
         """Return the config of the network for a data set's image shape and number of classes."""
         return ModelConfig(
             network=self.model,
-            features=self.features,
             precision=self.precision,
             image_shape=image_shape,
             num_classes=num_classes,

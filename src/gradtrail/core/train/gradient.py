@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from gradtrail.core import batching
-from gradtrail.core.augmentation import augment
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train.augmentation import augment
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import squared_norm
 

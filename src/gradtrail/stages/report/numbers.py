@@ -39,7 +39,7 @@ _NAMES = dict.fromkeys(("class", "label", "predicted"), str)  # columns whose va
 _LARGEST_MATRIX = 30  # classes; a larger confusion matrix is a figure
 _SHADES = 9  # of the cells of the confusion matrix
 
-_IN_MODEL_NAME = {"model", "hidden", "channels", "features"}
+_IN_MODEL_NAME = {"model", "hidden", "channels"}
 _NOT_SHOWN = {"keep_epochs", "secret_sha256", "sampling"}
 _SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown if they are not 0, false or null
 _OFF = {  # params that are shown only if they have another value
@@ -171,7 +171,7 @@ def model_name(params: dict[str, Any]) -> str:
     train = params["train"]
     block = train.get(train["model"]) or {}
     widths = {key: block.get(key, ()) for key in ("channels", "hidden")}
-    return names.model_name(block.get("file", train["model"]), **widths, features=train["features"])
+    return names.model_name(block.get("file", train["model"]), **widths)
 
 
 def params_in_force(params: dict[str, Any]) -> dict[str, Any]:

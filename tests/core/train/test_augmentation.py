@@ -15,7 +15,7 @@ import pytest
 import scipy.ndimage
 from factories import color_split
 
-from gradtrail.core.augmentation import NO_AUGMENTATION, AugmentationConfig, augment
+from gradtrail.core.train.augmentation import NO_AUGMENTATION, AugmentationConfig, augment
 
 SHAPE = (15, 12)
 CENTRE = np.array([7.0, 5.5])
