@@ -274,7 +274,7 @@ def _repeated_costs(jaxpr: jax_core.Jaxpr) -> dict[str, float]:
         length = equation.params["length"] if is_scan else _largest_length(equation)
         inner = map(_repeated_costs, jax_core.jaxprs_in_params(equation.params))
         terms += [(1 if length is None else length, costs) for costs in inner]
-        if length is not None:
+        if length is not None and length != 1:
             body = equation.params["jaxpr" if is_scan else "body_jaxpr"]
             terms.append((length - 1, _iteration_cost(body)))
     return {name: sum(factor * costs.get(name, 0.0) for factor, costs in terms) for name in _COUNTED}
