@@ -119,9 +119,7 @@ def test_scores_are_those_of_the_steps_of_a_training_without_the_absent_canaries
         products, signals = [], []
         for indices in drop_absent(np.asarray(audited._program.order(state.keys, np.int32(epoch))), present):
             assert not set(indices[indices != PADDING]) & set(24 + np.flatnonzero(~COINS))
-            grads = per_example_grads(
-                model, state.params, CANARIES.images, CANARIES.labels, label_smoothing=CONFIG.label_smoothing
-            )
+            grads = per_example_grads(model, state.params, CANARIES.images, CANARIES.labels, loss=CONFIG.loss)
             factors = np.minimum(1, CLIP / np.asarray(per_example_norm(grads))) / CLIP
             state, record = step(state, take(examples, jnp.asarray(indices)))
             pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(record.observed), strict=True)
@@ -140,7 +138,7 @@ def test_products_are_those_with_the_clipped_gradients_in_each_layer(
 ) -> None:
     monkeypatch.chdir(ROOT)
     model, params, products = network(kind)
-    grads = per_example_grads(model, params, CANARIES.images, CANARIES.labels, label_smoothing=CONFIG.label_smoothing)
+    grads = per_example_grads(model, params, CANARIES.images, CANARIES.labels, loss=CONFIG.loss)
     factors = np.minimum(1, CLIP / per_example_norm(grads)) / CLIP
     tiled = [np.resize(part, (300, *part.shape[1:])) for part in (CANARIES.images, CANARIES.labels)]  # two tiles
     dots, signals = products(*tiled)

@@ -16,7 +16,7 @@ from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
 from gradtrail.tracking import find_run as lookup
-from gradtrail.tracking.runs import RunIndex, find_equivalent_run
+from gradtrail.tracking.runs import find_equivalent_run
 from gradtrail.tracking.state import Experiment, RecordedState, Snapshot
 from gradtrail.tracking.tags import OUTS as OUTS_TAG
 
@@ -90,28 +90,6 @@ def test_params_of_the_stages_before_make_another_result(params: dict[str, str],
     """They may, if all outs are the same. A param that only one of the two has does not count."""
     other = run_of(state(bins=7, evaluated="b"), {"export.format": "onnx"} | params)
     assert is_found(state(), other) == expected
-
-
-def test_index_finds_what_a_query_finds_after_runs_changed() -> None:
-    stored = {name: run(name, name[0], {}) for name in ("a1", "a2", "b1")}
-    for number, one in enumerate(stored.values()):
-        one.info.start_time, one.info.status = number, "RUNNING"
-    experiment = SimpleNamespace(experiment_id="1", lifecycle_stage="active", creation_time=1)
-    client: Any = SimpleNamespace(
-        tracking_uri="sqlite:///mlflow.db",
-        search_experiments=lambda *_, **__: [experiment],
-        search_runs=lambda *_, **__: stored.values(),
-        get_run=lambda run_id: stored[run_id],
-    )
-    index = RunIndex(client)
-    assert [one.info.run_id for one in index({"state": "a"})] == ["a2", "a1"], "newest first"
-    stored["a3"] = run("a3", "a", {})
-    stored["a3"].info.start_time, stored["a3"].info.status = 3, "FINISHED"
-    index.refresh(["a3"])
-    del index["a2"]
-    assert [one.info.run_id for one in index({"state": "a"})] == ["a3", "a1"]
-    assert [one.info.run_id for one in index({}, finished=True)] == ["a3"]
-    assert index({"state": "c"}) == []
 
 
 LOCK = "state-of-the-lock"

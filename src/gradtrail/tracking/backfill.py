@@ -25,7 +25,7 @@ from gradtrail.stages.common.environment import COMMON, has_common_bytes
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import active_params
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_source, sha256_of
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import private_folder
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.deleted import find_deleted_runs, note_deleted
@@ -246,8 +246,8 @@ class States:
             try:
                 info = describe(record, stage, process_tags() | recorded_origin(stage))
                 info = add_outs(record, info, stage, outs)
-            except UserError as error:
-                _warn(stage, f"no run can be rebuilt ({error})")
+            except (UserError, OSError, ValueError, LookupError, TypeError) as error:  # outputs of other code
+                _warn(stage, f"no run can be rebuilt ({type(error).__name__}: {one_line(error)[:200]})")
                 self.counts["unreadable"] += 1
                 return None
             began = find_own_run(self._client, info)  # another process may have created it meanwhile
@@ -339,7 +339,7 @@ def _warn(stage: RecordedState, message: str) -> None:
 
 
 def _line(stage: RecordedState, message: str) -> str:
-    experiment = stage.snapshot.experiment if stage.snapshot else None
     record = f"commit {stage.commit[:7]}" if stage.commit else "dvc.lock or the run-cache"
-    record = f"experiment {experiment.name}" if experiment else record
+    if experiment := stage.snapshot.experiment:
+        record = f"experiment {experiment.name}"
     return f"warning: {stage.name}, state {stage.state[:12]} of {record}: {message}"

@@ -92,8 +92,9 @@ def consistent_stages(snapshot: Snapshot) -> Iterator[RecordedState]:
 
 def recorded_origin(stage: RecordedState) -> dict[str, str]:
     """Return tags of a recorded state: experiment, commit, and whether the state has other code or params than that."""
-    experiment = stage.snapshot.experiment if stage.snapshot else None
-    tags = {EXPERIMENT_NAME: experiment.name, BASELINE: experiment.baseline} if experiment else {}
+    experiment, tags = stage.snapshot.experiment, dict[str, str]()
+    if experiment:
+        tags = {EXPERIMENT_NAME: experiment.name, BASELINE: experiment.baseline}
     if stage.commit:
         entry = stage.entry(stage.name)
         code = {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep)}

@@ -59,7 +59,6 @@ from gradtrail.tracking.tags import ALERT, origin_tags, process_tags
 from gradtrail.tracking.working_diff import write_diff
 
 if TYPE_CHECKING:
-    from gradtrail.core.nn.models import HostParams
     from gradtrail.core.train.step import TrainState
 
 OUTPUT = "output.txt"  # artifact: what the stage printed
@@ -175,11 +174,11 @@ class LiveRun:
         """Record the files of a folder, as they are now, as artifacts; they replace earlier ones."""
         self._record_by(lambda record: record.copy(path, under))
 
-    def checkpoint(self, state: TrainState, weights: HostParams) -> None:
-        """Record an Orbax checkpoint of a training state as `checkpoint/`, without the final weights."""
+    def checkpoint(self, state: TrainState) -> None:
+        """Record an Orbax checkpoint of a training state as `checkpoint/`."""
         from gradtrail.tracking.checkpoints import save_checkpoint  # late: only training needs Orbax
 
-        self._record_by(lambda record: save_checkpoint(record.artifacts / "checkpoint", state, weights))
+        self._record_by(lambda record: save_checkpoint(record.artifacts / "checkpoint", state))
 
     def outs(self) -> None:
         """Record all outputs once the stage has finished: metrics, curves, figures, tables and digests."""

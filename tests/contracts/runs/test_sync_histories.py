@@ -181,4 +181,4 @@ def test_unreadable_outs_of_a_commit_are_reported_in_a_line(
     Path("mlflow.db").unlink()
     assert describe(sync()) == "0 runs present; rebuilt: fetch, train, gradients; skipped, not readable: 1"
     message = capsys.readouterr().err
-    assert "no run can be rebuilt (results/metrics/evaluate.json: dataset should be text, got None)" in message
+    assert "no run can be rebuilt (KeyError: 'dataset')" in message

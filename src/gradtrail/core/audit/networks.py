@@ -30,6 +30,7 @@ from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.inference import abstract_batch
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
@@ -112,7 +113,7 @@ class CrossValidation:
             return {"logits": model.apply(params, images)}
 
         def grad_norms(params: Params, images: Array, labels: Array) -> dict[str, Array]:
-            squares, _ = squared_grad_norms(model, params, images, labels, label_smoothing=0.0)
+            squares, _ = squared_grad_norms(model, params, images, labels, loss=CROSS_ENTROPY)
             return {"grad_norm": jnp.sqrt(sum(squares.values(), start=jnp.float32(0)))}
 
         self.config, self.num_classes = config, model.config.num_classes

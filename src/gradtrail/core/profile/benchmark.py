@@ -157,9 +157,9 @@ def compile_variant(
     program = make_program(train_config, model, num_examples, jax.local_devices(), noise)
     functions = [program.compile_run_steps(compiler)]
     if is_configured:
-        batch_size, smoothing = train_config.batch_size, train_config.label_smoothing
+        batch_size, loss = train_config.batch_size, train_config.loss
         functions.append(compile_predict(model, batch_size, compiler=compiler))
-        functions.append(compile_score(model, smoothing, batch_size, compiler=compiler))
+        functions.append(compile_score(model, loss, batch_size, compiler=compiler))
     by_name = {function.name: function for function in functions}
     return CompiledVariant(variant=variant, model=model, program=program, functions=by_name)
 

@@ -1,6 +1,7 @@
 """A training without anything optional, from which others are made by `dataclasses.replace`."""
 
 from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.mlp import Linear
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, TrainConfig
@@ -20,7 +21,6 @@ PLAIN = TrainConfig(
     shards=1,
     reduction="ordered",
     model=Linear(),
-    features="none",
     precision="float32",
     loss_scaling=LossScalingConfig(
         initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
@@ -30,7 +30,7 @@ PLAIN = TrainConfig(
     schedule=Constant(warmup_fraction=0.0),
     clip_norm=None,
     average_decay=None,
-    label_smoothing=0.0,
+    loss=CROSS_ENTROPY,
     augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
     changes=NO_CHANGES,
     privacy=NOT_PRIVATE,
