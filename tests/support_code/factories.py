@@ -27,14 +27,13 @@ from gradtrail.core.nn.own import Own
 from gradtrail.core.privacy_audit import PrivacyAuditConfig
 from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train import schedules
-from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES, changed_labels, weight_changes
-from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program, make_program, on_device, train
-from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop
+from gradtrail.core.train.plain import PLAIN
 from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
 from gradtrail.core.train.schedules import (
     Constant,
@@ -100,31 +99,16 @@ SCHEDULES: dict[str, Schedule] = {
 
 def train_config(**overrides: Any) -> TrainConfig:
     """A config of a small training; `model`, `optimizer` and `schedule` may be names of kinds."""
-    config = TrainConfig(
-        seed=0,
-        members=1,
-        vary=VARIED,
+    config = dataclasses.replace(
+        PLAIN,
         epochs=2,
         batch_size=4,
-        accumulation_steps=1,
-        shards=1,
-        reduction="ordered",
         model=NETWORKS["mlp"],
-        precision="float32",
-        loss_scaling=LossScalingConfig(
-            initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
-        ),
-        remat=False,
         optimizer=OPTIMIZERS["sgd"],
         schedule=SCHEDULES["warmup_cosine"],
         clip_norm=1.0,
-        average_decay=None,
         loss=CrossEntropy(label_smoothing=0.1),
-        augmentation=NO_AUGMENTATION,
-        changes=NO_CHANGES,
-        privacy=NOT_PRIVATE,
         keep_epochs=(0, 1),
-        patience=None,
     )
     kinds: dict[str, Any] = {"model": NETWORKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
     for field in kinds.keys() & overrides.keys():
