@@ -4,7 +4,6 @@
 PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
 ifneq ($(and $(GPU),$(CLUSTER)),)
 $(error GPU=1 or CLUSTER=1: a GPU node of a cluster needs both locks, see docs/cluster.md)
 endif
@@ -24,27 +23,7 @@ SLOW = $(sort $(shell grep -rlE --include="test_*.py" "mark\.slow|\bcases\b" tes
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-env: $(READY) ## the environment in .venv, from locks/base.lock; with GPU=1 or CLUSTER=1 from cuda.lock or cluster.lock
-
-# Scripts of an environment contain its path, so a moved or copied repository gets a new one.
-# An environment made with GPU=1 or CLUSTER=1 keeps its lock until it is removed, and any its Python until PYTHON names another.
-ifneq ($(wildcard $(READY)),)
-ifneq ($(shell head -n 1 $(READY)),$(realpath $(VENV)))
-.PHONY: $(READY)
-endif
-ifneq ($(GPU)$(CLUSTER),)
-ifneq ($(shell tail -n 1 $(READY)),$(LOCK))
-.PHONY: $(READY)
-endif
-endif
-ifneq ($(PYTHON),)
-ifneq ($(shell "$(PYTHON)" --version 2>/dev/null),$(shell $(BIN)/python --version 2>/dev/null))
-.PHONY: $(READY)
-endif
-endif
-endif
-
-$(READY): locks/base.lock locks/cuda.lock locks/cluster.lock pyproject.toml locks/setup.sh
+env: ## the environment in .venv, from locks/base.lock; with GPU=1 or CLUSTER=1 from cuda.lock or cluster.lock
 	@sh locks/setup.sh "$(PYTHON)" "$(VENV)" "$(LOCK)"
 
 lock: env ## resolve the locks again, from pyproject.toml
@@ -68,8 +47,8 @@ check: env ## ruff (lint and format), mypy, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-gate: env ## compare costs of compiled functions with the accepted ones; TIMED=1 times the training too, for two to five minutes
-	@$(BIN)/gradtrail gate $(if $(TIMED),--timed)
+gate: env ## compare costs of compiled functions with the accepted ones
+	@$(BIN)/gradtrail gate
 
 docs: env ## the site of the docs, with search, in .gradtrail/site
 	@log=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file deploy/mkdocs.yml 2>&1) || { echo "$$log"; exit 1; }

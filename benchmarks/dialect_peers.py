@@ -1,14 +1,12 @@
 """The process that `benchmarks.dialects` times: four forms of one training, in random order.
 
-    python -m benchmarks.dialect_peers JSON
+    python -m benchmarks.dialect_peers FIELDS
 
-`JSON` holds the fields of a `Task`. Reports the seconds of the first calls, which compile, and then the seconds of a
+`FIELDS` are those of a `Task`. Reports the seconds of the first calls, which compile, and then the seconds of a
 step for each round.
 """
 
 import importlib
-import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.turns import answer
+from benchmarks.turns import answer, read_task
 
 DIALECTS = ("raw", "linen", "nnx", "equinox")
 NUM_CLASSES = 10
@@ -30,6 +28,7 @@ class Task:
     seed: int  # of the order in which the programs run
     batch_size: int
     steps: int  # per burst of called steps, and per epoch
+    packages: tuple[str, ...] = ()
 
 
 class Training:
@@ -76,7 +75,7 @@ def seconds_of(function: Callable[..., object], *arguments: Any) -> float:
 
 def main() -> None:
     """Compile everything, then time a burst of each whenever asked."""
-    task = Task(**json.loads(sys.argv[1]))
+    task = read_task(Task)
     rng = np.random.default_rng(task.seed)
     jax.config.update("jax_enable_compilation_cache", False)
     images, labels = make_batches(task)

@@ -26,8 +26,7 @@ from scipy import stats
 from benchmarks.dialect_peers import DIALECTS, Task
 from benchmarks.record import record
 from benchmarks.training import machine
-from benchmarks.turns import Worker
-from gradtrail.support.progress import progress_bar
+from benchmarks.turns import measure, raise_failures
 
 PROGRAMS = Path(__file__).with_name("dialect_programs")
 LEVEL = 0.99
@@ -40,21 +39,6 @@ def count_lines(source: str) -> int:
     docstring = ast.parse(source).body[0]
     lines = map(str.strip, source.splitlines()[docstring.end_lineno :])
     return sum(bool(line) and not line.startswith("#") for line in lines)
-
-
-def run(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return what each process reports: the seconds of its first calls and of its rounds."""
-    reports = []
-    with progress_bar("dialects", options.processes, unit="processes") as bar:
-        for seed in range(options.processes):
-            worker = Worker("dialect_peers", Task(seed=seed, batch_size=options.batch_size, steps=options.steps))
-            rounds = [worker.ask() for _ in range(options.rounds)]
-            worker.stop()
-            if worker.note:
-                raise SystemExit(worker.note)
-            reports.append({"compile_seconds": worker.ready, "step_seconds": rounds})
-            bar.advance()
-    return reports
 
 
 def ratio_to_raw(reports: Sequence[dict[str, Any]], dialect: str, way: str) -> dict[str, float]:
@@ -115,8 +99,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.processes < 3 or min(options.rounds, options.steps, options.batch_size) < 1:
         parser.error("--processes must be at least 3, --rounds, --steps and --batch-size at least 1")
-    reports = run(options)
-    rows = summarize(reports)
+    tasks = [Task(seed=seed, batch_size=options.batch_size, steps=options.steps) for seed in range(options.processes)]
+    results = measure("dialect_peers", [[task] for task in tasks], options.rounds)
+    raise_failures(results)
+    rows = summarize([{"compile_seconds": one.ready, "step_seconds": one.rounds} for one in results])
     Console().print(as_table(rows))
     record("dialects", {"rows": rows}, options)
 

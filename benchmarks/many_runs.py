@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support_code"))
 
 from browser import CHROMIUM, browser
 from rich.console import Console
@@ -38,7 +38,7 @@ from servers import free_port
 from benchmarks.record import record
 from benchmarks.tracking import Clone, make_clone
 from gradtrail.stages.common.pipeline_file import TRAIN, StageSpec, parse_pipeline
-from gradtrail.tracking.state import Identity, Snapshot
+from gradtrail.tracking.state import RecordedState, Snapshot
 from gradtrail.tracking.tags import output_tags, state_tags
 
 STAGES = (TRAIN, "evaluate", "gradients", "profile")
@@ -105,7 +105,7 @@ def add_runs(store: sqlite3.Connection, pipeline: dict[str, StageSpec], locks: M
     for number, (seed, lock) in enumerate(locks.items()):
         snapshot, parent = Snapshot(pipeline=pipeline, lock=lock), ""
         for stage in STAGES:
-            identity, run = Identity(stage, snapshot=snapshot), uuid.uuid4().hex
+            identity, run = RecordedState(stage, snapshot=snapshot), uuid.uuid4().hex
             parent = parent or run
             began = 1_700_000_000_000 + 60_000 * number
             row = rows[stage] | {

@@ -17,10 +17,8 @@ It takes a quarter of an hour on two cores and wants them for itself. PyTorch an
 
 import argparse
 import dataclasses
-import importlib.util
 import math
 import statistics
-from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -31,8 +29,7 @@ from benchmarks.per_example_peers import Method, ScoreTask
 from benchmarks.record import record
 from benchmarks.training import machine, networks
 from benchmarks.training_tasks import IMAGE_SHAPE, ModelName, image_shape, suffix_of
-from benchmarks.turns import Worker
-from gradtrail.support.progress import progress_bar
+from benchmarks.turns import Measured, measure, raise_failures
 
 EXAMPLES = 60_000  # in the table
 WHOLE = {"mlp": 61_440, "cnn": 2_560}  # examples of a round, whole batches of every size
@@ -67,49 +64,9 @@ BATCH_SIZES: dict[ModelName, dict[Method, tuple[int, ...]]] = {
         "torch.func": (16, 64),
     },
 }
-NO_OPACUS = "not installed: pip install torch opacus"
 
 
-@dataclass(kw_only=True)
-class Measured:
-    """What the processes of one method and batch size reported.
-
-    Attributes:
-        seconds: of every timed round.
-        note: why there are none.
-    """
-
-    task: ScoreTask
-    seconds: list[float] = field(default_factory=list)
-    grown_bytes: list[int] = field(default_factory=list)
-    note: str | None = None
-
-    @property
-    def examples_per_second(self) -> float:
-        """Median; 0 where nothing was measured."""
-        return self.task.examples / statistics.median(self.seconds) if self.seconds and not self.note else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A row of the table: a method at its best batch size.
-
-    Attributes:
-        times_vmap: how many times as fast as `vmap(grad)`.
-        seconds: for `EXAMPLES`.
-    """
-
-    model: ModelName
-    name: str
-    batch_size: int
-    examples_per_second: float
-    seconds: float
-    times_vmap: float
-    memory_mib: float
-    note: str | None
-
-
-def tasks(rounds: int, shape: tuple[int, ...]) -> list[ScoreTask]:
+def tasks(shape: tuple[int, ...]) -> list[ScoreTask]:
     """Return every process, in order."""
     return [
         ScoreTask(
@@ -117,7 +74,6 @@ def tasks(rounds: int, shape: tuple[int, ...]) -> list[ScoreTask]:
             model=model,
             batch_size=batch_size,
             examples=(PART if method in SLOW else WHOLE)[model],
-            rounds=rounds,
             image_shape=shape,
         )
         for model, methods in BATCH_SIZES.items()
@@ -126,68 +82,29 @@ def tasks(rounds: int, shape: tuple[int, ...]) -> list[ScoreTask]:
     ]
 
 
-def run(rounds: int, shape: tuple[int, ...] = IMAGE_SHAPE) -> list[Measured]:
-    """Measure all methods of a network in turn, so many times."""
-    found = [Measured(task=task) for task in tasks(rounds, shape)]
-    missing = not all(importlib.util.find_spec(name) for name in ("torch", "opacus"))
-    for measured in found:
-        if missing and measured.task.method in ("opacus hooks", "opacus ghost", "torch.func"):
-            measured.note = NO_OPACUS
-    with progress_bar("per-example gradients", (rounds + 1) * len(found), unit="steps") as bar:
-        for model in BATCH_SIZES:
-            _measure([each for each in found if each.task.model == model and not each.note], rounds, bar)
-    return found
-
-
-def _measure(found: list[Measured], rounds: int, bar: Any) -> None:
-    workers: list[Worker] = []
-    try:
-        for measured in found:
-            bar.advance(message=f"{measured.task.method}, {measured.task.model}, {measured.task.batch_size}")
-            workers.append(Worker("per_example_peers", measured.task))
-        for _ in range(rounds):
-            for measured, worker in zip(found, workers, strict=True):
-                if (reported := worker.ask()) is not None:
-                    measured.seconds.append(reported[0])
-                    measured.grown_bytes.append(reported[1])
-                measured.note = worker.note
-                bar.advance()
-    finally:
-        for worker in workers:
-            worker.stop()
-
-
-def rows(found: list[Measured]) -> list[Row]:
-    """Return each method at its best batch size."""
-    table = []
-    for model, methods in BATCH_SIZES.items():
-        mine = [measured for measured in found if measured.task.model == model]
-        best = {
-            method: max(
-                (measured for measured in mine if measured.task.method == method),
-                key=lambda measured: measured.examples_per_second,
-            )
-            for method in methods
+def rows(results: list[Measured]) -> list[dict[str, Any]]:
+    """Return each method at its best batch size; NaN if it was not measured."""
+    rates: dict[tuple[str, str], list[tuple[float, Measured]]] = {}
+    for one in results:
+        seconds = statistics.median(seconds for seconds, _ in one.rounds) if one.rounds and not one.note else math.inf
+        rates.setdefault((one.task.model, one.task.method), []).append((one.task.examples / seconds, one))
+    best = {key: max(tried, key=lambda tried: tried[0]) for key, tried in rates.items()}
+    return [
+        {
+            "model": model,
+            "name": NAMES[method],
+            "batch_size": one.task.batch_size,
+            "examples_per_second": rate,
+            "seconds": EXAMPLES / rate if rate else math.nan,
+            "times_vmap": rate / (best[model, "vmap"][0] or math.nan),
+            "memory_mib": max((grown for _, grown in one.rounds), default=0) / 2**20,
+            "note": one.note,
         }
-        definition = best["vmap"].examples_per_second
-        for method, measured in best.items():
-            rate = measured.examples_per_second
-            table.append(
-                Row(
-                    model=model,
-                    name=NAMES[method],
-                    batch_size=measured.task.batch_size,
-                    examples_per_second=rate,
-                    seconds=EXAMPLES / rate if rate else math.nan,
-                    times_vmap=rate / definition if definition else math.nan,
-                    memory_mib=max(measured.grown_bytes, default=0) / 2**20,
-                    note=measured.note,
-                )
-            )
-    return table
+        for (model, method), (rate, one) in best.items()
+    ]
 
 
-def as_table(table_rows: list[Row], shape: tuple[int, ...]) -> Table:
+def as_table(table_rows: list[dict[str, Any]], shape: tuple[int, ...]) -> Table:
     """Return the table for a terminal."""
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
     table = Table(title=about, caption=f"{networks(shape)} Medians, each at the best of several batch sizes, float32.")
@@ -197,12 +114,10 @@ def as_table(table_rows: list[Row], shape: tuple[int, ...]) -> Table:
     for model in BATCH_SIZES:
         table.add_section()
         table.add_row(f"[bold]{model.upper()}")
-        for row in (row for row in table_rows if row.model == model):
-            if row.note:
-                table.add_row(escape(f"{row.name}: {row.note}"))
-                continue
-            cells = f"{row.examples_per_second:,.0f}", f"{row.seconds:.2f}", f"{row.times_vmap:.1f}"
-            table.add_row(row.name, str(row.batch_size or "auto"), *cells, f"{row.memory_mib:,.0f}")
+        for row in (row for row in table_rows if row["model"] == model):
+            cells = f"{row['examples_per_second']:,.0f}", f"{row['seconds']:.2f}", f"{row['times_vmap']:.1f}"
+            shown = [row["name"], str(row["batch_size"] or "auto"), *cells, f"{row['memory_mib']:,.0f}"]
+            table.add_row(*([escape(f"{row['name']}: {row['note']}")] if row["note"] else shown))
     return table
 
 
@@ -210,17 +125,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=image_shape, default=IMAGE_SHAPE, metavar="32x32x3")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    found = run(arguments.rounds, arguments.images)
-    table_rows = rows(found)
-    Console().print(as_table(table_rows, arguments.images))
-    report = {"rows": [*map(dataclasses.asdict, table_rows)], "measured": [*map(dataclasses.asdict, found)]}
-    record(f"per_example_gradients{suffix_of(arguments.images)}", report, arguments)
-    failures = [f"{measured.task}: {measured.note}" for measured in found if measured.note not in (None, NO_OPACUS)]
-    if failures:
-        raise SystemExit("\n".join(failures))
+    options = parser.parse_args()
+    if not 1 <= options.rounds < 20:
+        parser.error("--rounds must be at least 1 and below 20")
+    by_model = [[task for task in tasks(options.images) if task.model == model] for model in BATCH_SIZES]
+    results = measure("per_example_peers", by_model, options.rounds)
+    table_rows = rows(results)
+    Console().print(as_table(table_rows, options.images))
+    report = {"rows": table_rows, "measured": [*map(dataclasses.asdict, results)]}
+    record(f"per_example_gradients{suffix_of(options.images)}", report, options)
+    raise_failures(results)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
 """The methods to per-example gradient norms that `benchmarks.per_example_gradients` compares, each in its own process.
 
-    python -m benchmarks.per_example_peers JSON
+    python -m benchmarks.per_example_peers FIELDS
 
-`JSON` holds the fields of a `ScoreTask`. Reports the seconds of each round that it is asked for, after one that is not
+`FIELDS` are those of a `ScoreTask`. Reports the seconds of each round that it is asked for, after one that is not
 timed, and the bytes by which the process grew at its largest since it began to work. Everything runs on the processor.
 """
 
-import json
-import resource
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,8 +19,9 @@ from benchmarks.training_peers import (
     torch_data,
     torch_network,
 )
-from benchmarks.training_tasks import IMAGE_SHAPE, NUM_CLASSES, ModelName, Peer, Task, available_cores, make_data
-from benchmarks.turns import answer
+from benchmarks.training_tasks import IMAGE_SHAPE, NUM_CLASSES, ModelName, Task, available_cores, make_data
+from benchmarks.turns import answer, read_task
+from gradtrail.support.running_time import peak_memory_bytes
 
 Method = Literal["mean", "vmap", "ours", "training", "opacus hooks", "opacus ghost", "torch.func"]
 TRAINING_BATCH = 128
@@ -31,21 +29,18 @@ TRAINING_BATCH = 128
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTask:
-    """The task of a process.
+    """The task of a process."""
 
-    Attributes:
-        method: `mean` is the gradient of whole batches, `training` an epoch of training.
-        batch_size: examples at a time; 0 for `ours`, which chooses its own.
-        examples: in a round.
-        rounds: to time, after one that is not timed.
-    """
-
-    method: Method
+    method: Method  # `mean` is the gradient of whole batches, `training` an epoch of training
     model: ModelName
-    batch_size: int
-    examples: int
-    rounds: int
+    batch_size: int  # examples at a time; 0 for `ours`, which chooses its own
+    examples: int  # in a round
     image_shape: tuple[int, ...] = IMAGE_SHAPE
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that the method needs, other than this project's."""
+        return ("torch", "opacus") if self.method in ("opacus hooks", "opacus ghost", "torch.func") else ()
 
 
 def mean(task: ScoreTask) -> Round:
@@ -88,19 +83,20 @@ def vmap(task: ScoreTask) -> Round:
 def this_project(task: ScoreTask) -> Round:
     """Set up the pass of the `gradients` stage: norm, layer by layer too, EL2N, loss, margin and the rest."""
     from gradtrail.core.gradients.passes import compile_passes
+    from gradtrail.core.nn.losses import CROSS_ENTROPY
     from gradtrail.core.xla.compiler import Compiler
 
     model, params = _model(task)
-    passes = compile_passes(model, 0.0, compiler=Compiler(time.perf_counter))
+    passes = compile_passes(model, CROSS_ENTROPY, compiler=Compiler(time.perf_counter))
     images, labels = make_data(task.examples, task.image_shape)
     return lambda: passes.score(params, images, labels, advance=lambda _: None)
 
 
 def training(task: ScoreTask) -> Round:
     """Set up an epoch of training the same network in float32."""
-    peer = Peer(loop="ours", model=task.model, batch_size=TRAINING_BATCH, precision="float32")
     examples = task.examples // TRAINING_BATCH * TRAINING_BATCH
-    return ours(Task(peer=peer, examples=examples, rounds=task.rounds, image_shape=task.image_shape))
+    shape = task.image_shape
+    return ours(Task(loop="ours", model=task.model, batch_size=TRAINING_BATCH, examples=examples, image_shape=shape))
 
 
 def opacus_hooks(task: ScoreTask) -> Round:
@@ -162,8 +158,7 @@ def _model(task: ScoreTask) -> tuple[Any, Any]:
 
     from gradtrail.core.nn.models import Model
 
-    peer = Peer(loop="ours", model=task.model, batch_size=TRAINING_BATCH, precision="float32")
-    config = project_train_config(Task(peer=peer, examples=task.examples, rounds=task.rounds))
+    config = project_train_config(task.model, TRAINING_BATCH)
     model = Model(config.model_config(task.image_shape, NUM_CLASSES))
     return model, model.init(key=jax.random.key(0))
 
@@ -202,14 +197,8 @@ def _torch_network(task: ScoreTask) -> Any:
     return torch_network(task.model, task.image_shape)
 
 
-def _peak_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
 def main() -> None:
-    fields = json.loads(sys.argv[1])
-    task = ScoreTask(**{**fields, "image_shape": tuple(fields["image_shape"])})
+    task = read_task(ScoreTask)
     methods = {
         "mean": mean,
         "vmap": vmap,
@@ -222,9 +211,9 @@ def main() -> None:
     if task.method in ("ours", "training"):
         set_up_as_stage()
     run_round = methods[task.method](task)
-    before = _peak_bytes()
+    before = peak_memory_bytes()
     run_round()
-    answer("ready", lambda: (timed(run_round), _peak_bytes() - before))
+    answer("ready", lambda: (timed(run_round), peak_memory_bytes() - before))
 
 
 if __name__ == "__main__":

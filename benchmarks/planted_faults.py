@@ -9,8 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from gradtrail.core import batching
-from gradtrail.core.train import loop, private, step
+from gradtrail.core.train import private, step
 from gradtrail.core.train.optimizers import squared_norm
 
 PARTS = 8  # that a batch is taken to be worked in
@@ -37,25 +36,9 @@ def _clipped_mean(config: Any, model: Any, mechanism: Any) -> Any:
     return clipped
 
 
-def _fixed_order(mechanism: Any, batch_size: int, num_batches: int, *, key: Any, epoch: int) -> Any:
-    """Return the same batches in every epoch, each example in one of them."""
-    del key, epoch
-    order = batching.shuffled_batches(mechanism.num_examples, batch_size, key=jax.random.key(7))[:num_batches]
-    room = mechanism.capacity - batch_size
-    return jnp.pad(order, ((0, 0), (0, room)), constant_values=batching.PADDING)
-
-
-def _same_noise(grads: Any, config: Any, mechanism: Any, *, key: Any) -> Any:
-    """Add noise by one key in every step."""
-    del key
-    return private.noised_mean(grads, config, mechanism, key=jax.random.key(7))
-
-
 FAULTS = {  # what it is → (module, function, its faulty form)
     "noise scaled by the wrong batch size": (step, "noised_mean", _noise_of_a_part),
     "the mean clipped in place of each example": (step, "make_private_gradient", _clipped_mean),
-    "a fixed batch order": (loop, "poisson_batches", _fixed_order),
-    "a key used twice": (step, "noised_mean", _same_noise),
 }
 
 

@@ -20,9 +20,10 @@ from rich.table import Table
 from benchmarks.planted_faults import FAULTS, planted
 from benchmarks.record import record
 from gradtrail.core.data import Split
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.mlp import Linear
 from gradtrail.core.nn.models import Model
-from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, draw_canaries, guess
+from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, draw_canaries
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.schedules import Constant
@@ -31,7 +32,7 @@ from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.data import data_files
 from gradtrail.stages.dp import accounting
-from gradtrail.stages.privacy_audit import Audit, audit, gaussian_bound
+from gradtrail.stages.privacy_audit import Audit, audit, gaussian_bound, guess
 
 EXAMPLES, CANARIES, BATCH_SIZE, EPOCHS = 5000, 1000, 500, 10
 DELTA = 1e-5
@@ -51,7 +52,7 @@ def private_config(epsilon: float) -> TrainConfig:
         optimizer=SGD(learning_rate=0.5, momentum=0.0, nesterov=False),
         schedule=Constant(warmup_fraction=0.0),
         clip_norm=None,
-        label_smoothing=0.0,
+        loss=CROSS_ENTROPY,
         privacy=privacy,
     )
 
@@ -75,9 +76,7 @@ class Auditor:
 
     def __init__(self, epsilon: float, train: Split, num_classes: int):
         self._train, self._config = train, private_config(epsilon)
-        self._audit = PrivacyAuditConfig(
-            seed=0, trainings=1, canaries="dots", num_canaries=CANARIES, guess_share=0.1, confidence=0.95
-        )
+        self._audit = PrivacyAuditConfig(seed=0, trainings=1, num_canaries=CANARIES, guess_share=0.1, confidence=0.95)
         self._canaries = draw_canaries(self._audit, train, num_classes)
         self._model = Model(self._config.model_config(train.images.shape[1:], num_classes))
         slots = len(train) + CANARIES
@@ -118,21 +117,19 @@ def main() -> None:
         "noise_multiplier": auditor.noise,
         "lower_bounds": bounds.tolist(),
         "above": int(np.sum(bounds > auditor.epsilon)),
-        "failed_checks": sum(not check.passes for one in clean for check in one.checks),
         "together": together(clean),
         "faults": {},
     }
-    table = Table("training", "lower bound of ε", "found by", title=f"Accountant's ε {auditor.epsilon:.2f}")
+    table = Table("training", "lower bound of ε", "above ε", title=f"Accountant's ε {auditor.epsilon:.2f}")
     spread = f"{bounds.mean():.2f} ± {bounds.std():.2f}, at most {bounds.max():.2f}"
-    said = f"above ε in {results['above']} of {len(bounds)}; checks failed: {results['failed_checks']}"
-    table.add_row(f"faultless, {len(bounds)} trainings", spread, said)
+    table.add_row(f"faultless, {len(bounds)} trainings", spread, f"{results['above']} of {len(bounds)}")
     table.add_row("the same, their canaries together", f"{results['together']:.2f}", "")
     for fault in FAULTS:
         with planted(fault):
             watched = auditor.compile()
         (found,) = auditor.audits(watched, 1)
-        results["faults"][fault] = {"lower_bound": found.lower_bound, "found_by": found.faults}
-        table.add_row(fault, f"{found.lower_bound:.2f}", ", ".join(found.faults) or "nothing")
+        results["faults"][fault] = {"lower_bound": found.lower_bound}
+        table.add_row(fault, f"{found.lower_bound:.2f}", str(found.lower_bound > found.epsilon))
     Console().print(table)
     record("privacy_audit", results, options)
 

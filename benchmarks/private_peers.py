@@ -1,15 +1,13 @@
 """The private steps that `benchmarks.private_training` compares, each in a process that loads one library.
 
-    python -m benchmarks.private_peers JSON
+    python -m benchmarks.private_peers FIELDS
 
-`JSON` holds the fields of a `PrivateTask`. When it is ready it reports versions and steps, and of each round the mean
+`FIELDS` are those of a `PrivateTask`. When it is ready it reports versions and steps, and of each round the mean
 seconds of a step. Everything runs on the processor. Every method trains with Adam at a constant rate, clips to norm 1
 and adds noise, where it is private.
 """
 
 import itertools
-import json
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,14 +16,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from benchmarks.training_peers import project_train_config, set_up_as_stage, torch_data, torch_network
-from benchmarks.training_tasks import IMAGE_SHAPE, LEARNING_RATE, NUM_CLASSES, Peer, Task, available_cores, make_data
-from benchmarks.turns import answer
+from benchmarks.training_tasks import IMAGE_SHAPE, LEARNING_RATE, NUM_CLASSES, available_cores, make_data
+from benchmarks.turns import answer, read_task
 
-Method = Literal["ordinary", "noiseless", "private", "vmap", "torch", "ghost", "loader", "hooks"]
+Method = Literal["ordinary", "private", "vmap", "ghost", "hooks"]
 Network = Literal["mlp", "cnn", "strided"]
 Round = Callable[[int], float]  # makes so many steps; returns the seconds of one
 
-EXAMPLES, EPOCHS = 55_000, 15
+EXAMPLES = 55_000
 CLIP_NORM, NOISE_MULTIPLIER, DELTA = 1.0, 1.0, 1e-5
 MICROBATCH = {"mlp": 8, "cnn": 8, "strided": 32}  # of `vmap`, whose gradients are then in the processor's cache
 SMALL_CHANNELS, SMALL_HIDDEN = (8, 24), (32,)  # as many multiplications as the strided network, 0.43 to 0.42 million
@@ -34,30 +32,21 @@ FEWEST_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateTask:
-    """The task of a process.
+    """The task of a process."""
 
-    Attributes:
-        method: `ordinary`, `noiseless` and `private` are ours; `vmap` is JAX' definition of per-example gradients in
-            microbatches; the others are PyTorch's ordinary step, and Opacus.
-        network: `strided` is the network of Opacus' MNIST example; ours of as many multiplications has no strides.
-        batch_size: the mean one where batches are drawn by Poisson sampling.
-        seconds: that a round should take; it has whole steps, at most those of an epoch.
-        clock: `processor` counts the seconds of all threads of the process, which other work on the machine changes
-            less.
-    """
+    method: Method  # `vmap` is JAX' definition of per-example gradients in microbatches; `ghost` and `hooks` are Opacus
+    network: Network  # `strided` is that of Opacus' MNIST example; ours of as many multiplications has no strides
+    batch_size: int  # the mean one if batches are drawn by Poisson sampling
+    seconds: float  # that a round should take; it has whole steps, at most those of an epoch
 
-    method: Method
-    network: Network
-    batch_size: int
-    seconds: float
-    clock: Literal["wall", "processor"] = "wall"
-
-    def now(self) -> float:
-        """Return the seconds of the clock."""
-        return time.process_time() if self.clock == "processor" else time.perf_counter()
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that the method needs, other than this project's."""
+        return ("torch", "opacus") if self.method in ("ghost", "hooks") else ()
 
     @property
     def steps_per_epoch(self) -> int:
+        """Steps over as many examples as there are."""
         return -(-EXAMPLES // self.batch_size)
 
 
@@ -75,7 +64,7 @@ def ours(task: PrivateTask) -> Round:
     from gradtrail.core.xla.compiler import Compiler
 
     config = _config(task)
-    noise = {"ordinary": None, "noiseless": 0.0, "private": NOISE_MULTIPLIER}[task.method]
+    noise = None if task.method == "ordinary" else NOISE_MULTIPLIER
     model = Model(config.model_config(IMAGE_SHAPE, NUM_CLASSES))
     program = loop.make_program(config, model, EXAMPLES, jax.local_devices(), noise)
     engine = program.compile(Compiler(time.perf_counter))
@@ -85,12 +74,12 @@ def ours(task: PrivateTask) -> Round:
 
     def run(steps: int) -> float:
         nonlocal state, records
-        started = task.now()
+        started = time.perf_counter()
         order = jax.block_until_ready(engine.order(state.keys, np.int32(next(epochs))))
-        drawn = task.now()
+        drawn = time.perf_counter()
         state, records = engine.run_steps(state, records, examples, order, np.int32(0), np.int32(steps))
         jax.block_until_ready((state, records))
-        return (drawn - started) / engine.steps_per_epoch + (task.now() - drawn) / steps
+        return (drawn - started) / engine.steps_per_epoch + (time.perf_counter() - drawn) / steps
 
     return run
 
@@ -140,32 +129,17 @@ def vmap(task: PrivateTask) -> Round:
 
     def run(steps: int) -> float:
         nonlocal state
-        started = task.now()
+        started = time.perf_counter()
         state = jax.block_until_ready(run_steps(state, jax.random.key(0), steps))
-        return (task.now() - started) / steps
+        return (time.perf_counter() - started) / steps
 
     return run
-
-
-def pytorch(task: PrivateTask) -> Round:
-    """Set up PyTorch's ordinary step on shuffled batches of a fixed size."""
-    import torch
-
-    images, labels, network, optimizer = _torch_training(task)
-
-    def batches() -> Iterator[Any]:
-        while True:
-            for indices in torch.randperm(EXAMPLES).split(task.batch_size):
-                yield images[indices], labels[indices]
-
-    return _torch_round(task, network, optimizer, torch.nn.CrossEntropyLoss(), batches())
 
 
 def opacus(task: PrivateTask) -> Round:
     """Set up a private training by Opacus.
 
-    `ghost` and `hooks` get Poisson-sampled batches as slices of one tensor, which is faster than the loader that
-    `make_private` returns; `loader` is ghost clipping with that loader.
+    It gets Poisson-sampled batches as slices of one tensor, which is faster than the loader of `make_private`.
     """
     import torch
     from opacus import PrivacyEngine
@@ -185,29 +159,19 @@ def opacus(task: PrivateTask) -> Round:
         poisson_sampling=True,
         grad_sample_mode="ghost" if ghost else "hooks",
     )
-    network, optimizer, loader = made[0], made[1], made[-1]
+    network, optimizer = made[0], made[1]
     criterion = made[2] if ghost else criterion
 
-    def sampled() -> Iterator[Any]:
+    def batches() -> Iterator[Any]:
         while True:
             (indices,) = torch.nonzero(torch.rand(EXAMPLES) < task.batch_size / EXAMPLES, as_tuple=True)
             yield images[indices], labels[indices]
 
-    def loaded() -> Iterator[Any]:
-        while True:
-            yield from loader
-
-    return _torch_round(task, network, optimizer, criterion, loaded() if task.method == "loader" else sampled())
+    return _torch_round(network, optimizer, criterion, batches())
 
 
 def _config(task: PrivateTask) -> Any:
-    peer = Peer(
-        loop="ours",
-        model="mlp" if task.network == "mlp" else "cnn",
-        batch_size=task.batch_size,
-        precision="float32",
-    )
-    config = project_train_config(Task(peer=peer, examples=EXAMPLES, rounds=EPOCHS - 1))
+    config = project_train_config("mlp" if task.network == "mlp" else "cnn", task.batch_size)
     if task.network == "strided":
         config = replace(config, model=replace(config.model, channels=SMALL_CHANNELS, hidden=SMALL_HIDDEN))
     private = replace(
@@ -287,16 +251,16 @@ def _strided_in_torch() -> Any:
     )
 
 
-def _torch_round(task: PrivateTask, network: Any, optimizer: Any, criterion: Any, batches: Iterator[Any]) -> Round:
+def _torch_round(network: Any, optimizer: Any, criterion: Any, batches: Iterator[Any]) -> Round:
     def run(steps: int) -> float:
-        started = task.now()
+        started = time.perf_counter()
         for images, labels in itertools.islice(batches, steps):
             optimizer.zero_grad(set_to_none=True)
             loss = criterion(network(images), labels)
             loss.backward()
             optimizer.step()
         loss.item()
-        return (task.now() - started) / steps
+        return (time.perf_counter() - started) / steps
 
     return run
 
@@ -319,11 +283,11 @@ def _versions() -> dict[str, str]:
 
 
 def main() -> None:
-    task = PrivateTask(**json.loads(sys.argv[1]))
-    methods = {"vmap": vmap, "torch": pytorch, "ghost": opacus, "loader": opacus, "hooks": opacus}
-    if task.method not in methods:
+    task = read_task(PrivateTask)
+    methods = {"ordinary": ours, "private": ours, "vmap": vmap, "ghost": opacus, "hooks": opacus}
+    if methods[task.method] is ours:
         set_up_as_stage()
-    run = methods.get(task.method, ours)(task)
+    run = methods[task.method](task)
     steps = _steps_of_round(run, task)
     answer((_versions(), steps), lambda: run(steps))
 

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from gradtrail.support.git import git
 from gradtrail.tracking.environment import environment, machine_key
 
 FOLDER = Path(__file__).with_name("results")
@@ -31,13 +32,14 @@ def read_results(benchmark: str) -> dict[str, Any]:
 
 
 def record(benchmark: str, results: Mapping[str, Any], options: argparse.Namespace | None = None) -> None:
-    """Write results as JSON, with the date, the load, the processor, the versions and the benchmark's options."""
+    """Write results as JSON, with commit, date, load, processor, versions and the benchmark's options."""
     about = environment()
     for package in _PEERS:
         with contextlib.suppress(PackageNotFoundError):
             about["packages"][package] = version(package)
     content = {
         "benchmark": benchmark,
+        "commit": git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "load_averages": os.getloadavg(),
         "environment": about,

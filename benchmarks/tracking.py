@@ -36,21 +36,13 @@ from gradtrail.stages.common.pipeline_file import read_pipeline
 
 @dataclass(frozen=True, kw_only=True)
 class RunCost:
-    """Of one stage's run.
+    """Cost of one stage's run."""
 
-    Attributes:
-        import_seconds: of starting Python and importing the stage's script, which both have.
-        seconds: of the stage without tracking.
-        added_seconds: by tracking.
-        database_bytes: in `mlflow.db`.
-        artifact_bytes: in `mlruns/`.
-    """
-
-    import_seconds: float
-    seconds: float
-    added_seconds: float
-    database_bytes: int
-    artifact_bytes: int
+    import_seconds: float  # of starting Python and importing the stage's script, with and without tracking
+    seconds: float  # of the stage without tracking
+    added_seconds: float  # by tracking
+    database_bytes: int  # in `mlflow.db`
+    artifact_bytes: int  # in `mlruns/`
 
 
 @dataclass(frozen=True)

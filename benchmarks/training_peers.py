@@ -1,15 +1,13 @@
 """The loops that `benchmarks.training` compares: the same work, each in a process that loads one library.
 
-    python -m benchmarks.training_peers JSON
+    python -m benchmarks.training_peers FIELDS
 
-`JSON` holds the fields of a `Task`. Reports the seconds of each round that it is asked for, after one that is not
+`FIELDS` are those of a `Task`. Reports the seconds of each round that it is asked for, after one that is not
 timed. Everything runs on the processor.
 """
 
 import functools
-import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,19 +24,20 @@ from benchmarks.training_tasks import (
     NUM_CLASSES,
     WEIGHT_DECAY,
     ModelName,
-    Peer,
+    Optimizer,
+    Precision,
     Processor,
     Task,
     available_cores,
     make_data,
-    matmul_shapes,
 )
-from benchmarks.turns import answer
+from benchmarks.turns import answer, read_task
 
 if TYPE_CHECKING:
     from gradtrail.core.train.config import TrainConfig
 
 Round = Callable[[], object]  # of a training in JAX it returns the weights
+EPOCHS = 20  # more than any benchmark has rounds
 
 
 def lesson(task: Task) -> Round:
@@ -47,12 +46,11 @@ def lesson(task: Task) -> Round:
     import optax
     from flax import nnx
 
-    peer = task.peer
     pixels, labels = make_data(task.examples, task.image_shape)
     height, width, *channels = task.image_shape
-    shape = (height, width, math.prod(channels)) if peer.model == "cnn" else (math.prod(task.image_shape),)
+    shape = (height, width, math.prod(channels)) if task.model == "cnn" else (math.prod(task.image_shape),)
     images = as_floats(pixels).reshape(-1, *shape)
-    graphdef, params = nnx.split(flax_network(peer.model, task.image_shape), nnx.Param)
+    graphdef, params = nnx.split(flax_network(task.model, task.image_shape), nnx.Param)
     optimizer = optax.adam(LEARNING_RATE)
     opt_state = optimizer.init(params)
     rng = np.random.default_rng(0)
@@ -69,7 +67,7 @@ def lesson(task: Task) -> Round:
 
     def epoch() -> Any:
         nonlocal params, opt_state
-        for indices in rng.permutation(task.examples).reshape(-1, peer.batch_size):
+        for indices in rng.permutation(task.examples).reshape(-1, task.batch_size):
             params, opt_state, loss = step(params, opt_state, images[indices], labels[indices])
         return jax.block_until_ready((params, loss))[0]
 
@@ -80,22 +78,21 @@ def pytorch(task: Task) -> Round:
     """Set up PyTorch's usual loop with the fused Adam; bfloat16 is by autocast."""
     import torch
 
-    peer = task.peer
     torch.set_num_threads(available_cores())
     torch.manual_seed(0)
-    images, labels = torch_data(peer.model, task.examples, task.image_shape)
-    memory_format = torch.channels_last if peer.channels_last else torch.contiguous_format
-    network = torch_network(peer.model, task.image_shape).to(memory_format=memory_format)
+    images, labels = torch_data(task.model, task.examples, task.image_shape)
+    memory_format = torch.channels_last if task.channels_last else torch.contiguous_format
+    network = torch_network(task.model, task.image_shape).to(memory_format=memory_format)
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE, fused=True)
 
     def loss_fn(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=peer.precision == "bfloat16"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=task.precision == "bfloat16"):
             return torch.nn.functional.cross_entropy(network(images), labels)
 
-    loss_of = torch.compile(loss_fn) if peer.compiles else loss_fn
+    loss_of = torch.compile(loss_fn) if task.compiles else loss_fn
 
     def epoch() -> None:
-        for indices in torch.randperm(task.examples).reshape(-1, peer.batch_size):
+        for indices in torch.randperm(task.examples).reshape(-1, task.batch_size):
             optimizer.zero_grad(set_to_none=True)
             loss = loss_of(images[indices].to(memory_format=memory_format), labels[indices])
             loss.backward()
@@ -115,7 +112,7 @@ def ours(task: Task) -> Round:
     from gradtrail.core.xla.compiler import Compiler
 
     images, labels = make_data(task.examples, task.image_shape)
-    config = project_train_config(task)
+    config = project_train_config(task.model, task.batch_size, task.precision, task.optimizer)
     model = Model(config.model_config(task.image_shape, NUM_CLASSES), remat=config.remat)
     program = loop.make_program(config, model, task.examples, jax.local_devices())
     engine = program.compile(Compiler(time.perf_counter))
@@ -135,7 +132,8 @@ def bare(task: Task) -> Round:
     from gradtrail.core.nn.models import Model, Params
 
     images, labels = map(jax.numpy.asarray, make_data(task.examples, task.image_shape))
-    model = Model(project_train_config(task).model_config(task.image_shape, NUM_CLASSES))
+    config = project_train_config(task.model, task.batch_size, task.precision)
+    model = Model(config.model_config(task.image_shape, NUM_CLASSES))
     optimizer = optax.adam(LEARNING_RATE)
     params = model.init(key=jax.random.key(0))
     state = params, optimizer.init(params)
@@ -145,7 +143,7 @@ def bare(task: Task) -> Round:
 
     @functools.partial(jax.jit, donate_argnums=0)
     def run_steps(state: Any, key: jax.Array) -> Any:
-        order = shuffled_batches(task.examples, task.peer.batch_size, key=key)
+        order = shuffled_batches(task.examples, task.batch_size, key=key)
 
         def body(index: int, state: Any) -> Any:
             params, opt_state = state
@@ -162,47 +160,11 @@ def bare(task: Task) -> Round:
     return epoch
 
 
-def matmuls(task: Task) -> Round:
-    """Set up the matrix products of a step, one after the other, each as often as in a round of training.
-
-    Operands lie row by row, sums are float32 as in this project; each product or its transpose, whichever is faster.
-    """
-    shapes = matmul_shapes(task.peer.model, task.peer.batch_size, task.image_shape)
-    fastest = [_faster_orientation(shape, task) for shape in shapes]
-    return lambda: [product() for product in fastest]
-
-
 def timed(run_round: Round) -> float:
     """Return the seconds of a round."""
     started = time.perf_counter()
     run_round()
     return time.perf_counter() - started
-
-
-def _faster_orientation(shape: tuple[int, int, int], task: Task) -> Round:
-    rows, inner, columns = shape
-    products = [_repeated_product(rows, inner, columns, task), _repeated_product(columns, inner, rows, task)]
-    for product in products:
-        product()
-    return min(products, key=lambda product: min(timed(product) for _ in range(3)))
-
-
-def _repeated_product(rows: int, inner: int, columns: int, task: Task) -> Round:
-    """Set up one matrix product, in a compiled loop over the steps of a round."""
-    import jax
-    import jax.numpy as jnp
-
-    def body(_: int, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        lhs, rhs, product = carry
-        lhs = lhs.at[0, 0].set(product[0, 0].astype(lhs.dtype))  # else the compiler would multiply only once
-        return lhs, rhs, jax.lax.dot(lhs, rhs, preferred_element_type=jnp.float32)
-
-    rng = np.random.default_rng(0)
-    dtype = jnp.dtype(task.peer.precision)
-    lhs, rhs = (jnp.asarray(rng.uniform(-0.5, 0.5, shape), dtype) for shape in ((rows, inner), (inner, columns)))
-    start = lhs, rhs, jnp.zeros((rows, columns))
-    repeated = jax.jit(lambda *carry: jax.lax.fori_loop(0, task.steps, body, carry)[-1])
-    return lambda: jax.block_until_ready(repeated(*start))
 
 
 def as_floats(pixels: np.ndarray) -> np.ndarray:
@@ -280,10 +242,13 @@ def set_up_as_stage(processor: Processor = "any") -> None:
     set_up_jax(environment, load_section("runtime", RuntimeConfig))
 
 
-def project_train_config(task: Task) -> "TrainConfig":
+def project_train_config(
+    model: ModelName, batch_size: int, precision: Precision = "float32", optimizer: Optimizer = "adam"
+) -> "TrainConfig":
     """Return the params of the project with everything replaced that the work of a step depends on."""
     from gradtrail.core.data import AugmentationConfig
     from gradtrail.core.nn.cnn import CNN
+    from gradtrail.core.nn.losses import CROSS_ENTROPY
     from gradtrail.core.nn.mlp import MLP
     from gradtrail.core.train.config import TrainConfig
     from gradtrail.core.train.optimizers import Adam, AdamW, Muon
@@ -314,19 +279,18 @@ def project_train_config(task: Task) -> "TrainConfig":
     return replace(
         load_section("train", TrainConfig),
         seed=0,
-        epochs=task.rounds + 1,
-        batch_size=task.peer.batch_size,
+        epochs=EPOCHS,
+        batch_size=batch_size,
         accumulation_steps=1,
         shards=1,
-        model=networks[task.peer.model],
-        features="none",
-        precision=task.peer.precision,
+        model=networks[model],
+        precision=precision,
         remat=False,
-        optimizer=optimizers[task.peer.optimizer],
+        optimizer=optimizers[optimizer],
         schedule=Constant(warmup_fraction=0.0),
         clip_norm=None,
         average_decay=None,
-        label_smoothing=0.0,
+        loss=CROSS_ENTROPY,
         augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
         patience=None,
         privacy=NOT_PRIVATE,
@@ -334,12 +298,11 @@ def project_train_config(task: Task) -> "TrainConfig":
 
 
 def main() -> None:
-    fields = json.loads(sys.argv[1])
-    task = Task(**{**fields, "peer": Peer(**fields["peer"]), "image_shape": tuple(fields["image_shape"])})
-    loops = {"lesson": lesson, "pytorch": pytorch, "ours": ours, "bare": bare, "matmuls": matmuls}
-    if task.peer.loop == "ours":
-        set_up_as_stage(task.peer.processor)
-    run_round = loops[task.peer.loop](task)
+    task = read_task(Task)
+    loops = {"lesson": lesson, "pytorch": pytorch, "ours": ours, "bare": bare}
+    if task.loop == "ours":
+        set_up_as_stage(task.processor)
+    run_round = loops[task.loop](task)
     run_round()
     answer("ready", lambda: timed(run_round))
 

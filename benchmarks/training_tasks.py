@@ -1,11 +1,9 @@
-"""What the processes of `benchmarks.training` agree on: networks, data, and what counts as the work of a step.
+"""What the processes of `benchmarks.training` agree on: networks, data and optimizers.
 
 Loads no library but NumPy, so that each process loads its own alone.
 """
 
 import argparse
-import itertools
-import math
 import os
 import re
 from dataclasses import dataclass
@@ -25,45 +23,29 @@ LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.1  # weight decay is of AdamW and Muon
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peer:
-    """One way to train one network.
+class Task:
+    """One way to train one network, by a process of its own."""
 
-    Attributes:
-        loop: `bare` keeps no records; `matmuls` is no training: the matrix products alone.
-        compiles: whether by `torch.compile`.
-        channels_last: PyTorch's memory format, of a convolutional network.
-        optimizer: of `ours`; the others have Adam.
-        processor: `environment.processor` of `ours`; the others have XLA's defaults.
-    """
-
-    loop: Literal["lesson", "pytorch", "ours", "bare", "matmuls"]
+    loop: Literal["lesson", "pytorch", "ours", "bare"]  # `bare` keeps no records
     model: ModelName
     batch_size: int
-    precision: Precision
-    compiles: bool = False
-    channels_last: bool = False
-    optimizer: Optimizer = "adam"
-    processor: Processor = "any"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """The task of a process.
-
-    Attributes:
-        examples: in a round, a whole number of batches.
-        rounds: to time, after one that is not timed.
-    """
-
-    peer: Peer
-    examples: int
-    rounds: int
+    examples: int  # in a round, a whole number of batches
     image_shape: tuple[int, ...] = IMAGE_SHAPE
+    precision: Precision = "float32"
+    compiles: bool = False  # by `torch.compile`
+    channels_last: bool = False  # PyTorch's memory format, of a convolutional network
+    optimizer: Optimizer = "adam"  # of `ours`; the others have Adam
+    processor: Processor = "any"  # `environment.processor` of `ours`; the others have XLA's defaults
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that the loop needs, other than this project's."""
+        return ("torch",) if self.loop == "pytorch" else ()
 
     @property
     def steps(self) -> int:
         """Optimizer steps of a round."""
-        return self.examples // self.peer.batch_size
+        return self.examples // self.batch_size
 
 
 def image_shape(text: str) -> tuple[int, ...]:
@@ -83,34 +65,6 @@ def make_data(num_examples: int, shape: tuple[int, ...] = IMAGE_SHAPE) -> tuple[
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (num_examples, *shape), dtype=np.uint8)
     return images, rng.integers(0, NUM_CLASSES, num_examples, dtype=np.int32)
-
-
-def matmul_shapes(
-    model: ModelName, batch_size: int, shape: tuple[int, ...] = IMAGE_SHAPE
-) -> list[tuple[int, int, int]]:
-    """Return the matrix products of a step, forward and backward, as (rows, inner, columns).
-
-    A convolution counts as the product of kernel and patches. The images need no gradient.
-    """
-    layers = []
-    height, width, *channels = shape
-    num_channels, num_pixels = math.prod(channels), height * width
-    for num_outputs in CHANNELS if model == "cnn" else ():
-        kernel, columns = KERNEL_SIZE**2 * num_channels, num_pixels * batch_size
-        of_kernel, of_patches = (num_outputs, columns, kernel), (kernel, num_outputs, columns)
-        layers.append(((num_outputs, kernel, columns), of_kernel, of_patches))
-        height, width = height // 2, width // 2
-        num_channels, num_pixels = num_outputs, height * width
-    for width, num_outputs in itertools.pairwise((num_channels * num_pixels, *HIDDEN[model], NUM_CLASSES)):
-        of_weights, of_inputs = (width, batch_size, num_outputs), (batch_size, num_outputs, width)
-        layers.append(((batch_size, width, num_outputs), of_weights, of_inputs))
-    first, *rest = layers
-    return [*first[:2], *itertools.chain(*rest)]
-
-
-def flops_per_step(model: ModelName, batch_size: int, shape: tuple[int, ...] = IMAGE_SHAPE) -> int:
-    """Return the floating-point operations of these matrix products."""
-    return sum(2 * rows * inner * columns for rows, inner, columns in matmul_shapes(model, batch_size, shape))
 
 
 def available_cores() -> int:

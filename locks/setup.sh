@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make the environment: `sh locks/setup.sh PYTHON VENV LOCK`. What is missing is named in one line.
-# Without PYTHON, it is made with the newest Python on the path that was tried, or with one that uv finds or downloads.
+# Make the environment, if it is not current: `sh locks/setup.sh PYTHON VENV LOCK`. What is missing is named in one line.
+# Without PYTHON, it is made with the first suitable Python on the path, or with one that uv finds or downloads.
 set -eu
 python=$1
 venv=$2
@@ -13,36 +13,31 @@ fail() {
     exit 2
 }
 version_of() { "$1" -c 'import platform; print(platform.python_version())' 2>/dev/null; }
+place_of() { cd "$1" 2>/dev/null && pwd -P; }
 
 # Print why a Python cannot make the environment, or nothing.
 fault_of() {
     case $(version_of "$1") in
     3.1[1-4].*) "$1" -c 'import venv, ensurepip' 2>/dev/null || echo "has no venv module" ;;
-    "") echo "does not run" ;; # such as a shim of pyenv for a version that is not selected
+    "") command -v "$1" >/dev/null 2>&1 && echo "does not run" || echo "is not on the path" ;;
     *) echo "is $(version_of "$1"), not 3.11 to 3.14" ;;
     esac
 }
 
-# Print the path of the first suitable Python, or fail and print why each is not suitable.
-find_python() {
-    faults=
-    IFS=:
-    for name in python3.13 python3.12 python3.11 python3.14 python3 python; do # 3.14 was not tried
-        for folder in $PATH; do
-            [ -x "$folder/$name" ] || continue
-            fault="$name $(fault_of "$folder/$name")"
-            [ "$fault" != "$name " ] || { echo "$folder/$name" && return; }
-            case $faults in *"$fault"*) ;; *) faults="${faults:+$faults; }$fault" ;; esac
-        done
-    done
-    echo "${faults:-it has no python3}"
-    return 1
-}
+# The environment says where it was made, and from which lock: one for GPUs or clusters stays that.
+made_in= made_from=
+if [ -s "$venv/.ready" ]; then { read -r made_in && read -r made_from; } <"$venv/.ready" || :; fi
+[ "$lock" != locks/base.lock ] || lock=${made_from:-$lock}
 
 if [ -n "$python" ]; then
-    command -v "$python" >/dev/null 2>&1 || fail "no $python on the path; $remedy"
     fault=$(fault_of "$python")
     [ -z "$fault" ] || fail "$python $fault; $remedy"
+    [ "$(version_of "$python")" = "$(version_of "$venv/bin/python")" ] || made_in="another Python"
+fi
+if [ -n "$made_in" ] && [ "$made_in" != "$(place_of "$venv")" ]; then
+    rm -rf "$venv"
+elif [ "$made_from" = "$lock" ]; then
+    [ -n "$(find "$lock" locks/base.lock locks/setup.sh pyproject.toml -newer "$venv/.ready")" ] || exit 0
 fi
 
 temporary=$(mktemp -d)
@@ -60,59 +55,48 @@ why() {
     grep -m 1 -iE '^ *(error|×)' "$log" 2>/dev/null || tail -n 1 "$log" 2>/dev/null
 }
 
-if [ -s "$venv/.ready" ]; then
-    [ "$(head -n 1 "$venv/.ready")" = "$(cd "$venv" && pwd -P)" ] || rm -rf "$venv" # it came here from elsewhere
-fi
-if [ -s "$venv/.ready" ] && [ "$lock" = locks/base.lock ]; then
-    lock=$(tail -n 1 "$venv/.ready") # an environment stays one for GPUs or clusters
-fi
-# A Python that PYTHON names replaces one of another version
-[ -z "$python" ] || [ "$(version_of "$python")" = "$(version_of "$venv/bin/python")" ] || rm -rf "$venv"
 began=$(date +%s)
-"$venv/bin/python" -c 'import pip' 2>/dev/null || {
+if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     rm -rf "$venv"
-    [ -n "$python" ] && reason="which PYTHON names" || reason="the first of 3.13, 3.12, 3.11 and 3.14 on the path"
-    if python=${python:-$(find_python)}; then
-        version=$(version_of "$python")
-        case $version in 3.14.*) reason="$reason; 3.14 was not tried" ;; esac
-        say "creating $venv with Python $version ($(command -v "$python")), $reason"
+    faults=
+    for name in python3.13 python3.12 python3.11 python3.14 python3 python; do # 3.14 was not tried
+        [ -z "$python" ] || break
+        command -v "$name" >/dev/null 2>&1 || continue
+        fault=$(fault_of "$name")
+        [ -n "$fault" ] || python=$name
+        faults="${faults:+$faults; }$name $fault"
+    done
+    if [ -n "$python" ]; then
+        say "creating $venv with Python $(version_of "$python") ($(command -v "$python"))"
         "$python" -m venv "$venv" >"$log" 2>&1 || fail "$python could not make the environment $venv: $(why)"
     else
-        missing="no suitable Python on the path ($python)"
+        missing="no suitable Python on the path (${faults:-it has no python3})"
         command -v uv >/dev/null 2>&1 || fail "$missing, and no uv to download one; $remedy"
         run uv venv --seed --python ">=3.11,<3.14" "$venv" || fail "$missing, and uv failed: $(why); $remedy"
         say "created $venv with Python $(version_of "$venv/bin/python") from uv: $missing"
     fi
-}
+fi
 
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-uv() { "$venv/bin/uv" "$@"; }
+pip() { run "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+uv_pip() { run "$venv/bin/uv" pip "$@" --python "$venv/bin/python"; }
 
 # The locks are complete and hold the build backend: nothing is resolved, and nothing is built in isolation.
-with_uv() {
+install_with() {
+    say "installing $lock with ${1%_*}$2"
+    "$1" install --no-deps --require-hashes -r "$lock" && "$1" install --no-deps --no-build-isolation --editable .
+}
+get_uv() {
     say "installing uv"
     awk '/^[^ ]/ { found = /^uv==/ } found' locks/base.lock >"$temporary/uv.lock"
-    run pip --retries 1 install --no-deps --require-hashes -r "$temporary/uv.lock" || return
-    # uv does not read pip's settings. Where it cannot link files from its cache, it would warn before it copies them.
-    index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(pip config get global.index-url 2>/dev/null)}}
-    [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
-    cache=$(uv cache dir 2>"$log") && mkdir -p "$cache" 2>"$log" && probe=$(mktemp "$cache/.probe.XXXXXX" 2>"$log") || return
-    ln "$probe" "$venv/${probe##*/}" 2>/dev/null || export UV_LINK_MODE="${UV_LINK_MODE:-copy}"
-    rm -f "$probe" "$venv/${probe##*/}"
-    say "installing $lock with uv"
-    run uv pip install --python "$venv/bin/python" --no-deps --require-hashes -r "$lock" &&
-        run uv pip install --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
+    pip --retries 1 install --no-deps --require-hashes -r "$temporary/uv.lock"
 }
 
-with_pip() {
-    say "installing $lock with pip, which takes a minute or two"
-    run pip install --no-deps --require-hashes -r "$lock" &&
-        run pip install --no-deps --no-build-isolation --editable .
-}
-
-with_uv || {
+# uv does not read pip's settings
+index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$("$venv/bin/python" -m pip config get global.index-url 2>/dev/null || :)}}
+[ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
+{ get_uv && install_with uv_pip ""; } || {
     say "uv failed: $(why)"
-    with_pip || fail "pip failed: $(why) (is a package index reachable?)"
+    install_with pip ", which takes a minute or two" || fail "pip failed: $(why) (is a package index reachable?)"
 }
-printf '%s\n%s\n' "$(cd "$venv" && pwd -P)" "$lock" >"$venv/.ready"
+printf '%s\n%s\n' "$(place_of "$venv")" "$lock" >"$venv/.ready"
 say "$venv is ready after $(($(date +%s) - began)) s"

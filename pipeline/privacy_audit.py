@@ -41,21 +41,18 @@ def main(stage: Stage) -> None:
         require_memory("train.batch_size", train_config.batch_size, training.functions, fixed_bytes=fixed)
         steps = accounting.Steps(rate=training.rate, noise_multiplier=noise, number=training.num_steps)
         delta = train_config.privacy.delta
-        epsilon = steps.epsilon(delta)
         with progress_bar("privacy_audit", config.trainings * training.num_steps, unit="steps") as bar:
-            result = privacy_audit.audit(
-                config, training, train, canaries, epsilon=epsilon, delta=delta, advance=bar.advance
-            )
+            claim = {"epsilon": steps.epsilon(delta), "delta": delta}
+            result = privacy_audit.audit(config, training, train, canaries, **claim, advance=bar.advance)
 
         with stage.writing_outs() as new:
             folder = new / "results" / "privacy_audit"
-            privacy_audit.write_tables(folder, result, config.trainings)
-            privacy_audit.write_figure(folder, result, f"{model.config.name} on {info.label}")
-            stage.write_metrics(new, {**info.as_metrics(), **privacy_audit.audit_metrics(result)})
+            privacy_audit.write_results(folder, result, config.trainings, f"{model.config.name} on {info.label}")
+            stage.write_metrics(new, {**info.as_metrics(), **result.metrics()})
             stage.write_costs(new, static_costs(training.functions))
 
         run.outs()
 
 
 if __name__ == "__main__":
-    run_stage(main, "privacy_audit", shows=("epsilon", "epsilon_lower_bound", "failed_checks"))
+    run_stage(main, "privacy_audit", shows=("epsilon", "epsilon_lower_bound"))

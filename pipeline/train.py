@@ -37,7 +37,7 @@ def main(stage: Stage) -> None:
         run.metrics({"seconds": outputs.seconds})
         run.timings(classes=training.info.num_classes)
         run.outs()
-        run.checkpoint(outputs.first.state, outputs.first.history.final.params)
+        run.checkpoint(outputs.first.state)
         run.at_end(forget_old_members)
 
 

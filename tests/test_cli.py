@@ -77,7 +77,6 @@ def test_interpreter_is_named_by_its_version(tmp_path: Path, monkeypatch: pytest
         ("what-if --subsets 2", " what-if: Invalid value for '--subsets': 2 is not in the range x>=3."),
         ("what-if --test -1", " what-if: Invalid value for '--test': -1 is not in the range x>=0."),
         ("review --merge", ": --merge: needs files to merge, such as: "),
-        ("gate --accept --timed", ": --timed and --accept cannot be combined"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(

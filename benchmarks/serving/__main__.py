@@ -1,11 +1,11 @@
 """`gradtrail serve` beside `mlflow models serve`, and beside ONNX Runtime and PyTorch behind the same application.
 
-    python -m benchmarks.serving [--quick] [--models mlp,cnn] [--environments .gradtrail/benchmarks]
+    python -m benchmarks.serving [--models mlp,cnn] [--environments .gradtrail/benchmarks]
 
 Each serves the same network of random weights: an export, the model that MLflow logs of it, and the peers with its
 tensors. First each is started twice: cold, without a compile cache, and warm; then all of them run, and are loaded in
 turn by 1, 8 and 32 clients, in rounds, with one image a request, the same body to `/invocations` for all. Answers must
-agree to 1e-5 before anything is timed. Where `wrk` is installed, it loads ours too, as a check of our own load.
+agree to 1e-5 before anything is timed.
 
 The peers' environments are made with uv on first use, and kept. Memory is of all processes of a server after the load:
 resident, and proportional (shared pages divided by who shares them). The machine's load is told: other work on it
@@ -16,8 +16,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -41,19 +39,13 @@ TOLERANCE = 1e-5
 
 @dataclass(kw_only=True)
 class Measured:
-    """What was measured of one server.
+    """What was measured of one server."""
 
-    Attributes:
-        ready_seconds: from its start, cold and warm.
-        first_ms: milliseconds of the first answer, cold and warm.
-        loads: by the number of clients, one of each round, as `benchmarks.serving.load` prints it.
-        memory: after the loads.
-    """
-
-    ready_seconds: dict[str, float] = field(default_factory=dict)
-    first_ms: dict[str, float] = field(default_factory=dict)
+    ready_seconds: dict[str, float] = field(default_factory=dict)  # from its start, cold and warm
+    first_ms: dict[str, float] = field(default_factory=dict)  # milliseconds of the first answer, cold and warm
+    # By the number of clients, one of each round, as `benchmarks.serving.load` prints it
     loads: dict[int, list[dict[str, float]]] = field(default_factory=dict)
-    memory: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)  # after the loads
 
     def median(self, num_clients: int, key: str) -> float:
         """Return the median over the rounds."""
@@ -97,7 +89,7 @@ def measure_starts(server: Server, body: bytes, found: Measured) -> None:
 
 
 def measure(kind: str, environments: Mapping[str, Path], options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all servers of one network; return what was found by server, and of `wrk`."""
+    """Measure all servers of one network; return the results by server."""
     from gradtrail.stages.model.exported import read_export
 
     images = np.random.default_rng(1).integers(0, 256, (16, 28, 28), np.uint8)
@@ -118,57 +110,8 @@ def measure(kind: str, environments: Mapping[str, Path], options: argparse.Names
                     found[name].loads.setdefault(num_clients, []).append(seen)
         for name, server in servers.items():
             found[name].memory = server.memory()
-        crossed = cross_check(servers[OURS], one, options.seconds)
     show(kind, found)
-    return {"servers": {name: vars(each) for name, each in found.items()}, "wrk": crossed}
-
-
-def cross_check(server: Server, body: bytes, seconds: float, num_clients: int = 8) -> dict[str, float] | None:
-    """Load a server with `wrk` and with our own load in turn, three times each; return and print the medians."""
-    if not shutil.which("wrk"):
-        print("wrk is not installed: our own load is not cross-checked")
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "post.lua"
-        said = json.dumps(body.decode())
-        script.write_text(f'wrk.method = "POST"\nwrk.body = {said}\nwrk.headers["Content-Type"] = "application/json"\n')
-        url = f"http://127.0.0.1:{server.port}/invocations"
-        command = [
-            "wrk",
-            "-t1",
-            f"-c{num_clients}",
-            f"-d{max(1, round(seconds))}s",
-            "--latency",
-            "-s",
-            str(script),
-            url,
-        ]
-        theirs, own = [], []
-        for _ in range(3):
-            theirs.append(read_wrk(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-            own.append(load(server, body, num_clients, seconds))
-    found = {f"wrk_{key}": statistics.median(each[key] for each in theirs) for key in theirs[0]}
-    found |= {key: statistics.median(each[key] for each in own) for key in ("per_second", "p50_ms", "p99_ms")}
-    for whose, prefix in (("wrk", "wrk_"), ("this benchmark's load", "")):
-        rate, *latency = (found[f"{prefix}{key}"] for key in ("per_second", "p50_ms", "p99_ms"))
-        p50, p99 = latency
-        print(f"{num_clients} clients, ours, by {whose}: {rate:,.0f} requests/s, p50 {p50:.2f} ms, p99 {p99:.2f} ms")
-    return found
-
-
-def read_wrk(said: str) -> dict[str, float]:
-    """Return requests per second and percentiles in milliseconds from what `wrk --latency` prints."""
-    if "Non-2xx" in said or "Socket errors" in said:
-        raise SystemExit(f"wrk: {said}")
-    factors = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-    found = {}
-    for name in ("50", "99"):
-        match = re.search(rf"^\s+{name}%\s+([\d.]+)(us|ms|s)$", said, re.MULTILINE)
-        assert match, said
-        found[f"p{name}_ms"] = float(match[1]) * factors[match[2]]
-    rate = re.search(r"^Requests/sec:\s+([\d.]+)$", said, re.MULTILINE)
-    assert rate, said
-    return {"per_second": float(rate[1]), **found}
+    return {"servers": {name: vars(each) for name, each in found.items()}}
 
 
 def ratio(found: Mapping[str, Measured], peer: str, num_clients: int, key: str) -> float:
@@ -178,7 +121,7 @@ def ratio(found: Mapping[str, Measured], peer: str, num_clients: int, key: str) 
 
 
 def show(kind: str, found: Mapping[str, Measured]) -> None:
-    """Print the tables of one network, and how the goals are met."""
+    """Print the tables of one network."""
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     starts = Table(title=f"{kind}: starts and memory (load averages: {load}; {os.cpu_count()} cores)")
     starts.add_column("server")
@@ -202,23 +145,6 @@ def show(kind: str, found: Mapping[str, Measured]) -> None:
     console = Console(width=140)
     console.print(starts)
     console.print(loads)
-    for goal, value, is_met in goals(found):
-        console.print(f"{'met   ' if is_met else 'missed'}  {goal}: {value:.2f}")
-
-
-def goals(found: Mapping[str, Measured]) -> list[tuple[str, float, bool]]:
-    """Return what was aimed at, what was measured, and whether it is met."""
-    ready = found[OURS].ready_seconds["warm"]
-    stated = [("ready with a warm cache, s, at most 3", ready, ready <= 3)]
-    if "mlflow" in found:
-        p99, rate = ratio(found, "mlflow", 1, "p99_ms"), ratio(found, "mlflow", 32, "per_second")
-        stated.append(("p99 at one client, of mlflow's, at most 0.5", p99, p99 <= 0.5))
-        stated.append(("requests/s at 32 clients, of mlflow's, at least 3", rate, rate >= 3))
-    if "onnx" in found:
-        for num_clients in CLIENTS:
-            latency = ratio(found, "onnx", num_clients, "p50_ms")
-            stated.append((f"p50 of ONNX Runtime's at {num_clients} clients, at most 1.2", latency, latency <= 1.2))
-    return stated
 
 
 def main() -> None:
@@ -228,15 +154,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4, help="of each load")
     parser.add_argument("--environments", type=Path, default=ROOT / ".gradtrail" / "benchmarks")
-    parser.add_argument("--quick", action="store_true", help="one short round of the MLP; nothing is recorded")
     options = parser.parse_args()
-    if options.quick:
-        options.models, options.rounds, options.seconds = options.models[:1], 1, 1
     environments = {peer: environment_of(peer, options.environments.absolute()) for peer in options.peers}
     results = {kind: measure(kind, environments, options) for kind in options.models}
-    if not options.quick:
-        options.environments = None  # a path of this machine
-        record("serving", results, options)
+    options.environments = None  # a path of this machine
+    record("serving", results, options)
 
 
 if __name__ == "__main__":

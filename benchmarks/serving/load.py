@@ -23,15 +23,10 @@ _WARM_UP = 0.2  # of the seconds, before them
 
 @dataclass
 class Tally:
-    """What the clients of one load saw.
+    """What the clients of one load saw."""
 
-    Attributes:
-        seconds: of each answer.
-        errors: answers other than 200, and lost connections.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    errors: int = 0
+    seconds: list[float] = field(default_factory=list)  # of each answer
+    errors: int = 0  # answers other than 200, and lost connections
 
 
 class Client(asyncio.Protocol):

@@ -31,17 +31,11 @@ _PATIENCE = 120  # seconds for a server to be ready
 
 @dataclass(kw_only=True)
 class Server:
-    """A server that can be started.
+    """A server that can be started."""
 
-    Attributes:
-        name: in the tables.
-        command: without the port, which follows.
-        env: variables that it gets besides.
-    """
-
-    name: str
-    command: Sequence[str]
-    env: Mapping[str, str]
+    name: str  # in the tables
+    command: Sequence[str]  # without the port, which follows
+    env: Mapping[str, str]  # in addition to this process's
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
 
@@ -117,7 +111,7 @@ def random_network(kind: str) -> "Network":
 
     section = read_yaml(ROOT / "params.yaml")["train"] | {"model": kind}
     train = validate(section, TrainConfig, "train")
-    config = dataclasses.replace(train.model_config((28, 28), 10), features="none", precision="float32")
+    config = dataclasses.replace(train.model_config((28, 28), 10), precision="float32")
     model, rng = Model(config), np.random.default_rng(0)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:

@@ -172,9 +172,9 @@ def ui(port: int) -> None:
 
     Prints a link to a comparison of all training runs. Ctrl-C, SIGTERM or a closed terminal stops the server.
     """
-    from gradtrail.experiments.ui import serve
+    from gradtrail.experiments.ui import serve_ui
 
-    serve(port)
+    serve_ui(port)
 
 
 @gradtrail.command(epilog="Example: gradtrail review --limit 50")
@@ -252,7 +252,7 @@ def compare(
     entries, what is there of each, and what the rest would take.
     """
     from gradtrail.cluster.engine import engine
-    from gradtrail.experiments.compare.main import compare, list_entries, print_results
+    from gradtrail.experiments.compare.main import list_entries, print_results, run_comparison
     from gradtrail.experiments.compare.queue import DvcQueue
     from gradtrail.experiments.compare.spec import Comparison, choose, parse_params
 
@@ -268,7 +268,7 @@ def compare(
     statuses = []
     for name, entry in ({"": parse_params(names)} if is_params else {name: choose(name) for name in names}).items():
         if isinstance(entry, Comparison):
-            statuses.append(compare(entry, on, seeds, markdown=markdown))
+            statuses.append(run_comparison(entry, on, seeds, markdown=markdown))
         else:
             from gradtrail.experiments import search  # late: Optuna takes half a second
 
@@ -309,7 +309,7 @@ def what_if(folder: Path, /, *, drop: Path | None, jobs: int, **options: Any) ->
 @_interpreter("--python-a", "A, with --time")
 @_interpreter("--python-b", "B, with --time")
 def diff(before: str, after: str, *, is_timed: bool, python_a: Path, python_b: Path, **options: Any) -> None:
-    """Compare two runs: params, code, seconds, and programs down to single instructions.
+    """Compare two runs: params, code, seconds, and the costs of each compiled function.
 
     A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
     """
@@ -326,21 +326,15 @@ for _verb in serving.VERBS:
 
 @gradtrail.command(epilog="Example: gradtrail gate --accept")
 @click.option("--accept", is_flag=True, help="Accept the current costs.")
-@click.option("--timed", is_flag=True, help="Also time the training against the last accepted commit.")
-@_seconds("--timed")
-def gate(*, accept: bool, timed: bool, seconds: float) -> int:
+def gate(*, accept: bool) -> int:
     """Compare the costs of compiled functions with the accepted costs.
 
     The costs are static: FLOPs, bytes, instructions. benchmarks/accepted_costs.json has the accepted ones.
     """
     require_jax()
-    from gradtrail.experiments.cost_gate import ACCEPTED, run_gate
-    from gradtrail.experiments.timed.revisions import run_timed_gate
+    from gradtrail.experiments.cost_gate import run_gate
 
-    if accept and timed:
-        raise UserError("--timed and --accept cannot be combined")
-    static = run_gate(accept=accept)
-    return max(static, run_timed_gate(ACCEPTED, seconds=seconds)) if timed else static
+    return run_gate(accept=accept)
 
 
 @gradtrail.command(epilog="Example: gradtrail upgrade jax==0.12.0.1 flax==0.12.12")

@@ -1,10 +1,8 @@
 """Color images go through the stages: trained, evaluated, exported, and scored by their gradients."""
 
-import functools
 import io
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from factories import NUM_CLASSES, color_split, dataset_info, make_engine, new_compiler, run_training, train_config
@@ -13,11 +11,8 @@ from PIL import Image
 
 from gradtrail.core.evaluate import EvaluateConfig
 from gradtrail.core.export import ExportConfig
-from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
-from gradtrail.core.gradients.scores import score_batch
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.inference import compile_predict_within
-from gradtrail.core.nn.models import Model
 from gradtrail.stages import evaluate
 from gradtrail.stages.data.data_files import read_info, read_splits, write_processed
 from gradtrail.stages.export import Network, write_export
@@ -46,7 +41,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info = write_processed(folder / "data", SPLITS, dataset_info(name="patches", image_shape=(*SHAPE, 3)))
     params = run_training(*make_engine(CONFIG, SPLITS["train"]))[-1].state.params
     network = CONFIG.model_config(info.image_shape, NUM_CLASSES)
-    about = WeightsInfo(model=network, label_smoothing=CONFIG.label_smoothing, dataset=info, epoch=CONFIG.epochs)
+    about = WeightsInfo(model=network, loss=CONFIG.loss, dataset=info, epoch=CONFIG.epochs)
     write_weights(folder / "final.safetensors", params, about)
     return folder
 
@@ -100,16 +95,6 @@ def test_export_takes_color_images_and_answers_as_the_evaluation(
         with pytest.raises(MlflowException, match=r"an array \(images, 12, 10, 3\) of whole numbers .*; got shape"):
             served.predict(wrong)
     assert "(images, 12, 10, 3), or one image (12, 10, 3), of integers" in describe_model("", "", read_manifest(export))
-
-
-def test_scores_by_gradients_are_those_in_float64(project: Path) -> None:
-    model, params, _ = read_weights(project / "final.safetensors")
-    splits = {name: SPLITS[name] for name in ("validation", "test")}
-    function = compile_exact(model, 0.1, sample_size(splits), compiler=new_compiler())
-    score = jax.jit(functools.partial(score_batch, Model(model.config), label_smoothing=0.1))
-    scores = {name: score(params, split.images, split.labels) for name, split in splits.items()}
-    errors = float64_errors(function, params, splits, scores, 0.1)
-    assert max(errors.values()) < 1e-4
 
 
 def test_the_report_has_color_images_as_they_are() -> None:

@@ -19,7 +19,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from gradtrail.core.profile.benchmark import MachineRates
 from gradtrail.tracking import compile_report
-from gradtrail.tracking.compile_report import compiling, profile_rows
+from gradtrail.tracking.compile_report import compiling
 
 RATES = MachineRates(flops_per_second=1e9, bytes_per_second=1e8)
 
@@ -82,14 +82,12 @@ def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
 
 
-def test_compilation_by_a_call_is_a_warning_with_shapes_and_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compilation_by_a_call_is_a_warning_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     run = RecordingRun()
     work(run, shapes=(3, 4, 3))
     assert run.logged["compile/unplanned"] == 2
     (line,) = capsys.readouterr().err.splitlines()
-    match = re.fullmatch(r"train: warning: planted was compiled 2 times by a call at (.*:\d+); argument 1: (.*)", line)
-    assert match
-    assert match[2] == "float32[3], float32[4]"
+    assert re.fullmatch(r"train: warning: planted was compiled 2 times by a call at .*:\d+", line)
 
 
 def test_failed_or_untracked_stage_reports_compilations_by_calls(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,16 +112,6 @@ def test_every_compilation_counts_in_the_total_and_each_function_has_a_row() -> 
     (sine,) = run.logged_timings["functions"]
     assert (sine["function"], sine["signature"]) == ("sine", "float32[4]")
     assert json.loads(run.written["compile/functions.json"])["data"][0][3] == 1, "retraced once"
-
-
-def test_rates_are_work_by_the_steady_call_and_shares_those_of_the_machine() -> None:
-    run = RecordingRun()
-    with compiling(run) as compiler:
-        function = compiler.compile("square", lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), jnp.float32))
-    function.calls.first, function.calls.later = 9.0, [1e-6, 1e-6]
-    (row,) = profile_rows([function], RATES)
-    assert row["share_of_matmul_rate"] == pytest.approx(function.cost.flops / 1e-6 / 1e9)
-    assert row["share_of_copy_rate"] == pytest.approx(function.cost.touched_bytes / 1e-6 / 1e8)
 
 
 @pytest.fixture
@@ -184,21 +172,6 @@ def test_entry_that_is_rejected_on_load_is_a_miss_and_one_warning(
         assert line.startswith("train: warning: compilation cache: programs rejected on load and compiled again: 2 (")
         assert reason in line
         assert line.endswith(f"delete {entries[0].parent}")
-
-
-def test_entry_for_other_machine_features_is_a_hit(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """XLA only logs that a feature is missing, and runs the program."""
-    compile_programs(RecordingRun(), 1)
-    (entry,) = project.rglob("*-cache")
-    program = decompress_executable(entry.read_bytes())
-    if b"+sse2" not in program:
-        pytest.skip("not x86")
-    entry.write_bytes(compress_executable(program.replace(b"+sse2", b"+xyz2")))
-    numbers = compile_programs(RecordingRun(), 1)
-    assert numbers == {"requests": 1, "hits": 1, "rejected": 0, "cached": 1}
-    error = capfd.readouterr().err
-    assert "Target machine feature +xyz2 is not  supported" in error
-    assert "warning" not in error
 
 
 def test_programs_that_cannot_be_written_are_one_warning(

@@ -16,8 +16,8 @@ from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
 from gradtrail.tracking import find_run as lookup
-from gradtrail.tracking.runs import RunIndex, find_equivalent_run
-from gradtrail.tracking.state import Experiment, Identity, Snapshot
+from gradtrail.tracking.runs import find_equivalent_run
+from gradtrail.tracking.state import Experiment, RecordedState, Snapshot
 from gradtrail.tracking.tags import OUTS as OUTS_TAG
 
 OUTS = {"models/export": "e" * 32, "results/metrics/export.json": "1" * 32}
@@ -35,7 +35,7 @@ PIPELINE = {
 PARAMS = {"evaluate.bins": "15", "export.format": "onnx"}
 
 
-def state(*, code: str = "new", bins: int = 15, evaluated: str = "a") -> Identity:
+def state(*, code: str = "new", bins: int = 15, evaluated: str = "a") -> RecordedState:
     """The export of a lock that names this code, evaluation and number of bins."""
 
     def section(stage: str, params: dict[str, Any], deps: dict[str, str], outs: Mapping[str, str]) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def state(*, code: str = "new", bins: int = 15, evaluated: str = "a") -> Identit
         "evaluate": section("evaluate", {"bins": bins}, {"code.py": code}, {"results/evaluate": evaluated}),
         "export": section("export", {"format": "onnx"}, {"code.py": code, "results/evaluate": evaluated}, OUTS),
     }
-    return Identity("export", snapshot=Snapshot(pipeline=PIPELINE, lock=lock))
+    return RecordedState("export", snapshot=Snapshot(pipeline=PIPELINE, lock=lock))
 
 
-def run_of(stage: Identity, params: Mapping[str, str], outs: Mapping[str, str] = OUTS) -> Run:
+def run_of(stage: RecordedState, params: Mapping[str, str], outs: Mapping[str, str] = OUTS) -> Run:
     info = RunInfo(
         run_id="r", experiment_id="1", user_id="", status="FINISHED", start_time=1, end_time=2, lifecycle_stage="active"
     )
@@ -67,7 +67,7 @@ def run_of(stage: Identity, params: Mapping[str, str], outs: Mapping[str, str] =
     )
 
 
-def is_found(stage: Identity, run: Run) -> bool:
+def is_found(stage: RecordedState, run: Run) -> bool:
     def find(tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
         return [run] if tags.items() <= run.data.tags.items() else []
 
@@ -90,28 +90,6 @@ def test_params_of_the_stages_before_make_another_result(params: dict[str, str],
     """They may, if all outs are the same. A param that only one of the two has does not count."""
     other = run_of(state(bins=7, evaluated="b"), {"export.format": "onnx"} | params)
     assert is_found(state(), other) == expected
-
-
-def test_index_finds_what_a_query_finds_after_runs_changed() -> None:
-    stored = {name: run(name, name[0], {}) for name in ("a1", "a2", "b1")}
-    for number, one in enumerate(stored.values()):
-        one.info.start_time, one.info.status = number, "RUNNING"
-    experiment = SimpleNamespace(experiment_id="1", lifecycle_stage="active", creation_time=1)
-    client: Any = SimpleNamespace(
-        tracking_uri="sqlite:///mlflow.db",
-        search_experiments=lambda *_, **__: [experiment],
-        search_runs=lambda *_, **__: stored.values(),
-        get_run=lambda run_id: stored[run_id],
-    )
-    index = RunIndex(client)
-    assert [one.info.run_id for one in index({"state": "a"})] == ["a2", "a1"], "newest first"
-    stored["a3"] = run("a3", "a", {})
-    stored["a3"].info.start_time, stored["a3"].info.status = 3, "FINISHED"
-    index.refresh(["a3"])
-    del index["a2"]
-    assert [one.info.run_id for one in index({"state": "a"})] == ["a3", "a1"]
-    assert [one.info.run_id for one in index({}, finished=True)] == ["a3"]
-    assert index({"state": "c"}) == []
 
 
 LOCK = "state-of-the-lock"
@@ -160,11 +138,11 @@ def test_a_file_is_of_the_run_in_the_lock_if_several_wrote_its_bytes(weights: Pa
 SPEC = StageSpec(cmd="train", deps=("code.py",), params={"params.yaml": ("train",)}, outs=("models",))
 
 
-def training(config: TrainConfig) -> Identity:
+def training(config: TrainConfig) -> RecordedState:
     section = {name: getattr(config, name) for name in ("seed", "members", "epochs")}
     params = {"params.yaml": {"train": section | {"vary": [*config.vary]}}}
     lock = {"train": {"cmd": "train", "params": params, "deps": [{"path": "code.py", "md5": "c"}]}}
-    return Identity("train", snapshot=Snapshot(pipeline={"train": SPEC}, lock=lock))
+    return RecordedState("train", snapshot=Snapshot(pipeline={"train": SPEC}, lock=lock))
 
 
 def keys(config: TrainConfig) -> list[str]:

@@ -1,6 +1,5 @@
 """The name of a run, its metrics, its description, and the shared view of the UI."""
 
-import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -88,14 +87,6 @@ def test_a_name_says_what_differs_from_the_committed_params(stage: str, changes:
 def test_fetch_is_named_after_the_data_set_and_a_run_without_a_commit_after_no_differences() -> None:
     assert name_of("fetch", {"fetch.dataset": "digits"}, COMMITTED) == "fetch digits"
     assert name_of("train", TRAINING | {"train.epochs": 1}, {}) == "mlp adamw mnist · seed 0"
-
-
-def test_no_two_changes_of_one_param_or_of_two_give_the_same_name() -> None:
-    changes = [{key: f"{value}x"} for key, value in TRAINING.items() if key.count(".") == 1 and key != "train.vary"]
-    changes = [change for change in changes if change.keys().isdisjoint({"train.reduction", "train.optimizer"})]
-    pairs = [one | other for one, other in itertools.combinations(changes, 2)]
-    names = {name_of("train", TRAINING | change, COMMITTED) for change in [*changes, *pairs]}
-    assert len(names) == len(changes) + len(pairs)
 
 
 def test_evaluation_has_its_error_in_percent_and_whole_mistakes() -> None:

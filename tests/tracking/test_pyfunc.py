@@ -7,7 +7,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 import venv
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from mlflow.exceptions import MlflowException
 
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.model.exported import read_export, read_manifest
+from gradtrail.tracking.dvc_history import RecordedStates
 from gradtrail.tracking.gc import purge, unneeded_runs
 from gradtrail.tracking.links import copy_headlines
 from gradtrail.tracking.models import (
@@ -35,7 +35,6 @@ from gradtrail.tracking.models import (
     registered_models,
 )
 from gradtrail.tracking.pyfunc import ServedModel, _load_pyfunc
-from gradtrail.tracking.recorded import RecordedStates
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.ship import remove_run
 from gradtrail.tracking.state import Snapshot
@@ -58,14 +57,6 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (70, *SHAPE), np.uint8)
 def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     folder = write_small_export(tmp_path_factory.mktemp("exported") / "export", model="linear", batch_sizes=(1, 32))
     return _load_pyfunc(str(folder))
-
-
-@pytest.mark.parametrize("count", [0, 1, 31, 33, 70])
-def test_any_number_of_images_gets_the_same_answers(served: ServedModel, count: int) -> None:
-    answer, whole = served.predict(PIXELS[:count]), served.predict(PIXELS)
-    assert answer["probabilities"].dtype == np.float32
-    np.testing.assert_allclose(answer["probabilities"], whole["probabilities"][:count], rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(answer["label"], answer["probabilities"].argmax(axis=1))
 
 
 def test_unusable_exports_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -213,19 +204,6 @@ def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
     for one in other:
         log_evaluation(client, one, run, one.data.metrics)
         assert not client.get_run(one.info.run_id).inputs.model_inputs
-
-
-def test_last_headline_is_the_shown_one_after_the_clock_was_set_back(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = new_run(client)
-    for hour, value in enumerate((0.7, 0.6, 0.8)):
-        monkeypatch.setattr(time, "time", lambda hour=hour: 1e9 - 3600 * hour)
-        evaluation = new_evaluation(client, accuracy=value)
-        assert copy_headlines(client, evaluation, client.get_run(run.info.run_id))
-        training = client.get_run(run.info.run_id)
-        assert training.data.metrics == {"eval/accuracy": value}
-        assert not copy_headlines(client, evaluation, training), "nothing is left to copy"
 
 
 def test_the_model_of_several_members_is_their_ensemble(client: MlflowClient, tmp_path: Path) -> None:

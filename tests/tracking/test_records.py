@@ -446,7 +446,7 @@ def test_bug_in_the_stage_side_is_a_traceback_and_the_run_is_closed_as_failed(
 ) -> None:
     with tracked(stage) as run:
         run.metrics({"accuracy": 1.0})
-        run.checkpoint(None, {})  # type: ignore[arg-type]
+        run.checkpoint(None)  # type: ignore[arg-type]
         assert not run.is_open
         run.metrics({"loss": 1.0})
         run.outs()
@@ -565,7 +565,7 @@ def test_checkpoint_is_an_artifact(stage: Stage, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(checkpoints, "save_checkpoint", save)
     with tracked(stage) as run:
-        run.checkpoint(SimpleNamespace(), {})  # type: ignore[arg-type]
+        run.checkpoint(SimpleNamespace())  # type: ignore[arg-type]
     ship_records()
     assert "checkpoint/state" in contents()["files"]
 

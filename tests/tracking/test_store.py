@@ -8,22 +8,18 @@ import sqlite3
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
-from model_store import create_store
-from projects import ROOT
+from projects import ROOT, create_store
 
 from gradtrail.stages.common.params import PARAMS
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.artifacts import announce_tables, download
-from gradtrail.tracking.render import read_curves
+from gradtrail.tracking.artifacts import download
 from gradtrail.tracking.store import StoreClient, experiment_id, open_store
 from gradtrail.tracking.tags import experiment_name
 
@@ -78,13 +74,6 @@ def test_database_of_another_mlflow_is_refused_in_one_line(database: Path) -> No
 @pytest.fixture
 def client(database: Path) -> MlflowClient:
     return open_store()
-
-
-def test_experiment_is_found_by_its_tag_whatever_its_name_is(client: MlflowClient) -> None:
-    experiment = experiment_id(client, "models")
-    client.rename_experiment(experiment, "trainings of 2026")
-    client.create_experiment("models")
-    assert experiment_id(client, "models") == experiment
 
 
 @pytest.fixture
@@ -149,10 +138,8 @@ def test_renamed_experiment_is_found_and_a_deleted_one_named_with_the_remedy(cli
     client.restore_experiment(experiment)
     assert experiment_id(client, "models") == experiment
     client.rename_experiment(experiment, "trainings of 2026")
+    client.create_experiment("models")
     assert experiment_id(client, "models") == experiment
-
-
-EPOCHS = "epoch,loss\n1,2.5\n2,1.5\n"
 
 
 def test_missing_artifact_is_none_and_a_failing_store_an_error(client: MlflowClient, tmp_path: Path) -> None:
@@ -165,52 +152,3 @@ def test_missing_artifact_is_none_and_a_failing_store_an_error(client: MlflowCli
         assert download(client, run_id, path, tmp_path) is None
     with pytest.raises(MlflowException, match="not found"):
         download(client, "0" * 32, "a.txt", tmp_path)
-
-
-@pytest.fixture
-def tables(tmp_path: Path) -> Path:
-    """A folder with the tables of a training."""
-    (tmp_path / "epochs.csv").write_text(EPOCHS)
-    pd.DataFrame({"step": range(1, 9), "loss": [0.5] * 8}).to_parquet(tmp_path / "steps.parquet", index=False)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "reason"),
-    [
-        ("epochs.csv", "era,loss\n1,2.5\n", "KeyError.*epoch"),
-        ("epochs.csv", "epoch,loss\n1,much\n", "TypeError"),
-        ("steps.parquet", "PAR1", "ArrowInvalid"),
-    ],
-)
-def test_table_of_another_version_is_refused_in_one_line(file: str, text: str, reason: str, tables: Path) -> None:
-    (tables / file).write_text(text)
-    with pytest.raises(UserError, match=f"^{tables}: damaged, or of another version: {reason}"):
-        read_curves(tables, "train", {"planned_steps": 6})
-
-
-def test_curve_of_one_member_does_not_replace_epsilon_of_all(tables: Path) -> None:
-    (tables / "epochs.csv").write_text("epoch,epsilon\n1,0.5\n")
-    metrics = {"planned_steps": 6, "epsilon": 0.5}
-    alone = read_curves(tables, "train", metrics)
-    assert alone["train/epsilon"] == {1: 0.5}
-    several = read_curves(tables, "train", metrics | {"epsilon": 0.9, "epsilon_each": 0.5})
-    assert several == {"train/epsilon_each" if name == "train/epsilon" else name: alone[name] for name in alone}
-
-
-def test_announced_table_stands_beside_earlier_ones() -> None:
-    class Store:
-        def __init__(self) -> None:
-            self.tags: dict[str, str] = {}
-
-        def get_run(self, _: str) -> Any:
-            return SimpleNamespace(data=SimpleNamespace(tags=self.tags))
-
-        def set_tag(self, _: str, key: str, value: str) -> None:
-            self.tags[key] = value
-
-    store: Any = Store()
-    for path in ("tables/epochs.json", "compile/functions.json", "tables/epochs.json"):
-        announce_tables(store, "0", [path])
-    tables = json.loads(store.tags["mlflow.loggedArtifacts"])
-    assert [table["path"] for table in tables] == ["compile/functions.json", "tables/epochs.json"]

@@ -1,81 +1,16 @@
-"""The table of tags has every tag that the code sets, and the tag of a process says whether it still exists."""
+"""The tag of a process says whether it still exists, that of a clone whose run it is."""
 
-import ast
 import os
-import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from projects import ROOT
 
-from gradtrail.tracking import tags as run_tags
 from gradtrail.tracking.tags import CLONE, PROCESS, SHARED, clone_id, clone_tag, is_alive, is_of_this_host, process_tags
-
-ROW = re.compile(r'^([A-Z_]+) = "(\S+)"  # \S.*; \S.*$', re.MULTILINE)  # constant, tag; what it says and who reads it
-TABLE = dict(ROW.findall(Path(run_tags.__file__).read_text()))
-
-
-def tags_set_by(source: str) -> Iterator[str]:
-    """Yield the tags that code sets, or their constants if the table has none of that name; not those of variables."""
-    for node in ast.walk(ast.parse(source)):
-        keys: list[ast.expr | None] = []
-        match node:
-            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=args) if args:
-                keys += args[-2:-1] if name.endswith("set_tag") or re.fullmatch("set_.*_tag", name) else []
-                keys += args[:1] if name.endswith("Tag") else []
-                keys += keys_of(args[-1]) if re.fullmatch("set_(.*_)?tags", name) else []
-            case ast.keyword(arg="tags", value=value):
-                keys += keys_of(value)
-            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id="tags"), slice=key)]):
-                keys.append(key)
-            case (
-                ast.Assign(targets=[target], value=ast.expr() as value)
-                | ast.AugAssign(target=target, value=value)
-                | ast.AnnAssign(target=target, value=ast.expr() as value)
-            ):
-                names = [name.id for name in ast.walk(target) if isinstance(name, ast.Name)]
-                keys += keys_of(value) if any(name.endswith("tags") for name in names) else []
-            case ast.FunctionDef(name=name) if re.fullmatch(r"\w+_tags?", name):
-                keys += [key for part in ast.walk(node) if isinstance(part, ast.Return) for key in keys_of(part)]
-        for key in keys:
-            if isinstance(key, ast.Constant):
-                yield str(key.value)
-            elif isinstance(key, ast.Name) and key.id.isupper():
-                yield TABLE.get(key.id, key.id)
-
-
-def keys_of(node: ast.AST) -> list[ast.expr | None]:
-    return [key for part in ast.walk(node) if isinstance(part, ast.Dict) for key in part.keys]
-
-
-def test_every_tag_that_is_set_is_in_the_table() -> None:
-    modules = {path: {*tags_set_by(path.read_text())} for path in (ROOT / "src").rglob("*.py")}
-    assert {path: unknown for path, tags in modules.items() if (unknown := tags - {*TABLE.values()})} == {}
-    from_variables = {TABLE["MOVE"]}
-    assert {*TABLE.values()} - set().union(*modules.values()) == from_variables, "no code sets them"
-
-
-def test_a_tag_is_found_however_it_is_set() -> None:
-    source = """
-client.set_tag(run_id, "a", "1")
-client.set_model_version_tag(name, version, "b", reason)
-client.log_batch(run_id, tags=[RunTag(C, words)])
-stored.set_tags({NOTE: words} | {"d": words})
-client.create_run(experiment, tags={STAGE: stage, "e": ""})
-source, tags = model, {"f": ""}
-tags |= {"j": ""}
-made_tags: dict[str, str] = {"g": ""}
-tags["h"] = ""
-def made_tags():
-    return {"i": ""} if state else {}
-"""
-    assert {*tags_set_by(source)} - {*TABLE.values()} == {*"abCdefghij"}
 
 
 def test_process_is_alive_until_it_ends() -> None:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,10 @@ from gradtrail.experiments.list_runs import print_runs
 from gradtrail.support.errors import UserError
 from gradtrail.tracking import gc, variants
 from gradtrail.tracking.backfill import States
+from gradtrail.tracking.dvc_history import RecordedStates
 from gradtrail.tracking.find_run import look_up
 from gradtrail.tracking.runs import RunIndex
+from gradtrail.tracking.state import Snapshot
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.tags import NOTE, OUTS, PARENT, TRAININGS, VARIANT, clone_tag
 from gradtrail.tracking.variants import FIGURE, Variant, update_parent, update_parents
@@ -262,7 +263,7 @@ def test_no_query_takes_the_parent_for_the_run_of_a_state(
         with pytest.raises(UserError, match="no run has this name"):
             look_up(name, index.runs())
     monkeypatch.setattr(gc, "consistent_stages", lambda _: [])
-    recorded: Any = SimpleNamespace(snapshots=["a"], num_unreadable=0, only_in_run_cache=lambda _: [])
+    recorded = RecordedStates(snapshots=[Snapshot(pipeline={}, lock={})], num_unreadable=0)
     unneeded = [run.info.run_id for run in gc.unneeded_runs(client, recorded)]
     assert sorted(unneeded) == sorted(run_ids)
     States(client).remove_duplicates()

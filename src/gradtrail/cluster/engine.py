@@ -39,7 +39,7 @@ from gradtrail.stages.common.pipeline_file import output_digests
 from gradtrail.support.errors import UserError, is_store_fault, one_line, printable, redacted
 from gradtrail.support.git import reason, strict_git, with_interpreter
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.recorded import snapshot_of
+from gradtrail.tracking.dvc_history import snapshot_of
 
 LOCAL = "local"
 _CONNECT_SECONDS = 5.0
@@ -55,12 +55,11 @@ class RayEngine:
     cpus: float  # CPUs per experiment
     gpus: float  # GPUs per experiment
 
-    def prepare(self) -> int:
+    def prepare(self) -> None:
         """Check that the cluster can run experiments; raise UserError, with the remedy, if it cannot."""
         self._places()
         if self.on != LOCAL:
             connect(self.on)
-        return 0
 
     def run(
         self, title: str, planned: Mapping[str, Mapping[str, Any]], missing: Mapping[str, Mapping[str, Any]], stage: str

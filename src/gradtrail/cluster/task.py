@@ -33,7 +33,7 @@ from gradtrail.stages.common.pipeline_file import output_digests, stages_before
 from gradtrail.support.errors import UserError, is_store_fault, one_line, redacted
 from gradtrail.support.git import CommandError, reason, strict_git, with_interpreter
 from gradtrail.tracking import state
-from gradtrail.tracking.recorded import consistent_stages, find_experiments, snapshot_of
+from gradtrail.tracking.dvc_history import consistent_stages, find_experiments, snapshot_of
 from gradtrail.tracking.state import Snapshot
 
 FOLDER = "GRADTRAIL_CLUSTER_DIR"  # variable with the folder of a node

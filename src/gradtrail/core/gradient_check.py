@@ -7,7 +7,7 @@ the same logits and the same gradient, and what the methods of layers compute (`
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import jax
@@ -20,7 +20,8 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.layers import Layer
-from gradtrail.core.nn.models import HostParams, Model, Params, by_path
+from gradtrail.core.nn.losses import CROSS_ENTROPY
+from gradtrail.core.nn.models import Model, Params, by_path
 from gradtrail.core.nn.own import WRAPPER, Own, WholeNetwork, faults
 from gradtrail.core.per_example import forward_of, layer_metrics
 
@@ -40,11 +41,11 @@ _NOT_FINITE = "NaN or infinite for random images"
 _REMEDY = "so there are no per-example gradients; compute each image by itself, as jax.vmap does"
 
 
-def check_gradients(model: Model, trained: Collection[Params | HostParams] = (), *, batch_size: int = 1) -> None:
+def check_gradients(model: Model, *, batch_size: int = 1) -> None:
     """Raise ConfigError, one line, unless a network of one's own has exact per-example gradients.
 
-    Tested in float32: as in training at the initial parameters and at random ones, since a zero may hide a dependence,
-    or else without dropout at `trained`. Networks that are not one's own are not tested here.
+    Tested in float32 at the initial parameters and at random ones, since a zero may hide a dependence. Networks that
+    are not one's own are not tested here.
 
     Args:
         batch_size: size of batches to test beside small ones, unless their images are too large.
@@ -59,7 +60,7 @@ def check_gradients(model: Model, trained: Collection[Params | HostParams] = (),
     images = rng.random((_NUM_IMAGES, *shape), np.float32)
     labels = rng.integers(0, model.config.num_classes, _NUM_IMAGES, dtype=np.int32)
     weights = rng.uniform(0.5, 1.5, (_NUM_BATCHES, _ODD)).astype(np.float32)  # of the losses in batches
-    keys = jax.random.split(jax.random.key(1), _NUM_IMAGES) if network.dropout and not trained else None
+    keys = jax.random.split(jax.random.key(1), _NUM_IMAGES) if network.dropout else None
     config = dataclasses.replace(model.config, precision="float32")
     with (
         faults(network.path, "the network on random images"),
@@ -75,9 +76,9 @@ def check_gradients(model: Model, trained: Collection[Params | HostParams] = (),
             )
         measure = jax.jit(functools.partial(_measure, exact, places), compiler_options=_QUICKLY)
         measure_layers = jax.jit(functools.partial(_measure_layers, exact), compiler_options=_QUICKLY)
-        initial = None if trained else jax.device_get(init.compile()(key=jax.random.key(0)))
+        initial = jax.device_get(init.compile()(key=jax.random.key(0)))
         noisy = jax.tree.map(lambda leaf: leaf + 0.1 * rng.standard_normal(leaf.shape, np.float32), initial)
-        for params in trained or (initial, noisy):
+        for params in (initial, noisy):
             results = measure(params, images, labels, keys, weights)
             logits, alone, summed = jax.device_get((results[0], *map(by_path, results[1:])))
             fault = _dependence(places, logits) or _wrong_sum(alone, summed, places[_ODD], weights)
@@ -135,7 +136,7 @@ def _measure_layers(
     if any(isinstance(layer, WholeNetwork) for layer in layers.values()):
         return {}, {}
     directions = model.split_by_layer(jax.tree.map(lambda leaf: leaf[None], direction))
-    forward = forward_of(model, params, images, labels, 0.0, keys)
+    forward = forward_of(model, params, images, labels, CROSS_ENTROPY, keys)
     by_layer, _ = layer_metrics(model, forward, _layer_results, directions)
     methods = Errors()
     for name, (rows, errors, terms) in by_layer.items():

@@ -1,4 +1,4 @@
-"""Privacy audit of a private training: inner products of each step with every canary, and scores of the canaries.
+"""A private training with canaries: how the steps of the training score each of them.
 
 The steps are those of `train`, drawn, clipped, noised and applied by the same functions, with an `observe` that takes
 inner products. Batches are drawn from the training split and all canaries; canaries whose coin is false are then left
@@ -9,16 +9,15 @@ them. One compilation therefore serves all coins. Out of scope: bounds on epsilo
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
 
 from gradtrail.core import batching
-from gradtrail.core.config import Bounds, ConfigError, PositiveFraction, Seed, config
+from gradtrail.core.config import Bounds, PositiveFraction, Seed, config
 from gradtrail.core.data import Split
 from gradtrail.core.nn.layers import Layer
 from gradtrail.core.nn.models import Model, Params
@@ -31,12 +30,11 @@ from gradtrail.core.train.private import Mechanism
 from gradtrail.core.train.step import StepRecord, TrainState, make_step, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
-NOISY_STEPS = 8  # steps whose noise is recorded
 _TILE = 256  # largest number of canaries that are processed together
 _LARGEST_EXPONENT = 60.0
 _DARK, _DOTS = 2 / 5, 1 / 20  # shares of all pixels
 
-StepScores = Float[np.ndarray, "steps canaries"]
+LayerScores = Float[np.ndarray, "steps layers canaries"]
 Scores = Float[np.ndarray, " canaries"]
 Coins = Bool[np.ndarray, " canaries"]
 
@@ -47,7 +45,6 @@ class PrivacyAuditConfig:
 
     seed: Seed  # seed of canaries, coins and trainings
     trainings: Annotated[int, Bounds(at_least=1, at_most=1000)]  # number of trainings, with different coins
-    canaries: Literal["dots", "mislabelled"]  # kind of canaries; see `draw_canaries`
     num_canaries: Annotated[int, Bounds(at_least=20, at_most=100_000)]  # about half are in each training set
     guess_share: PositiveFraction  # share of the canaries whose coins are guessed; fixed in advance
     confidence: Annotated[float, Bounds(at_least=0.5, below=1)]  # confidence level of the lower bound of epsilon
@@ -62,22 +59,12 @@ class Canaries:
 
 
 def draw_canaries(config: PrivacyAuditConfig, train: Split, num_classes: int) -> Canaries:
-    """Draw canaries, none of which is an example of `train`; raise ConfigError, one line, if it has too few examples.
+    """Draw images with one pixel in twenty white, at random where the training images are darkest, and random labels.
 
-    `dots` have one pixel in twenty white, at random where the training images are darkest, and a random label: large
-    gradients, almost orthogonal to each other and to those of real images. In color each channel of a pixel counts by
-    itself. `mislabelled` are training images with a random wrong label.
+    They have large gradients, almost orthogonal to each other and to those of real images. In color each channel of a
+    pixel counts by itself.
     """
     rng, count = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(0,))), config.num_canaries
-    if config.canaries == "mislabelled":
-        if count > len(train):
-            raise ConfigError(
-                f"privacy_audit.num_canaries must be at most the number of training examples, {len(train):,}, "
-                f"got {count:,}"
-            )
-        rows = np.sort(rng.choice(len(train), count, replace=False))
-        labels = (train.labels[rows] + rng.integers(1, num_classes, count)) % num_classes
-        return Canaries(images=train.images[rows], labels=labels.astype(np.int32))
     brightness = np.mean(np.square(train.images, dtype=np.float32), axis=0).ravel()
     pixels = len(brightness)
     dark = np.argsort(brightness, kind="stable")[: max(2, round(_DARK * pixels))]
@@ -86,28 +73,6 @@ def draw_canaries(config: PrivacyAuditConfig, train: Split, num_classes: int) ->
     np.put_along_axis(images, places, np.uint8(255), axis=1)
     labels = rng.integers(0, num_classes, count, dtype=np.int32)
     return Canaries(images=images.reshape(count, *train.images.shape[1:]), labels=labels)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditTrace:
-    """Record of an audited training.
-
-    A canary's direction d in a layer is its clipped gradient, made of the layer's inputs less their mean over the
-    canaries of its tile, and without the bias: what all images share is large and irrelevant. A layer without a bias
-    of its own has the whole clipped gradient.
-    """
-
-    # inner products ⟨d, Σ + σ C z⟩ / C² with the sum for the optimizer, in units of the clip norm C, float32
-    products: Float[np.ndarray, "steps layers canaries"]
-    # squares ‖d‖² / C², about what a canary in the batch adds to the product, float32
-    signals: Float[np.ndarray, "steps layers canaries"]
-    batches: Int[np.ndarray, "steps rows"]  # indices of the examples of every step, int32, padded
-    rate: float  # probability that an example is in a batch
-    # True for the examples of the training set: the split, and the canaries whose coin is true
-    present: Bool[np.ndarray, " examples"]
-    # noise of the first steps over its stated standard deviation, float32, all leaves of the parameters in a row
-    noise: Float[np.ndarray, "noisy_steps parameters"]
-    accuracy: float  # mean accuracy over the batches of the last epoch
 
 
 class AuditedTraining:
@@ -125,49 +90,30 @@ class AuditedTraining:
     ) -> None:
         slots = num_examples + num_canaries
         program = loop.make_program(config, model, slots, jax.local_devices(), noise_multiplier)
-        self.mesh, self.steps_per_epoch, self.num_steps = program.mesh, program.steps_per_epoch, program.num_steps
-        self.epochs = config.epochs
-        self.rate = config.batch_size / slots  # probability that an example is in a batch
-        # standard deviation of the noise in the optimizer's gradient
-        self.deviation = noise_multiplier * config.privacy.example_clip_norm / config.batch_size
-        mechanism_of = functools.partial(Mechanism.for_training, config, model, slots, self.num_steps)
-        step_of = functools.partial(make_step, config, model, self.num_steps, self.mesh)
+        mechanism = Mechanism.for_training(config, model, slots, program.num_steps, noise_multiplier)
 
         def epoch(
             state: TrainState, examples: Examples, order: Array, images: Array, labels: Array
         ) -> tuple[TrainState, StepRecord]:
             """Train for an epoch; return the records with products and signals of the canaries."""
-            step = step_of(mechanism_of(noise_multiplier), functools.partial(_products, config, model, images, labels))
+            observe = functools.partial(canary_products, config, model, images, labels)
+            step = make_step(config, model, program.num_steps, program.mesh, mechanism, observe)
             return jax.lax.scan(lambda state, indices: step(state, take(examples, indices)), state, order)
 
-        def noise(state: TrainState, examples: Examples, order: Array) -> PyTree:
-            """Return the gradients of a few steps without and with noise."""
-            plain, noised = (
-                step_of(mechanism_of(multiplier), lambda _, grads: ravel_pytree(grads)[0])
-                for multiplier in (0.0, noise_multiplier)
+        def compiled(name: str, function: Callable[..., Any], *arguments: Any) -> CompiledFunction:
+            return compiler.compile(
+                name, function, *with_sharding(arguments, self._everywhere), out_shardings=self._everywhere
             )
 
-            def body(state: TrainState, indices: Array) -> tuple[TrainState, PyTree]:
-                batch = take(examples, indices)
-                (_, without), (state, with_noise) = plain(state, batch), noised(state, batch)
-                return state, (without.observed, with_noise.observed)
-
-            return jax.lax.scan(body, state, order)[1]
-
-        def compiled(name: str, function: Callable[..., Any], *arguments: Any) -> CompiledFunction:
-            everywhere = replicated(self.mesh)
-            return compiler.compile(name, function, *with_sharding(arguments, everywhere), out_shardings=everywhere)
-
-        state = program.abstract_state
+        self.config, self.num_steps, self._program = config, program.num_steps, program
+        self.rate = config.batch_size / slots  # probability that an example is in a batch
+        self._everywhere = replicated(program.mesh)
         batches = jax.ShapeDtypeStruct((program.steps_per_epoch, program.num_rows), jnp.int32)
-        few = jax.ShapeDtypeStruct((min(NOISY_STEPS, program.steps_per_epoch), program.num_rows), jnp.int32)
         images = jax.ShapeDtypeStruct((num_canaries, *model.config.image_shape), jnp.uint8)
         labels = jax.ShapeDtypeStruct((num_canaries,), jnp.int32)
         self.init = compiled("init", program.init, program.abstract_keys)
-        self.order = program.order  # draws on the host
-        self.epoch = compiled("watched_epoch", epoch, state, program.examples, batches, images, labels)
-        self.noise = compiled("noise", noise, state, program.examples, few)
-        self.functions = [self.init, self.epoch, self.noise]
+        self.epoch = compiled("watched_epoch", epoch, program.abstract_state, program.examples, batches, images, labels)
+        self.functions = [self.init, self.epoch]
 
     def run(
         self,
@@ -177,48 +123,34 @@ class AuditedTraining:
         *,
         keys: Key[Array, " purposes"],
         advance: Callable[[int], object] = lambda _: None,
-    ) -> AuditTrace:
-        """Train on `train` and the canaries whose coin is true, and record the products with all of them.
+    ) -> Scores:
+        """Train on `train` and the canaries whose coin is true, and return the score of every canary.
+
+        A score is the log-likelihood ratio of having been in each batch with the probability `rate`, or in none.
 
         Args:
             advance: called with the number of steps after each epoch.
         """
-        everywhere = replicated(self.mesh)
         images, labels = canaries.images, canaries.labels
         examples = loop.on_device(
-            np.concatenate([train.images, images]), np.concatenate([train.labels, labels]), self.mesh
+            np.concatenate([train.images, images]), np.concatenate([train.labels, labels]), self._program.mesh
         )
-        placed_canaries = jax.device_put((images, labels), everywhere)
+        placed_canaries = jax.device_put((images, labels), self._everywhere)
         present = np.concatenate([np.ones(len(train), bool), coins])
-        state = self.init(keys)
-        batches, observed, noise = [], [], np.zeros((0, 0), np.float32)
-        for epoch in range(self.epochs):
-            drawn = self.order(state.keys, np.int32(epoch))
-            batches.append(drop_absent(np.asarray(drawn), present))
-            if epoch == 0 and self.deviation:
-                few = jax.device_put(batches[0][:NOISY_STEPS], everywhere)
-                without, noised = self.noise(state, examples, few)
-                noise = (np.asarray(noised) - np.asarray(without)) / np.float32(self.deviation)
-
-            order = jax.device_put(batches[-1], everywhere)
+        state, scores = self.init(keys), np.zeros(len(coins))
+        for epoch in range(self.config.epochs):
+            drawn = self._program.order(state.keys, np.int32(epoch))
+            order = jax.device_put(drop_absent(np.asarray(drawn), present), self._everywhere)
             state, record = self.epoch(state, examples, order, *placed_canaries)
-            observed.append(jax.device_get(record.observed))
             if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.params))):
                 raise FloatingPointError(
                     f"a weight became infinite or NaN in epoch {epoch + 1} of an audited training; lower the learning "
                     f"rate of train.optimizer"
                 )
-            advance(self.steps_per_epoch)
-        products, signals = map(np.concatenate, zip(*observed, strict=True))
-        return AuditTrace(
-            products=products,
-            signals=signals,
-            batches=np.concatenate(batches),
-            rate=self.rate,
-            present=present,
-            noise=noise,
-            accuracy=float(np.mean(np.asarray(record.accuracy))),
-        )
+            products, signals = jax.device_get(record.observed)
+            scores += batch_scores(products, signals, labels, self.rate)
+            advance(len(drawn))
+        return scores
 
 
 def drop_absent(
@@ -230,10 +162,19 @@ def drop_absent(
     return np.take_along_axis(np.where(stays, order, np.int32(batching.PADDING)), places, axis=1)
 
 
-def _products(
+def canary_products(
     config: TrainConfig, model: Model, images: Array, labels: Array, params: Params, grads: Params
 ) -> tuple[Float[Array, "layers canaries"], Float[Array, "layers canaries"]]:
-    """Return products and signals of `AuditTrace` for one step; `grads` goes to the optimizer."""
+    """Return products and signals of every canary in each layer for one step; `grads` goes to the optimizer.
+
+    A canary's direction d in a layer is its clipped gradient, made of the layer's inputs less their mean over the
+    canaries of its tile, and without the bias: what all images share is large and irrelevant. A layer without a bias
+    of its own has the whole clipped gradient.
+
+    Returns:
+        products: inner products ⟨d, Σ + σ C z⟩ / C² with the sum for the optimizer, in units of the clip norm C.
+        signals: squares ‖d‖² / C², about what a canary in the batch adds to the product.
+    """
     clip = config.privacy.example_clip_norm
     directions = model.split_by_layer(jax.tree.map(lambda leaf: leaf[None] * (config.batch_size / clip), grads))
 
@@ -249,7 +190,7 @@ def _products(
         return squared, signals, dots
 
     def tile_products(images: Array, labels: Array) -> tuple[Array, Array]:
-        forward = bounded_forward(forward_of(model, params, images, labels, config.label_smoothing))
+        forward = bounded_forward(forward_of(model, params, images, labels, config.loss))
         by_layer, _ = layer_metrics(model, forward, measure, directions)
         squared, signals, dots = (jnp.stack(parts) for parts in zip(*by_layer.values(), strict=True))
         factors = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(jnp.sum(squared, axis=0), 1e-30))) / clip
@@ -263,47 +204,21 @@ def _products(
     return products, signals
 
 
-def log_ratios(trace: AuditTrace, labels: Int[np.ndarray, " canaries"]) -> StepScores:
-    """Return the log-likelihood ratio of each canary being in each batch or not, Σ over layers of (x a - a²/2) / s².
+def batch_scores(
+    products: LayerScores, signals: LayerScores, labels: Int[np.ndarray, " canaries"], rate: float
+) -> Scores:
+    """Return the log-likelihood ratio of each canary being in each batch with probability `rate` or never.
 
-    A product x is a more, its signal, where the canary is in the batch, and is taken as normal with the standard
-    deviation s that the layer's products have in this step. What canaries of a label share carries no information about
-    a coin, and is subtracted.
+    For one batch it is Σ over layers of (x a - a²/2) / s²: a product x is a more, its signal, where the canary is in
+    the batch, and is taken as normal with the standard deviation s that the layer's products have in this step. What
+    canaries of a label share carries no information about a coin, and is subtracted.
     """
-    centred = trace.products.astype(np.float64)
+    centred = products.astype(np.float64)
     for label in np.unique(labels):
         has_label = labels == label
         centred[..., has_label] -= np.median(centred[..., has_label], axis=-1, keepdims=True)
     deviation = 1.4826 * np.median(np.abs(centred), axis=-1, keepdims=True)  # most canaries are in few batches
-    signals = trace.signals.astype(np.float64)
+    signals = signals.astype(np.float64)
     ratios = np.sum((centred * signals - signals**2 / 2) / np.maximum(deviation, 1e-6) ** 2, axis=1)
-    return np.clip(ratios, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)
-
-
-def batch_scores(ratios: StepScores, rate: float) -> Scores:
-    """Return the log-likelihood ratio of each canary being in each batch with probability `rate` or never."""
+    ratios = np.clip(ratios, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)
     return np.sum(np.log1p(rate * np.expm1(ratios)), axis=0)
-
-
-def fixed_order_scores(ratios: StepScores, steps_per_epoch: int) -> Scores:
-    """Return the ratio for batches that are the same in every epoch: of being in one of them, or in none."""
-    by_place = np.sum(ratios.reshape(-1, steps_per_epoch, ratios.shape[1]), axis=0)
-    largest = by_place.max(axis=0)
-    return largest + np.log(np.mean(np.exp(by_place - largest), axis=0))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guesses:
-    """The outcome of guessing the coins of the canaries of all trainings together."""
-
-    canaries: int  # m, number of canaries
-    guesses: int  # r, number of guesses; for the other canaries the guesser abstained
-    correct: int  # v, number of correct guesses
-
-
-def guess(scores: Scores, coins: Coins, share: float) -> Guesses:
-    """Guess the coins of a share of the canaries: true for the largest scores, false for as many of the smallest."""
-    count = round(share * len(scores))
-    order = np.argsort(-scores, kind="stable")
-    inside, outside = order[: (count + 1) // 2], order[len(order) - count // 2 :]
-    return Guesses(canaries=len(scores), guesses=count, correct=int(coins[inside].sum() + (~coins[outside]).sum()))

@@ -29,10 +29,11 @@ from gradtrail.stages.common.yaml_file import parse_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, git, git_bytes, head_commit, strict_git
 from gradtrail.tracking.artifacts import download, read_artifact
+from gradtrail.tracking.dvc_history import difference, recorded_states, snapshot_of
 from gradtrail.tracking.find_run import look_up
-from gradtrail.tracking.recorded import Section, difference, fits, recorded_states, snapshot_of
+from gradtrail.tracking.run_cache import Section, fits
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run
-from gradtrail.tracking.state import Identity, Snapshot, state_key
+from gradtrail.tracking.state import RecordedState, Snapshot, state_key
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.tags import outputs
 from gradtrail.tracking.working_diff import NOT_IN_GIT
@@ -109,7 +110,7 @@ def _recorded(run: Run, index: RunIndex) -> _Source | None:
     """
     name, tags = run.data.tags["stage"], run.data.tags
     snapshots = [snapshot_of(head_commit()), *reversed(recorded_states().snapshots)]
-    stages = [Identity(name, snapshot=one) for one in snapshots if one and one.commit and name in one.pipeline]
+    stages = [RecordedState(name, snapshot=one) for one in snapshots if one and one.commit and name in one.pipeline]
     sound = [stage for stage in stages if stage.is_sound]
     same = [one for one in sound if one.state == tags["state"] and outputs(tags) in ({}, one.out_digests())]
     alike = (one for one in sound if find_equivalent_run(index, one) is run)

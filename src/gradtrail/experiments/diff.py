@@ -1,10 +1,11 @@
 """`gradtrail diff A B`: what differs between two runs of one stage.
 
 Params, versions, data and code; the seconds of each part of the stage; costs and times of each compiled function, and
-the instructions that its program gained and lost, by line of Python. With `--time` both trainings run again, in turn.
-Out of scope: which difference caused another.
+where the texts of its programs are. With `--time` both trainings run again, in turn. Out of scope: which difference
+caused another.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -17,7 +18,6 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from gradtrail.experiments.compare_programs import Program, changes, read_program
 from gradtrail.experiments.timed.ratio import Ratio
 from gradtrail.experiments.timed.revisions import Revision, check_out, scratch, time_revisions, write_params
 from gradtrail.stages.common.params import flatten
@@ -35,7 +35,6 @@ from gradtrail.tracking.tags import REBUILT
 
 Rows = list[dict[str, Any]]
 
-_MOST_ROWS = 12  # printed rows of instructions per function
 _MOST_KEYS = 4  # params that a sentence names
 _COSTS = {
     "flops": "FLOPs",
@@ -47,6 +46,11 @@ _COSTS = {
 }
 _ABSENT = "–"
 _COMPILING, _LOOP, _WORK = "compiling", "training loop", "work"  # parts of the seconds that params can change
+_UNNAMED = re.compile(  # what says nothing about what a line of a program does
+    r"/\*.*?\*/|, metadata=\{(?:[^{}\"]|\"[^\"]*\")*\}|, backend_config=\{.*\}"
+)
+_NAME = re.compile(r"%[\w.-]+")
+_SOURCE_LINE = re.compile(r"\w+|\d+ [\"{].*|")  # a line of the tables of source lines, or an empty one
 _IMAGES = re.compile(r"uint8\[(\d+),(\d+),(\d+)(?:,([1-4]))?\]")  # a split, grayscale or with up to four channels
 
 
@@ -118,10 +122,17 @@ class RunDetails:
         deps: dict[str, str] = self._json("lineage.json").get(self.stage, {}).get("deps", {})
         return {path: md5[:12] for path, md5 in deps.items() if is_code(path) == code}
 
-    def program(self, function: str) -> Program | None:
-        """Return the optimized program of a function; None if none is stored."""
-        text = self._text(f"compile/{function}.hlo.txt")
-        return read_program(text) if text else None
+    def program(self, function: str) -> str:
+        """Return the optimized program of a function, as text; empty if none is stored."""
+        return self._text(self._program_file(function))
+
+    def program_uri(self, function: str) -> str:
+        """Return where the text of a function's program is."""
+        return f"{self.run.info.artifact_uri}/{self._program_file(function)}"
+
+    @staticmethod
+    def _program_file(function: str) -> str:
+        return f"compile/{function}.hlo.txt"
 
     @property
     def missing_note(self) -> str:
@@ -164,18 +175,16 @@ def find_details(words: Sequence[str], stage: str | None) -> list[RunDetails]:
     return sides
 
 
-def compare(before: RunDetails, after: RunDetails) -> dict[str, Rows]:
+def difference_tables(before: RunDetails, after: RunDetails) -> dict[str, Rows]:
     """Return the differences of two runs as tables of plain values, title → rows."""
     environments = (before.environment, after.environment) if before.environment and after.environment else ({}, {})
-    functions, instructions = _functions(before, after)
     return {
         "params": _differing(before.run.data.params, after.run.data.params),
         "environment": _differing(*environments),
         "data": _differing(before.deps(code=False), after.deps(code=False)),
         "code": [{"changed": path} for path in _changed_code(before, after)],
         "seconds": _seconds(before, after),
-        "functions": functions,
-        "instructions": instructions,
+        "functions": _functions(before, after),
     }
 
 
@@ -187,7 +196,7 @@ def diff(
     With `pythons`, the interpreters of A and B, the trainings are timed too, in at most some seconds.
     """
     sides = find_details((before, after), stage)
-    tables = compare(sides[0], sides[1])
+    tables = difference_tables(*sides)
     notes = [note for side in sides if (note := side.missing_note)]
     ratio = time_runs(sides, pythons, seconds) if pythons else None
     console = stdout_console()
@@ -204,12 +213,12 @@ def diff(
     for line in (*notes, *([f"timed: {ratio.describe()}"] if ratio else [])):
         console.print(line, soft_wrap=True)
     for title, rows in tables.items():
-        first = [row for place, row in enumerate(rows) if title != "instructions" or _is_printed(rows, place)]
-        more = f" ({len(rows) - len(first)} more with --json)" if len(first) < len(rows) else ""
-        if first:
-            numeric = [key for key, value in first[0].items() if not isinstance(value, str)]
-            cells = [{key: _cell(value) for key, value in row.items()} for row in first]
-            console.print(table(f"{title}{more}", cells, right=numeric))
+        if rows:
+            numeric = [key for key, value in rows[0].items() if not isinstance(value, str)]
+            cells = [{key: _cell(value) for key, value in row.items()} for row in rows]
+            console.print(table(title, cells, right=numeric))
+    for function in (row["function"] for row in tables["functions"] if row["program"] == "other"):
+        console.print(f"programs of {function}:", *(f"  {side.program_uri(function)}" for side in sides), sep="\n")
 
 
 def time_runs(sides: Sequence[RunDetails], pythons: Sequence[Path], seconds: float) -> Ratio:
@@ -279,38 +288,36 @@ def _attribution(tables: Mapping[str, Rows], before: RunDetails, after: RunDetai
     return f"{names} can explain only {parts}; the other seconds come from {chance}."
 
 
-def _functions(before: RunDetails, after: RunDetails) -> tuple[Rows, Rows]:
-    """Return the table of compiled functions, and that of the instructions that their programs gained and lost."""
-    functions, instructions = Rows(), Rows()
+def _functions(before: RunDetails, after: RunDetails) -> Rows:
+    """Return the costs and times of each compiled function, and whether both runs have the same program."""
+    table_rows = Rows()
     for name in dict.fromkeys([*before.functions, *after.functions]):
         rows = before.functions.get(name, {}), after.functions.get(name, {})
-        programs = before.program(name), after.program(name)
         steady = [1e3 * seconds if (seconds := _number(row, "steady_call_seconds")) else None for row in rows]
-        functions.append(
-            {"function": name, "program": _verdict(rows, programs)}
+        table_rows.append(
+            {"function": name, "program": _verdict(rows, (before.program(name), after.program(name)))}
             | {title: (_number(rows[0], key), _number(rows[1], key)) for key, title in _COSTS.items()}
             | {"cached": (rows[0].get("cached"), rows[1].get("cached")), "call, ms": (steady[0], steady[1])}
             | {"ratio": steady[1] / steady[0] if steady[0] and steady[1] else None}
         )
-        if programs[0] and programs[1] and programs[0].digest != programs[1].digest:
-            instructions += [
-                {
-                    "function": name,
-                    "change": f"{change.gained:+d} {change.opcode}",
-                    "from": change.line or "(made by XLA)",
-                    "shapes": ", ".join(change.shapes),
-                }
-                for change in changes(programs[0], programs[1])
-            ]
-    return functions, instructions
+    return table_rows
 
 
-def _verdict(rows: tuple[Mapping[str, Any], Mapping[str, Any]], programs: tuple[Program | None, Program | None]) -> str:
+def _verdict(rows: tuple[Mapping[str, Any], Mapping[str, Any]], programs: tuple[str, str]) -> str:
     if not all(rows):
         return "only in A" if rows[0] else "only in B"
-    if not (programs[0] and programs[1]):
+    if not all(programs):
         return "not stored"
-    return "same" if programs[0].digest == programs[1].digest else "other"
+    return "same" if program_digest(programs[0]) == program_digest(programs[1]) else "other"
+
+
+def program_digest(text: str) -> str:
+    """Return a digest of optimized HLO that ignores the names and source lines of instructions."""
+    header, _, body = text.partition("\n")
+    code = "\n".join(_UNNAMED.sub("", line) for line in body.splitlines() if not _SOURCE_LINE.fullmatch(line))
+    names: dict[str, str] = {}
+    numbered = _NAME.sub(lambda match: names.setdefault(match[0], f"%{len(names)}"), code)
+    return hashlib.sha256(f"{header.partition(',')[2]}\n{numbered}".encode()).hexdigest()
 
 
 def _number(row: Mapping[str, Any], key: str) -> float | None:
@@ -346,11 +353,6 @@ def _changed_code(before: RunDetails, after: RunDetails) -> list[str]:
         except UserError:  # a commit that this repository lacks
             return sorted(deps)
     return sorted(path for path in changed if any(path == dep or path.startswith(f"{dep}/") for dep in deps)) or deps
-
-
-def _is_printed(rows: Rows, place: int) -> bool:
-    """Whether a row is among the first ones of its function."""
-    return place < _MOST_ROWS or rows[place - _MOST_ROWS]["function"] != rows[place]["function"]
 
 
 def _cell(value: Any) -> str:

@@ -1,26 +1,23 @@
 """`search: optuna` in an entry of experiments.yaml: finds good params in fewer epochs than a grid.
 
 Optuna's TPE proposes the params of each trial, which is a DVC experiment and a run like any other. With `prune_after`,
-trials are stopped, and the best go on (asynchronous successive halving, arXiv 1810.05934): their trainings resume from
-their checkpoints, which no pruner of Optuna can do. No study is stored. A proposal depends only on the trials before
-it, whose values are the curves of their runs in MLflow, so the same command continues an interrupted search, and trains
-nothing twice. Trials are compared by validation accuracy; the test accuracy of the best one is printed at the end.
+`runtime.stop_after_epoch` stops trials, and the best go on (asynchronous successive halving, arXiv 1810.05934): their
+trainings resume from their checkpoints, which no pruner of Optuna can do. No study is stored. A proposal depends only
+on the trials before it, whose values are the curves of their runs in MLflow, so the same command continues an
+interrupted search, and trains nothing twice. Trials are compared by validation accuracy; the test accuracy of the best
+one is printed at the end.
 """
 
-import contextlib
 import functools
 import itertools
 import json
-import re
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import optuna
-import psutil
 from mlflow.entities import Run
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
@@ -90,8 +87,7 @@ def run(name: str, entry: Mapping[str, Any], on: Engine) -> int:
     epochs = changed(stages.params, search.set)[TRAIN]["epochs"]
     stops = stops_of(search, epochs) if isinstance(on, DvcQueue) else [epochs]
     with comparison_lock():
-        if status := on.prepare():
-            return status
+        on.prepare()
         trials = find(search, space, stops, functools.partial(_train, name, search, stages, on))
     best, num_epochs = trials[0].run, sum(len(trial.curve) for trial in trials)
     if best is None or _TEST not in best.data.metrics:
@@ -178,7 +174,7 @@ def _train(name: str, search: Search, stages: PlannedStages, on: Engine, trial: 
     params = changed(stages.params, changes)
     if not _read(trial, stages, params, until):
         if isinstance(on, DvcQueue):
-            why = _run_until(changes, until)
+            why = _run_experiment(changes, until if until < params[TRAIN]["epochs"] else None)
         else:
             why = on.run(name, {str(trial): changes}, {str(trial): changes}, STAGE).get(str(trial), "")
         if "training diverged" in why:
@@ -201,19 +197,13 @@ def _read(trial: Trial, stages: PlannedStages, params: Mapping[str, Any], until:
     return len(trial.curve) >= until < params[TRAIN]["epochs"] or _TEST in trial.run.data.metrics
 
 
-def _run_until(changes: Mapping[str, Any], until: int) -> str:
-    """Run an experiment, and stop its training after an epoch unless it is the last; return why it failed."""
-    command = [sys.executable, "-m", "dvc", "exp", "run", "--temp", *as_options(changes), STAGE]
+def _run_experiment(changes: Mapping[str, Any], stop: int | None) -> str:
+    """Run an experiment whose training stops after an epoch unless it is None; return why it ended without results."""
+    options = as_options({**changes, "runtime.stop_after_epoch": stop})
+    command = [sys.executable, "-m", "dvc", "exp", "run", "--temp", *options, STAGE]
     streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    last, is_stopped = deque[str](maxlen=40), False
-    with subprocess.Popen(command, env=with_interpreter(), **streams) as process:
-        for line in process.stdout or ():
-            last.append(line)
-            end = re.search(r"train: epoch .*\((\d+)/(\d+), ", line)
-            if end and not is_stopped and until <= int(end[1]) < int(end[2]):
-                is_stopped = True  # a second signal would end the training without a checkpoint
-                with contextlib.suppress(psutil.Error):
-                    for child in psutil.Process(process.pid).children(recursive=True):
-                        if child.cmdline()[1:] == ["-P", "pipeline/train.py"]:
-                            child.terminate()
-    return reason("".join(last)) if process.returncode and not is_stopped else ""
+    with subprocess.Popen(
+        command, env=with_interpreter(), **streams
+    ) as process:  # after Ctrl-C it still stops by itself
+        output, _ = process.communicate()
+    return reason(output) if process.returncode else ""

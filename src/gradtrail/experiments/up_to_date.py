@@ -18,7 +18,7 @@ from gradtrail.stages.common.pipeline_file import FILES, output_digests, parse_p
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.recorded import working_snapshot
+from gradtrail.tracking.dvc_history import working_snapshot
 
 # What has no stamp in the root, as it changes without a stage: what is hidden, and MLflow's files
 _UNSTAMPED = re.compile(r"\.(?!dvcignore$)|mlruns(/|$)|mlflow\.db")

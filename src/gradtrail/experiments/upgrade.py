@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from gradtrail.experiments.diff import compare, find_details
+from gradtrail.experiments.diff import difference_tables, find_details
 from gradtrail.experiments.timed.revisions import Revision, scratch, time_revisions
 from gradtrail.stages.common.params import as_options
 from gradtrail.stages.common.pipeline_file import output_digests
@@ -25,7 +25,7 @@ from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.git import git, run, uv, with_interpreter
 from gradtrail.support.paths import private_folder
 from gradtrail.support.significance import paired_difference
-from gradtrail.tracking.recorded import find_experiments, snapshot_of
+from gradtrail.tracking.dvc_history import find_experiments, snapshot_of
 
 SEEDS = (0, 1, 2)
 LOCK = Path("locks/base.lock")
@@ -66,7 +66,7 @@ def upgrade(words: Sequence[str], *, python: Path, seconds: float) -> None:
 
     # Programs, outputs, accuracy and time
     for stage in _STAGES[2:]:
-        functions = compare(*find_details((names[0][0], names[1][0]), stage))["functions"]
+        functions = difference_tables(*find_details((names[0][0], names[1][0]), stage))["functions"]
         other = [row["function"] for row in functions if row["program"] != "same"]
         print(f"programs of {stage}: {len(other)} of {len(functions)} differ: {', '.join(other) or 'none'}")
     same = [equal_outputs(*pair) for pair in zip(*commits, strict=True)]

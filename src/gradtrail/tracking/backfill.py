@@ -25,21 +25,22 @@ from gradtrail.stages.common.environment import COMMON, has_common_bytes
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import active_params
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_source, sha256_of
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import private_folder
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.deleted import find_deleted_runs, note_deleted
+from gradtrail.tracking.dvc_history import consistent_stages, recorded_origin, recorded_states, snapshot_of
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.links import copy_headlines, training_of
 from gradtrail.tracking.models import log_export, logged_exports, registered_models
 from gradtrail.tracking.record import new_record, take_notices
-from gradtrail.tracking.recorded import consistent_stages, recorded_origin, recorded_states, snapshot_of
 from gradtrail.tracking.registry_history import keep_registry
 from gradtrail.tracking.render import EXPORT, LINEAGE, add_outs, describe, is_referenced
+from gradtrail.tracking.run_cache import only_in_run_cache
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run, is_finished_or_live, result_test
 from gradtrail.tracking.ship import Shipment, close_dead_runs, find_own_run, remove_run
 from gradtrail.tracking.shipper import ship_records
-from gradtrail.tracking.state import Experiment, Identity, Snapshot
+from gradtrail.tracking.state import Experiment, RecordedState, Snapshot
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.tags import (
     BYTES,
@@ -77,9 +78,10 @@ def backfill() -> tuple[dict[str, int], bool]:
     _warn_of_misrecorded(states.misrecorded, recorded.snapshots[-1:])
     # Without those that only the run-cache has, which may be discarded
     of_records = {"absent": states.counts["absent"], "misrecorded": len(states.misrecorded)}
-    cached = [states.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(states.known.__contains__)]
+    cached = only_in_run_cache(recorded.snapshots, states.known.__contains__)
+    discardable = [states.ensure_runs(snapshot) for snapshot in cached]
     states.link_children()
-    states.copy_headlines([*cached, *trainings])  # those of recorded states last
+    states.copy_headlines([*discardable, *trainings])  # those of recorded states last
     update_parents(client, states.index.runs())
     keep_registry(client)
     num_elsewhere = sum(not is_of_this_host(run.data.tags) for run in states.still_open)
@@ -175,7 +177,7 @@ class States:
             if copy_headlines(self._client, self.index[child], self.index[train]):
                 self.index.refresh([train])
 
-    def _other_maker(self, stage: Identity, *, has_training: bool) -> tuple[Run, str] | None:
+    def _other_maker(self, stage: RecordedState, *, has_training: bool) -> tuple[Run, str] | None:
         """Return the execution that wrote a record's outputs for other inputs, and what differs; None if there is none.
 
         `dvc freeze`, `dvc exp save` and `dvc commit --force` record outputs for params and deps that never made them,
@@ -200,7 +202,7 @@ class States:
                 executed[sha256_of(outs)].append(run)
         return executed
 
-    def _run_id(self, stage: Identity, *, has_training: bool) -> str | None:
+    def _run_id(self, stage: RecordedState, *, has_training: bool) -> str | None:
         if maker := self._other_maker(stage, has_training=has_training):
             run, words = maker
             for rebuilt in self.index({"state": stage.state}):
@@ -220,13 +222,13 @@ class States:
             return None
         return self._rebuild(stage)
 
-    def _is_deleted(self, stage: Identity) -> bool:
+    def _is_deleted(self, stage: RecordedState) -> bool:
         """Whether a person deleted the run that represented a recorded result."""
         deleted, is_same = [one for one in self._deleted if one.stage == stage.name], result_test(stage)
         result = stage.state, stage.out_digests()
         return any((one.state, one.outs) == result or is_same(one.params, one.outs) for one in deleted)
 
-    def _rebuild(self, stage: Identity) -> str | None:
+    def _rebuild(self, stage: RecordedState) -> str | None:
         """Rebuild the run of a state; return None if its files are missing or, as those of other code, not readable."""
         outs = stage.out_digests()
         if f"results/metrics/{stage.name}.json" not in outs:  # another layout
@@ -244,8 +246,8 @@ class States:
             try:
                 info = describe(record, stage, process_tags() | recorded_origin(stage))
                 info = add_outs(record, info, stage, outs)
-            except UserError as error:
-                _warn(stage, f"no run can be rebuilt ({error})")
+            except (UserError, OSError, ValueError, LookupError, TypeError) as error:  # outputs of other code
+                _warn(stage, f"no run can be rebuilt ({type(error).__name__}: {one_line(error)[:200]})")
                 self.counts["unreadable"] += 1
                 return None
             began = find_own_run(self._client, info)  # another process may have created it meanwhile
@@ -263,7 +265,7 @@ class States:
             _warn(stage, "records other outputs than its execution here wrote; both have a run")
         return shipment.run_id
 
-    def _ensure_model(self, stage: Identity, train: Run) -> None:
+    def _ensure_model(self, stage: RecordedState, train: Run) -> None:
         """Log an export as a model of its training's run, if its files are there."""
         md5 = stage.out_digests()[EXPORT]
         if (train.info.run_id, md5) in self._models:
@@ -332,12 +334,12 @@ def _warn_of_misrecorded(lines: Mapping[str, str], working: Sequence[Snapshot]) 
         write_json(place, {"states": sorted(warned | lines.keys())})
 
 
-def _warn(stage: Identity, message: str) -> None:
+def _warn(stage: RecordedState, message: str) -> None:
     print(_line(stage, message), file=sys.stderr)
 
 
-def _line(stage: Identity, message: str) -> str:
-    experiment = stage.snapshot.experiment if stage.snapshot else None
+def _line(stage: RecordedState, message: str) -> str:
     record = f"commit {stage.commit[:7]}" if stage.commit else "dvc.lock or the run-cache"
-    record = f"experiment {experiment.name}" if experiment else record
+    if experiment := stage.snapshot.experiment:
+        record = f"experiment {experiment.name}"
     return f"warning: {stage.name}, state {stage.state[:12]} of {record}: {message}"

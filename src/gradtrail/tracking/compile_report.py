@@ -35,7 +35,7 @@ def compiling(run: LiveRun) -> Iterator[Compiler]:
     """Yield the compiler of a stage; when the block ends without an error, log what was compiled. Changes no result.
 
     A stage compiles ahead of time, or computes on the host: a compilation that a call causes is a warning with the
-    function's name, shapes and line of Python. So is a donated argument whose memory no result reuses.
+    function's name and line of Python.
     """
     compute_in_float32()
     guard = only_compiler(set_up_cache()) if run.stage.runtime.compile_cache else None

@@ -11,9 +11,9 @@ from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git
-from gradtrail.tracking.recorded import consistent_stages, find_experiments, snapshot_of, working_snapshot
+from gradtrail.tracking.dvc_history import consistent_stages, find_experiments, snapshot_of, working_snapshot
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run
-from gradtrail.tracking.state import Identity, Snapshot
+from gradtrail.tracking.state import RecordedState, Snapshot
 from gradtrail.tracking.tags import PARENT, outputs
 
 _COMMIT = re.compile(r"HEAD[~^\d]*|[0-9a-f]{40}")
@@ -110,5 +110,5 @@ def _commit_named(name: str) -> str:
     raise UserError(f"{name}: no such commit")
 
 
-def _stages(snapshot: Snapshot | None) -> list[Identity]:
+def _stages(snapshot: Snapshot | None) -> list[RecordedState]:
     return [*consistent_stages(snapshot)] if snapshot else []

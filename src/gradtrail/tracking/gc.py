@@ -20,12 +20,13 @@ from mlflow.entities import LifecycleStage, Run, ViewType
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git, is_in_repository
 from gradtrail.support.paths import database_path, private_folder, store_uri
+from gradtrail.tracking.dvc_history import RecordedStates, consistent_stages, recorded_states
 from gradtrail.tracking.leftovers import KEPT_SECONDS, remove_unused, unused_folders
 from gradtrail.tracking.models import models_of, registered_models
-from gradtrail.tracking.recorded import RecordedStates, consistent_stages, recorded_states
 from gradtrail.tracking.relocate import own_database
+from gradtrail.tracking.run_cache import only_in_run_cache
 from gradtrail.tracking.runs import RunIndex, find_equivalent_run, search
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import RecordedState
 from gradtrail.tracking.store import open_store, store_lock
 from gradtrail.tracking.sync import sync
 from gradtrail.tracking.tags import CLONE, PARENT, REPLACED, clone_id, outputs
@@ -99,11 +100,12 @@ def _recorded_runs(index: RunIndex, recorded: RecordedStates) -> set[str]:
     run_ids = {run.info.run_id for run in index.runs() if run.data.tags.get("state") in states}
     run_ids |= {run.info.run_id for stage in stages if (run := _needed_run(index, stage))}
     states |= {index[run_id].data.tags["state"] for run_id in run_ids}
-    cached = [Identity([*one.lock][-1], snapshot=one) for one in recorded.only_in_run_cache(states.__contains__)]
-    return run_ids | {run.info.run_id for stage in cached if (run := _needed_run(index, stage))}
+    cached = only_in_run_cache(recorded.snapshots, states.__contains__)
+    stages = [RecordedState([*snapshot.lock][-1], snapshot=snapshot) for snapshot in cached]
+    return run_ids | {run.info.run_id for stage in stages if (run := _needed_run(index, stage))}
 
 
-def _needed_run(index: RunIndex, stage: Identity) -> Run | None:
+def _needed_run(index: RunIndex, stage: RecordedState) -> Run | None:
     """Return the run that represents a recorded state, or else one that shows that other inputs made its outputs."""
     outs = stage.out_digests()
     writers = (run for run in index.runs() if outputs(run.data.tags) == outs)

@@ -54,12 +54,11 @@ from gradtrail.tracking.record import (
     shipper_lock,
     take_notices,
 )
-from gradtrail.tracking.state import Identity, state_lock
+from gradtrail.tracking.state import State, WorkingState, state_lock
 from gradtrail.tracking.tags import ALERT, origin_tags, process_tags
 from gradtrail.tracking.working_diff import write_diff
 
 if TYPE_CHECKING:
-    from gradtrail.core.nn.models import HostParams
     from gradtrail.core.train.step import TrainState
 
 OUTPUT = "output.txt"  # artifact: what the stage printed
@@ -136,7 +135,7 @@ class LiveRun:
         record: Record of the execution; None without tracking, then nothing is written.
     """
 
-    def __init__(self, stage: Identity, record: Record | None):
+    def __init__(self, stage: State, record: Record | None):
         self.stage = stage
         self._record = record
         self._described: Future[RunInfo]
@@ -175,11 +174,11 @@ class LiveRun:
         """Record the files of a folder, as they are now, as artifacts; they replace earlier ones."""
         self._record_by(lambda record: record.copy(path, under))
 
-    def checkpoint(self, state: TrainState, weights: HostParams) -> None:
-        """Record an Orbax checkpoint of a training state as `checkpoint/`, without the final weights."""
+    def checkpoint(self, state: TrainState) -> None:
+        """Record an Orbax checkpoint of a training state as `checkpoint/`."""
         from gradtrail.tracking.checkpoints import save_checkpoint  # late: only training needs Orbax
 
-        self._record_by(lambda record: save_checkpoint(record.artifacts / "checkpoint", state, weights))
+        self._record_by(lambda record: save_checkpoint(record.artifacts / "checkpoint", state))
 
     def outs(self) -> None:
         """Record all outputs once the stage has finished: metrics, curves, figures, tables and digests."""
@@ -323,7 +322,7 @@ def tracked(stage: Stage) -> Iterator[LiveRun]:
 
     The record is shipped while the stage works, so that curves are live. Only one process at a time makes a state.
     """
-    identity = Identity(stage.name, entries={stage.name: stage.inputs.entry})
+    identity = WorkingState(stage.name, entries={stage.name: stage.inputs.entry})
     since_imports = time.time() - stage.made_at
     seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
     if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):

@@ -22,7 +22,7 @@ from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.stages.common.yaml_file import parse_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import State
 from gradtrail.tracking.tags import STAGE, param_text, stage_params
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ FIGURES = {  # stage → its main figure, and the caption
     "evaluate": ("mistakes.png", "The worst mistakes"),
     "gradients": ("histograms.png", "Norms of the gradients"),
     "profile": ("costs.png", "Costs of the compiled functions"),
-    "privacy_audit": ("privacy_audit.png", "Scores of canaries, and what guessing them proves"),
+    "privacy_audit": ("privacy_audit.png", "Scores of canaries, and what guesses by them prove"),
 }
 _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every other stage: its own name
 _NAMED = ("train.model", "train.optimizer", "fetch.dataset")  # params whose values begin the name of a run
@@ -86,7 +86,7 @@ def _metric(name: str) -> Metric:
     return next(metric for pattern, metric in METRICS.items() if re.fullmatch(pattern, name))
 
 
-def run_name(stage: Identity) -> str:
+def run_name(stage: State) -> str:
     """Return a name for the run of a stage, such as `cnn sgd mnist · epochs=1 · seed 2`."""
     return name_of(stage.name, stage_params(stage), _committed_params())
 

@@ -6,12 +6,11 @@ which DVC's cache has, are named by their digests, unless `runtime.copy_outs` as
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import PARAMS, active_params
 from gradtrail.stages.common.stage import Stage
 from gradtrail.stages.data.data_files import DIGEST_LENGTH
-from gradtrail.support.errors import UserError
 from gradtrail.tracking.names import (
     COMPILED,
     FIGURES,
@@ -35,7 +33,7 @@ from gradtrail.tracking.names import (
     run_name,
 )
 from gradtrail.tracking.record import ATTEMPT, FINISHED, MODEL, Dataset, Record, RunInfo, own_store
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import State
 from gradtrail.tracking.tags import (
     DATASET,
     DATASET_DIGEST,
@@ -65,7 +63,7 @@ _RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all example
 
 def describe(
     record: Record,
-    stage: Identity,
+    stage: State,
     tags: Mapping[str, str],
     environment: Mapping[str, Any] | None = None,
     began: float | None = None,
@@ -99,14 +97,10 @@ def describe(
     return info
 
 
-def add_outs(record: Record, info: RunInfo, stage: Identity, outs: Mapping[str, str]) -> RunInfo:
-    """Add the outputs of a stage, which its folder has, and their digests: curves, results, tables, data sets.
-
-    Raises:
-        UserError: the outputs cannot be read, as those of other code.
-    """
+def add_outs(record: Record, info: RunInfo, stage: State, outs: Mapping[str, str]) -> RunInfo:
+    """Add the outputs of a stage, which its folder has, and their digests: curves, results, tables, data sets."""
     metrics, folder = stage.read_metrics(), stage.folder / "results" / stage.name
-    name, digest = (_text(stage, metrics, key) for key in ("dataset", "dataset_digest"))
+    name, digest = metrics["dataset"], metrics["dataset_digest"][:DIGEST_LENGTH]
     curves = read_curves(folder, stage.name, metrics)
     single = run_metrics(stage.name, metrics) | best_values(curves)
     record.add_points({key: {0: value} for key, value in single.items()} | curves)  # the curve of two of one name
@@ -123,14 +117,14 @@ def add_outs(record: Record, info: RunInfo, stage: Identity, outs: Mapping[str, 
         # On a screen of 1,280 pixels; MLflow's UI does not scale figures
         _save_small(figure, (680, 10_000), record.artifacts / SMALL_FIGURE)
     _write_lineage(record, stage, outs)
-    tags: dict[str, str | None] = {DATASET: name, DATASET_DIGEST: digest[:DIGEST_LENGTH], **output_tags(stage, outs)}
+    tags: dict[str, str | None] = {DATASET: name, DATASET_DIGEST: digest, **output_tags(stage, outs)}
     if any(record.artifacts.glob("images/*")):
         tags[IMAGES] = "True"
     is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
     # MLflow keeps the first source of a name and digest, that of `fetch`
     dataset = Dataset(
         name=f"{name} splits" if is_split and stage.experiment == "data" else name,
-        digest=digest[:DIGEST_LENGTH],
+        digest=digest,
         uri="data/processed" if is_split else "data/raw",
         context="training" if stage.name == "train" else stage.name,
     )
@@ -151,12 +145,11 @@ def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> dict[st
         return {}
     import pandas as pd
 
-    with _readable(folder):
-        if noise.is_file():
-            table = pd.read_csv(noise)
-            return _finite({metric_name(stage, "noise_scale"): (table["epoch"], table["noise_scale"])})
-        epochs, steps = pd.read_csv(folder / "epochs.csv"), pd.read_parquet(folder / "steps.parquet")
-        result = curves(epochs, steps, metrics["planned_steps"])
+    if noise.is_file():
+        table = pd.read_csv(noise)
+        return _finite({metric_name(stage, "noise_scale"): (table["epoch"], table["noise_scale"])})
+    epochs, steps = pd.read_csv(folder / "epochs.csv"), pd.read_parquet(folder / "steps.parquet")
+    result = curves(epochs, steps, metrics["planned_steps"])
     if "epsilon_each" in metrics and "train/epsilon" in result:  # the metric `epsilon` is of all members together
         result["train/epsilon_each"] = result.pop("train/epsilon")
     return result
@@ -176,15 +169,6 @@ def _finite(columns: Mapping[str, tuple[pd.Series, pd.Series]]) -> dict[str, dic
         name: {int(step): float(value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)}
         for name, (steps, values) in columns.items()
     }
-
-
-@contextlib.contextmanager
-def _readable(folder: Path) -> Iterator[None]:
-    """Raise UserError, one line, if results cannot be read, such as those of a commit with other tables."""
-    try:
-        yield
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{folder}: damaged, or of another version: {error!r}"[:400]) from None
 
 
 def _add_results(record: Record, folder: Path, *, tables: bool) -> None:
@@ -208,12 +192,11 @@ def _add_tables(record: Record, folder: Path) -> list[str]:
         return compiled
     import pandas as pd
 
-    with _readable(folder):
-        frames = {path.stem: pd.read_csv(path) for path in tables}
-        for name, column in _RANKED.items():
-            if (path := folder / f"{name}.parquet").is_file():
-                examples = pd.read_parquet(path)
-                frames[f"{name}_by_{column}"] = examples.nlargest(1000, column)  # as many as a browser can sort
+    frames = {path.stem: pd.read_csv(path) for path in tables}
+    for name, column in _RANKED.items():
+        if (path := folder / f"{name}.parquet").is_file():
+            examples = pd.read_parquet(path)
+            frames[f"{name}_by_{column}"] = examples.nlargest(1000, column)  # as many as a browser can sort
     (record.artifacts / "tables").mkdir(exist_ok=True)
     for name, frame in frames.items():
         table = frame.map(lambda value: rounded(value) if isinstance(value, float) else value)
@@ -222,7 +205,7 @@ def _add_tables(record: Record, folder: Path) -> list[str]:
     return [*sorted(f"tables/{name}.json" for name in frames), *compiled]
 
 
-def _write_lineage(record: Record, stage: Identity, outs: Mapping[str, str] | None = None) -> None:
+def _write_lineage(record: Record, stage: State, outs: Mapping[str, str] | None = None) -> None:
     lineage = stage.describe_lineage()
     if outs is not None:
         lineage[stage.name]["outs"] = dict(outs)
@@ -233,9 +216,3 @@ def _save_small(image: Path, box: tuple[int, int], path: Path) -> None:
     small = Image.open(image).convert("RGB")
     small.thumbnail(box)
     small.save(path)
-
-
-def _text(stage: Stage, metrics: Mapping[str, Any], key: str) -> str:
-    if not isinstance(value := metrics.get(key), str):
-        raise UserError(f"results/metrics/{stage.name}.json: {key} should be text, got {value!r}")
-    return value

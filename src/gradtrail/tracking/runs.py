@@ -7,7 +7,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
 from gradtrail.stages.common.params import active_params
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import State
 from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.tags import flat_params, is_alive, outputs, param_text, stage_params
 
@@ -68,7 +68,7 @@ def search(
     return list(client.search_runs(experiments, condition, view, MAX_RESULTS, [order]))
 
 
-def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
+def find_equivalent_run(find: Find, stage: State) -> Run | None:
     """Return the run that represents a recorded result, if there is one: of its state, or else of other code.
 
     A state may have another result, and another run, on another type of machine. A run without outputs represents a
@@ -89,7 +89,7 @@ def is_finished_or_live(run: Run) -> bool:
     return is_finished or (run.info.status == "RUNNING" and is_alive(run.data.tags))
 
 
-def result_test(stage: Identity) -> Callable[[Mapping[str, str], Mapping[str, str]], bool]:
+def result_test(stage: State) -> Callable[[Mapping[str, str], Mapping[str, str]], bool]:
     """Return a function that tells if params and outputs of a run of this stage are those of its recorded result."""
     outs, lineage = stage.out_digests(), _texts(stage_params(stage))
     read = _texts(flat_params(stage.entry(stage.name))).items()

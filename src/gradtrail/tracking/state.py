@@ -67,46 +67,21 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Identity(Stage):
-    """A stage, and the identity of its state."""
-
-    snapshot: Snapshot | None = None  # snapshot that records the state; None if the stage is about to make it
-    place: Path | None = None  # folder with its files; None for the working folder
-    entries: dict[str, Entry] = field(default_factory=dict, compare=False)  # stage → entry, if it was read before
-
-    @cached_property
-    def folder(self) -> Path:
-        return self.place or working_folder()
-
-    @cached_property
-    def pipeline(self) -> dict[str, StageSpec]:
-        return self.snapshot.pipeline if self.snapshot else super().pipeline
-
-    @property
-    def commit(self) -> str:
-        """The commit that records the state; empty if none does."""
-        return self.snapshot.commit if self.snapshot else ""
+class State(Stage):
+    """A stage, and the state that it makes or made."""
 
     def entry(self, name: str) -> Entry:
-        """Return what determines the outputs of this stage, or of a stage before it.
+        """Return what determines the outputs of this stage, or of a stage before it."""
+        raise NotImplementedError
 
-        For a stage before this one, that is the entry of `dvc.lock` unless the working folder has other outputs: later
-        changes of its code or params do not count, and in a partial checkout some deps and outputs are missing. In any
-        other case, it is the files as they are now; FileNotFoundError is raised if a dep of this stage is missing.
-        """
-        if name not in self.entries:
-            is_other, is_locked = name != self.name, name in self._lock
-            is_before = is_locked and is_other and name in self.lineage
-            if (is_locked and self.snapshot) or (is_before and not self._has_other_outs(name)):
-                self.entries[name] = locked_entry(self._lock[name])
-            else:
-                self.entries[name] = live_entry(self.pipeline[name], self.folder, is_partial=is_other)
-        return self.entries[name]
+    def out_digests(self) -> dict[str, str]:
+        """Return the digest of each output."""
+        raise NotImplementedError
 
     def state_of(self, name: str) -> str:
         return state_key(name, self.entry(name))
 
-    @property
+    @cached_property
     def state(self) -> str:
         """Key of the state that this stage makes or made."""
         return self.state_of(self.name)
@@ -151,28 +126,29 @@ class Identity(Stage):
         """Return, for this stage and each before it, its state and what determines it: command, params and deps."""
         return {name: {"state": self.state_of(name), **dataclasses.asdict(self.entry(name))} for name in self.lineage}
 
-    @property
-    def is_sound(self) -> bool:
-        """Whether the lock has this stage and all before it as declared, each made from the outputs of those before it.
 
-        If only some stages of a changed pipeline were run, the sections of a lock do not belong together. Files in a
-        folder whose listing DVC's cache lacks are assumed to match.
+@dataclass(frozen=True)
+class WorkingState(State):
+    """The state that a stage makes of the working folder."""
+
+    entries: dict[str, Entry] = field(default_factory=dict, compare=False)  # stage → entry that was read before
+
+    def entry(self, name: str) -> Entry:
+        """Return what determines the outputs of this stage, or of a stage before it.
+
+        For a stage before this one, that is the entry of `dvc.lock` unless the working folder has other outputs: later
+        changes of its code or params do not count, and in a partial checkout some deps and outputs are missing. In any
+        other case, it is the files as they are now; FileNotFoundError is raised if a dep of this stage is missing.
         """
-        if not all(name in self._lock and has_shape(self._lock[name], self.pipeline[name]) for name in self.lineage):
-            return False
-        outs = {out: md5 for name in self.lineage for out, md5 in output_digests(self._lock[name]).items()}
-        return all(
-            digest_within(out, outs[out], dep) in (md5, None)
-            for name in self.lineage
-            for dep, md5 in self.entry(name).data.items()
-            for out in outs
-            if contains_path(out, dep)
-        )
+        if name not in self.entries:
+            is_before = name != self.name and name in self._lock and name in self.lineage
+            if is_before and not self._has_other_outs(name):
+                self.entries[name] = locked_entry(self._lock[name])
+            else:
+                self.entries[name] = live_entry(self.pipeline[name], self.folder, is_partial=name != self.name)
+        return self.entries[name]
 
     def out_digests(self) -> dict[str, str]:
-        """Return the digest of each output: from the lock, or of the files that were just written."""
-        if self.snapshot:
-            return output_digests(self._lock[self.name])
         return {out: digest(self.folder / out) for out in self.spec.outs}
 
     def _has_other_outs(self, name: str) -> bool:
@@ -182,7 +158,53 @@ class Identity(Stage):
 
     @cached_property
     def _lock(self) -> dict[str, Any]:
-        return self.snapshot.lock if self.snapshot else read_locks(self.folder)
+        return read_locks(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedState(State):
+    """The state of a stage that a snapshot records."""
+
+    snapshot: Snapshot
+    place: Path | None = None  # folder with the outputs, once they are restored
+
+    @cached_property
+    def folder(self) -> Path:
+        return self.place or working_folder()
+
+    @cached_property
+    def pipeline(self) -> dict[str, StageSpec]:
+        return self.snapshot.pipeline
+
+    @property
+    def commit(self) -> str:
+        """The commit that records the state; empty if none does."""
+        return self.snapshot.commit
+
+    def entry(self, name: str) -> Entry:
+        return locked_entry(self.snapshot.lock[name])
+
+    def out_digests(self) -> dict[str, str]:
+        return output_digests(self.snapshot.lock[self.name])
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the lock has this stage and all before it as declared, each made from the outputs of those before it.
+
+        If only some stages of a changed pipeline were run, the sections of a lock do not belong together. Files in a
+        folder whose listing DVC's cache lacks are assumed to match.
+        """
+        lock = self.snapshot.lock
+        if not all(name in lock and has_shape(lock[name], self.pipeline[name]) for name in self.lineage):
+            return False
+        outs = {out: md5 for name in self.lineage for out, md5 in output_digests(lock[name]).items()}
+        return all(
+            digest_within(out, outs[out], dep) in (md5, None)
+            for name in self.lineage
+            for dep, md5 in self.entry(name).data.items()
+            for out in outs
+            if contains_path(out, dep)
+        )
 
 
 class PlannedStages:

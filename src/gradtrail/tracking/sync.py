@@ -18,8 +18,9 @@ from gradtrail.stages.common.files import digest, write_json
 from gradtrail.stages.common.pipeline_file import FILES, sha256_of
 from gradtrail.support.git import git, head_commit
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri, working_folder
-from gradtrail.tracking.recorded import entry_files, find_experiments
+from gradtrail.tracking.dvc_history import find_experiments
 from gradtrail.tracking.relocate import former_folders
+from gradtrail.tracking.run_cache import entry_files
 
 _PARTS = {  # texts of a report, by its keys; all other keys are stages, with the number of rebuilt runs
     "present": "{} runs present",

@@ -24,12 +24,12 @@ from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, flatten, load_
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import CommandError, git, head_commit
 from gradtrail.support.paths import SQLITE, private_folder, root
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.state import State
 from gradtrail.tracking.working_diff import has_changes
 
 # The table of tags: what each says; who reads it, a module or else. Of runs:
 STAGE = "stage"  # name of the stage; every search
-STATE = "state"  # key of the state, `Identity.state`; every search
+STATE = "state"  # key of the state, `State.state`; every search
 TRAIN_STATE = "train_state"  # state of the training that the stage is below; `runs`, `show`
 WEIGHTS = "weights"  # digest of a training's final weights, which the run wrote or read; `runs`
 OUTS = "mlflow.gradtrail.outs"  # digests of all outputs, as JSON; `outputs`
@@ -46,13 +46,13 @@ DATASET = "dataset"  # name of the data set; the description, `list_runs`, `show
 DATASET_DIGEST = "dataset_digest"  # its digest; the description, `show`, `compare`, `candidate`, `models`
 ALERT = "alert"  # lines about a training that diverged or stalled; people
 VERDICT = "verdict"  # of a training: outcome, digests of export and limits; `release`, `registry_history`
-EXPERIMENT_NAME = "dvc.exp_name"  # DVC's experiment; the description, `lookup`, `list_runs`, `show`
+EXPERIMENT_NAME = "dvc.exp_name"  # DVC's experiment; the description, `find_run`, `list_runs`, `show`
 BASELINE = "dvc.exp_baseline"  # commit that DVC's experiment began at; `show`
 COMMIT = "mlflow.source.git.commit"  # commit of the code; the description, `show`, `diff`, MLflow
 DIRTY = "git.dirty"  # true if files that stages read differ from it; the description, `show`, `diff`
 SOURCE = "mlflow.source.name"  # script of the stage; MLflow
 USER = "mlflow.user"  # who ran it; MLflow
-PARENT = "mlflow.parentRunId"  # run of the training that the run is below; `lookup`, `gc`, `backfill`, MLflow
+PARENT = "mlflow.parentRunId"  # run of the training that the run is below; `find_run`, `gc`, `backfill`, MLflow
 VARIANT = "variant"  # key of a training's state without the seed, also of the parent of its seeds; `variants`
 TRAININGS = "mlflow.gradtrail.trainings"  # of the parent of seeds: digest of the ids of its trainings; `variants`
 NOTE = "mlflow.note.content"  # description, of a model too; `names.summary_in`, MLflow
@@ -74,7 +74,7 @@ VIEW = "mlflow.sharedViewState.gradtrail"  # columns and charts of the page of t
 SHARED = "shared"  # value of `CLONE`
 
 
-def stage_params(stage: Identity) -> dict[str, Any]:
+def stage_params(stage: State) -> dict[str, Any]:
     """Return the params of the stage and of all stages before it, flat: `train.mlp.hidden` → value."""
     return {key: value for name in stage.lineage for key, value in flat_params(stage.entry(name)).items()}
 
@@ -89,7 +89,7 @@ def param_text(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def state_tags(stage: Identity) -> dict[str, str]:
+def state_tags(stage: State) -> dict[str, str]:
     """Return the tags that follow from the state and never change."""
     script, user = f"pipeline/{stage.name}.py", psutil.Process().username()  # its number if it has no name
     tags = {STAGE: stage.name, STATE: stage.state, SOURCE: script, USER: user}
@@ -99,12 +99,12 @@ def state_tags(stage: Identity) -> dict[str, str]:
     return tags | _weights_tag(stage, entry.deps)
 
 
-def output_tags(stage: Identity, outs: Mapping[str, str]) -> dict[str, str]:
+def output_tags(stage: State, outs: Mapping[str, str]) -> dict[str, str]:
     """Return the tags that name the outputs of a stage, path → digest."""
     return {OUTS: json.dumps(outs, sort_keys=True)} | _weights_tag(stage, outs)
 
 
-def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
+def _weights_tag(stage: State, digests: Mapping[str, str]) -> dict[str, str]:
     """Return the tag of the weights that a stage reads or writes, if there are any."""
     final = "models/final.safetensors"
     name = final if stage_params(stage).get(MEMBERS, 1) == 1 else "models/members"  # of several members

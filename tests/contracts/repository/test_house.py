@@ -1,8 +1,9 @@
-"""The size of the packages, where a module lies, and what may import what. `make check` holds the layers."""
+"""The size of the packages, and what core and stages may import. `make check` holds the layers."""
 
+import itertools
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import grimp
@@ -105,65 +106,11 @@ def test_core_imports_five_packages_and_the_standard_library(graph: grimp.Import
 
 
 def test_no_stage_imports_another(graph: grimp.ImportGraph) -> None:
-    stages = {f"gradtrail.stages.{name}" for name in read_pipelines(ROOT)}
-    imports = {
-        (module, target)
-        for stage in stages & graph.modules
-        for module in {stage, *graph.find_descendants(stage)}
-        for target in graph.find_modules_directly_imported_by(module)
-    }
-    folders = {(folder(module, depth=3), folder(target, depth=3)) for module, target in imports}
-    assert {pair for pair in folders if pair[0] != pair[1] and pair[1] in stages} == set()
-
-
-def test_module_lies_where_its_readers_meet(graph: grimp.ImportGraph) -> None:
-    """A module that only one other folder of its layer imports belongs into that folder."""
-    assert dict(misplaced_modules(graph)) == {}
-
-
-def misplaced_modules(graph: grimp.ImportGraph) -> Iterator[tuple[str, str]]:
-    """Yield each module that lies elsewhere, with the folder that it belongs into."""
-    packages = {folder(module) for module in graph.modules}
-    for module in sorted(graph.modules - packages):
-        readers = graph.find_modules_that_directly_import(module)
-        if not module.startswith("gradtrail.") or not readers:
-            continue
-        meeting = nearest_common_folder(readers)
-        is_in_layer = f"{meeting}.".startswith(f"{folder(module, depth=2)}.")
-        if is_in_layer and not f"{folder(module)}.".startswith(f"{meeting}."):
-            yield module, meeting
-
-
-def folder(module: str, depth: int | None = None) -> str:
-    """Return the package of a module, or its first `depth` parts."""
-    return ".".join(module.split(".")[:depth]) if depth else module.rpartition(".")[0]
-
-
-def nearest_common_folder(modules: set[str]) -> str:
-    common: list[str] = []
-    for parts in zip(*(folder(module).split(".") for module in modules), strict=False):
-        if len({*parts}) > 1:
-            break
-        common.append(parts[0])
-    return ".".join(common)
-
-
-def test_misplaced_module_is_noticed() -> None:
-    graph = grimp.ImportGraph()
-    modules = ("gradtrail", "gradtrail.a", "gradtrail.a.b", "gradtrail.a.c", "gradtrail.a.b.used", "gradtrail.a.c.main")
-    for name in modules:
-        graph.add_module(name)
-    graph.add_import(importer="gradtrail.a.c.main", imported="gradtrail.a.b.used")
-    assert dict(misplaced_modules(graph)) == {"gradtrail.a.b.used": "gradtrail.a.c"}
-
-
-def test_every_folder_of_tests_is_one_of_the_package_or_of_whole_projects() -> None:
-    contracts = {Path("contracts", name) for name in (".", "repository", "results", "runs")}
-    own = {Path(), Path("pipeline"), Path("support_code"), *contracts}
-    package = {path.parent.relative_to(ROOT / "src" / "gradtrail") for path in (ROOT / "src").rglob("*.py")}
-    benchmarks = {path.parent.relative_to(ROOT) for path in (ROOT / "benchmarks").rglob("*.py")}
-    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")}
-    assert folders - package - benchmarks - own == set()
+    stages = {f"gradtrail.stages.{name}" for name in read_pipelines(ROOT)} & graph.modules
+    pairs = itertools.permutations(sorted(stages), 2)
+    assert [
+        pair for pair in pairs if graph.direct_import_exists(importer=pair[0], imported=pair[1], as_packages=True)
+    ] == []
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def test_resumed_training_loads_no_pickle(project: Project, no_pickle: Path, tmp
 def test_repro_with_nothing_to_do_imports_nothing_heavy(project: Project) -> None:
     end = f"import atexit, json, sys; from gradtrail import cli; atexit.register(lambda: {IMPORTED})"
     repro = f"{end}; sys.argv = ['gradtrail', 'repro']; cli.main()"
-    run_with_real_python(repro, project.folder)  # whatever another test had left to do
+    project.gradtrail("repro")  # whatever another test had left to do
     *lines, imported = run_with_real_python(repro, project.folder).splitlines()
     assert not any(line.startswith("Running stage") for line in lines)
     assert not heavy_packages(imported)

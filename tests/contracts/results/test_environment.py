@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from projects import ROOT, Project, finished_project
 from ruamel.yaml import YAML
+from warm_python import warm_python
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
@@ -35,7 +36,6 @@ PIPELINE = read_pipeline(ROOT / "dvc.yaml")
 COMPUTING = [
     name for name, spec in PIPELINE.items() if "jax" in spec.params["pipeline/versions.yaml"] and name != "report"
 ]
-ONE_CORE = ("taskset", "-c", "0")
 FAST_MATH = "--xla_cpu_enable_fast_math=true"
 
 
@@ -51,51 +51,60 @@ def outs_of(project: Project, stage: str) -> dict[str, str]:
     return project.digests(*PIPELINE[stage].outs)
 
 
-def run_again(project: Project, stage: str, *under: str, **env: str) -> dict[str, str]:
+def run_again(project: Project, stage: str, **env: str) -> dict[str, str]:
     """Remove a stage's outs, and run it by hand in a new process; return the digests of its outs."""
     for path in (project.folder / out for out in PIPELINE[stage].outs):
         (shutil.rmtree if path.is_dir() else Path.unlink)(path)
-    command = (*under, sys.executable, "-m", f"pipeline.{stage}")
+    command = (sys.executable, "-m", f"pipeline.{stage}")
     process = project.start(*command, env={"PYTHONPATH": str(project.folder / "src"), **env})
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     return outs_of(project, stage)
 
 
-@pytest.mark.slow
+REPRO, STAGE = ("-m", "gradtrail", "repro", "--force"), ("-m", "pipeline.evaluate")
+PREDICT = ("-m", "gradtrail", "predict", "a.png")
+XLA, PLATFORM = {"XLA_FLAGS": FAST_MATH}, {"JAX_PLATFORMS": "cpuu"}
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A copy that no test changes."""
+    return finished_project().copy(tmp_path_factory.mktemp("unchanged") / "project")
+
+
 @pytest.mark.parametrize(
-    "stage",
-    [stage if stage == "train" else pytest.param(stage, marks=pytest.mark.nightly) for stage in (*COMPUTING, "report")],
+    ("command", "variable", "message"),
+    [
+        (REPRO, XLA, "environment.xla_flags of params.yaml"),
+        (STAGE, XLA, "environment.xla_flags of params.yaml"),
+        (REPRO, PLATFORM, "JAX finds only cpu on this machine"),
+        pytest.param(STAGE, PLATFORM, "JAX finds only cpu on this machine", marks=pytest.mark.slow),
+        pytest.param(PREDICT, PLATFORM, "JAX finds only cpu on this machine", marks=pytest.mark.slow),
+    ],
 )
-def test_all_of_it_at_once_changes_no_byte_of_a_stage(stage: str, project: Project) -> None:
-    """Compiled anew each time, by XLA as it is without the flags that make tests fast: with these, cores count."""
-    project.set("environment.xla_flags", [])
-    before = run_again(project, stage)
-    shutil.rmtree(project.folder / ".gradtrail" / "xla", ignore_errors=True)
-    (project.folder / "matplotlibrc").write_text(MATPLOTLIBRC)
-    assert run_again(project, stage, *ONE_CORE, *UMASK, **VARIABLES) == before
-
-
-def test_environment_is_refused_before_anything_changes(project: Project) -> None:
+def test_environment_is_refused_before_anything_changes(
+    command: tuple[str, ...], variable: dict[str, str], message: str, unchanged: Project
+) -> None:
     outs = [out for stage in PIPELINE for out in PIPELINE[stage].outs]
-    before = project.digests(*outs)
-    repro, stage = ("-m", "gradtrail", "repro", "--force"), ("-m", "pipeline.evaluate")
-    predict = ("-m", "gradtrail", "predict", "a.png")
-    for variable, value, commands, message in (
-        ("XLA_FLAGS", FAST_MATH, (repro, stage), "environment.xla_flags of params.yaml"),
-        ("JAX_PLATFORMS", "cpuu", (repro, stage, predict), "JAX_PLATFORMS=cpuu: JAX finds only cpu on this machine"),
-    ):
-        for command in commands:
-            env = {"PYTHONPATH": str(project.folder / "src"), variable: value}
-            process = project.start(sys.executable, *command, env=env)  # a warm Python has imported JAX already
-            output, _ = process.communicate(timeout=300)
-            assert process.returncode == 2, output
-            (line,) = output.splitlines()
-            assert all(part in line for part in (variable, value, message)), line
-    bare = ("-m", "dvc", "repro", "--force", "--single-item", "evaluate")  # which removes the outs first
-    output, _ = project.start(sys.executable, *bare, env={"JAX_PLATFORMS": "cpuu"}).communicate(timeout=300)
+    before = unchanged.digests(*outs)
+    # A warm Python has imported JAX already, which reads its own variables then
+    python = str(warm_python()) if variable is XLA else sys.executable
+    env = {"PYTHONPATH": str(unchanged.folder / "src"), **variable}
+    (line,) = unchanged.run(python, *command, env=env, status=2).splitlines()
+    ((name, value),) = variable.items()
+    assert all(part in line for part in (name, value, message)), line
+    assert unchanged.digests(*outs) == before
+
+
+@pytest.mark.slow
+def test_refused_environment_keeps_the_outs_that_dvc_removes(unchanged: Project) -> None:
+    outs = PIPELINE["evaluate"].outs
+    before = unchanged.digests(*outs)
+    env = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:/usr/bin:/bin", **PLATFORM}
+    output = unchanged.dvc("repro", "--force", "--single-item", "evaluate", env=env, status=255)
     assert "evaluate: JAX does not start with JAX_PLATFORMS=cpuu" in output
-    assert project.digests(*outs) == before
+    assert unchanged.digests(*outs) == before
 
 
 def test_xla_flag_of_params_reruns_computing_stages(project: Project) -> None:
@@ -127,6 +136,7 @@ def test_stage_makes_the_devices_that_each_batch_is_split_over(project: Project)
 WRITE_NO_RESULTS = {"debug_nans", "disable_jit"}  # and say so
 OTHER = {
     "steps_per_call": 7,
+    "stop_after_epoch": 99,
     "checkpoint_seconds": 0.001,
     "join_seconds": 1.0,
     "download_timeout_seconds": 1.0,
@@ -145,6 +155,7 @@ def test_without_tracking_and_with_every_key_of_runtime_changed_the_bytes_are_th
         assert key in OTHER or isinstance(runtime[key], bool), f"how is runtime.{key} to be changed?"
         project.set(f"runtime.{key}", OTHER.get(key, not runtime[key]))
     (project.folder / "matplotlibrc").write_text(MATPLOTLIBRC)
+    shutil.rmtree(project.folder / ".gradtrail" / "xla")  # so that all is compiled anew
     runs, pipeline = len(project.runs()), read_pipeline(project.folder / "dvc.yaml")
     for stage in pipeline:
         for path in (project.folder / out for out in pipeline[stage].outs):

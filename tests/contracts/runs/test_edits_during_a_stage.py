@@ -11,8 +11,6 @@ from projects import Project, warm
 from ruamel.yaml import YAML
 from warm_python import warm_python
 
-from gradtrail.stages.common.stage import Stage
-from gradtrail.support.errors import UserError
 from gradtrail.tracking.sync import describe, sync
 
 LR = "train.adamw.learning_rate"
@@ -154,23 +152,6 @@ def test_an_edit_of_code_that_was_undone_costs_nothing(project: Project) -> None
     assert contents(project) == expected
 
 
-def test_an_edit_of_an_optional_pipeline_is_noticed(project: Project, here: None) -> None:
-    path = project.folder / "pipeline/audit/dvc.yaml"
-    path.parent.mkdir()
-    entry = {
-        "wdir": "../..",
-        "cmd": "true",
-        "deps": [WORDS],
-        "params": ["fetch", {"pipeline/versions.yaml": ["numpy"]}],
-    }
-    YAML().dump({"stages": {"audit": entry}}, path)
-    inputs = Stage("audit").inputs
-    inputs.require_unchanged()
-    YAML().dump({"stages": {"audit": entry | {"cmd": "false"}}}, path)
-    with pytest.raises(UserError, match=r"^pipeline/audit/dvc\.yaml: stage audit changed while audit ran"):
-        inputs.require_unchanged()
-
-
 def test_an_edit_of_another_stages_params_costs_nothing(project: Project) -> None:
     status, output = repro_with_edit(project, lambda: project.set("evaluate.calibration_bins", 7))
     assert status == 0, output
@@ -265,13 +246,3 @@ def test_a_rebuilt_run_is_replaced_once_an_execution_contradicts_it(project: Pro
     project.dvc("repro", "--force", "--single-item", "train")
     assert "replaced by other runs: 1" in describe(sync()), "the other one gave way to the run of the execution"
     assert weights(project).keys() == {"0.005"}
-
-
-def test_refused_stage_restores_its_outputs(project: Project) -> None:
-    """DVC removes them before the stage can refuse anything."""
-    expected = contents(project)
-    project.set(LR, 0.7)
-    edit_versions(project)
-    output = project.dvc("repro", "--single-item", "train", status=255)
-    assert "train: pipeline/versions.yaml: it has numpy 1.0.0" in output
-    assert contents(project) == expected

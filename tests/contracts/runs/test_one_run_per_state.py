@@ -6,7 +6,7 @@ from projects import Project
 
 from gradtrail.stages.common.files import digest
 from gradtrail.tracking import state
-from gradtrail.tracking.recorded import consistent_stages, recorded_states
+from gradtrail.tracking.dvc_history import consistent_stages, recorded_states
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import describe, sync
 

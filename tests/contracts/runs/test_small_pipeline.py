@@ -2,18 +2,16 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from projects import Project
 
-from gradtrail.tracking.recorded import working_snapshot
-from gradtrail.tracking.state import Identity
+from gradtrail.tracking.dvc_history import working_snapshot
+from gradtrail.tracking.state import RecordedState, WorkingState
+from gradtrail.tracking.tags import TRAININGS
 
-
-def test_the_second_repro_runs_nothing(project: Project) -> None:
-    lock = project.lock()
-    assert project.ran(project.dvc("repro")) == []
-    assert project.lock() == lock
+LR = "train.adamw.learning_rate"
 
 
 def test_runs_are_linked(finished: Project) -> None:
@@ -30,33 +28,44 @@ def test_runs_are_linked(finished: Project) -> None:
     assert {run["status"] for run in finished.runs()} == {"FINISHED"}
 
 
-@pytest.mark.slow
-def test_params_changed_back_restore_outputs_and_keep_the_run(project: Project) -> None:
-    lock = project.lock()
-    weights = (project.folder / "models/final.safetensors").read_bytes()
-    (first,) = project.runs_of("train")
-    project.set("train.adamw.learning_rate", 0.5)
+def test_a_day_of_work_leaves_one_run_for_each_state(project: Project) -> None:
+    """What ran has a run at once, and a new store has all of them again."""
+    lock, (first,) = project.lock(), project.runs_of("train")
+    assert project.ran(project.dvc("repro")) == []
+    project.set(LR, 0.5)
     assert project.ran(project.dvc("repro")) == ["train", "evaluate", "gradients"]
-    project.set("train.adamw.learning_rate", 5.0e-3)
-    output = project.dvc("repro")
-    assert project.ran(output) == []
-    assert project.lock() == lock
-    assert (project.folder / "models/final.safetensors").read_bytes() == weights
-    assert len(project.runs_of("train")) == 2
-    # A new evaluation of the restored model hangs on the run of its training, which never ran again.
+    project.commit("another learning rate")
+    project.set(LR, 5.0e-3)
+    assert project.ran(project.dvc("repro")) == []
+    assert project.lock() == lock, "DVC restored the outputs"
     project.set("evaluate.calibration_bins", 9)
     assert project.ran(project.dvc("repro")) == ["evaluate"]
-    newest = project.runs_of("evaluate")[0]
-    assert newest["tags"]["mlflow.parentRunId"] == first["id"]
-    assert next(run for run in project.runs() if run["id"] == first["id"])["metrics"]["eval/loss"] == 1
-
-
-def test_two_trainings_with_the_same_bytes_both_show_the_evaluation(project: Project) -> None:
+    assert project.runs_of("evaluate")[0]["tags"]["mlflow.parentRunId"] == first["id"]
+    assert next(run for run in project.runs_of("train") if run["id"] == first["id"])["metrics"]["eval/loss"] == 1
+    project.commit("fewer bins")
     project.set("train.clip_norm", 5.0)  # which the small stage does not look at
     assert project.ran(project.dvc("repro")) == ["train"]
-    runs = project.runs_of("train")
-    assert len(runs) == 2
-    assert all(run["metrics"]["eval/loss"] == 2 for run in runs)
+    assert project.runs_of("train")[0]["metrics"]["eval/loss"] == 1, "of the same bytes"
+    project.commit("other norms")
+    project.set("train.seed", 1)
+    project.dvc("repro")
+    project.commit("another seed")
+    (parent,) = (run for run in project.runs() if TRAININGS in run["tags"])
+    assert parent["name"] == "mlp adamw digits · 2 seeds"
+
+    number = len(project.runs()) - 1
+    assert project.sync() == f"{number} runs present\n"
+    before = shown(project)
+    assert len(before) == number + 1
+    project.empty_store()
+    project.sync()
+    assert shown(project) == before
+    assert project.sync() == f"{number} runs present\n"
+
+
+def shown(project: Project) -> dict[str, Any]:
+    """Return what MLflow shows of each state, and of the parent of two seeds."""
+    return {run["tags"].get("state", ""): (run["params"], run["metrics"], run["outs"]) for run in project.runs()}
 
 
 @pytest.mark.nightly
@@ -79,13 +88,13 @@ def test_queued_experiments_run_the_code_they_were_queued_with(project: Project)
 def test_state_of_an_earlier_stage_is_that_of_its_files(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of stages before it, what made the files counts; of any other, what the params say now."""
     monkeypatch.chdir(project.folder)
-    made = Identity("train", snapshot=working_snapshot()).state
-    assert Identity("train").state == made
+    made = RecordedState("train", snapshot=working_snapshot()).state
+    assert WorkingState("train").state == made
     project.set("train.adamw.learning_rate", 0.5)
-    assert Identity("evaluate").state_of("train") == made
-    assert Identity("fetch").state_of("train") == Identity("train").state != made
+    assert WorkingState("evaluate").state_of("train") == made
+    assert WorkingState("fetch").state_of("train") == WorkingState("train").state != made
     (project.folder / "models/final.safetensors").write_text("by hand")
-    assert Identity("evaluate").state_of("train") != made
+    assert WorkingState("evaluate").state_of("train") != made
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from projects import Project
 from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import digest, read_json, write_json
-from gradtrail.tracking.recorded import consistent_stages, recorded_origin, snapshot_of
+from gradtrail.tracking.dvc_history import consistent_stages, recorded_origin, snapshot_of
 from gradtrail.tracking.sync import describe, sync
 from gradtrail.tracking.tags import PROCESS
 
@@ -181,4 +181,4 @@ def test_unreadable_outs_of_a_commit_are_reported_in_a_line(
     Path("mlflow.db").unlink()
     assert describe(sync()) == "0 runs present; rebuilt: fetch, train, gradients; skipped, not readable: 1"
     message = capsys.readouterr().err
-    assert "no run can be rebuilt (results/metrics/evaluate.json: dataset should be text, got None)" in message
+    assert "no run can be rebuilt (KeyError: 'dataset')" in message

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,12 @@ from stage_results import gradient_analysis, learning_dynamics
 
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
-from gradtrail.core.gradients.exact import LIMITS
-from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.stages.common import plotting
 from gradtrail.stages.gradients import figures, outputs, summary
 from gradtrail.stages.gradients.outputs import (
     SUSPICION,
     WITH_ERROR,
-    Analyses,
-    Tables,
+    Results,
     detection_table,
     mean_scores,
     rank_suspects,
@@ -38,11 +36,6 @@ def splits(*, wrong: int = 0) -> dict[str, Split]:
     labels = by_name["train"].labels.copy()
     labels[:wrong] = (labels[:wrong] + 1) % 3
     return by_name | {"train": dataclasses.replace(by_name["train"], labels=labels)}
-
-
-@functools.cache
-def tables(*, wrong: int = 0) -> Tables:
-    return outputs.make_tables(table(wrong=wrong), ANALYSIS, CONFIG)
 
 
 def table(*, wrong: int = 0) -> pd.DataFrame:
@@ -74,13 +67,13 @@ def test_detection_is_perfect_if_wrong_labels_score_highest() -> None:
     train = rows[rows["split"] == "train"].reset_index(drop=True)
     place = np.arange(30)
     train = train.assign(mean_probability=(place / 30), grad_norm_mean=-place, el2n_mean=place)
-    result = detection_table(train).set_index(["score", "epoch"])
+    result = detection_table(train, (0, 2)).set_index(["score", "epoch"])
     assert result.loc[("mean_probability", ""), ["auroc", "average_precision", "precision"]].tolist() == [1, 1, 1]
     assert result.loc[("grad_norm", "mean"), "auroc"] == 1
     assert result.loc[("el2n", "mean"), ["auroc", "precision", "false_negative_rate"]].tolist() == [0, 0, 1]
     assert {"0", "2", "mean"} <= {epoch for _, epoch in result.index}
     swapped = train.assign(mean_probability=np.where(place == 5, 6.5, place))  # one behind the first right label
-    row = detection_table(swapped).set_index("score").loc["mean_probability"]
+    row = detection_table(swapped, (0, 2)).set_index("score").loc["mean_probability"]
     assert row["precision"] == pytest.approx(5 / 6)
     assert row["false_negative_rate"] == pytest.approx(1 / 6)
     assert row["auroc"] == pytest.approx(1 - 1 / (6 * 24))
@@ -99,22 +92,25 @@ def test_histogram_of_norms_has_every_example_once_in_bins_that_no_run_changes()
     pd.testing.assert_series_equal(result["log10_norm"], outputs.norm_table(rows[3:])["log10_norm"])
 
 
+@functools.cache
+def results(*, wrong: int = 0) -> Results:
+    """The results of one member."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return outputs.collect(
+            [(0, table(wrong=wrong), ANALYSIS)], CONFIG, Path(scratch), classes=CLASSES, num_train=30
+        )
+
+
 def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    analyses = Analyses(tmp_path / "scratch", 30, CLASSES)
-    analyses.add(0, tables(wrong=6), ANALYSIS, {"float64_error/loss": 2e-6})
-    analyses.write(tmp_path / "out", CONFIG)
+    results(wrong=6).write(tmp_path / "out")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out/scores.parquet"), table(wrong=6))
     written = {path.name for path in (tmp_path / "out").iterdir()}
     names = ("largest", "suspects", "label_error_scores", "splits", "norms", "noise_scale", "classes")
-    assert written == {"scores.parquet", *(f"{name}.csv" for name in (*names, "float64_errors"))}
+    assert written == {"scores.parquet", *(f"{name}.csv" for name in names)}
     largest = pd.read_csv(tmp_path / "out" / "largest.csv")
     assert largest["grad_norm"].tolist() == pytest.approx(sorted(table()["grad_norm"])[::-1][:4], rel=1e-5)
-    metrics = outputs.measure(tables(wrong=6), ANALYSIS)
+    metrics = results(wrong=6).metrics
     assert np.isfinite(list(metrics.values())).all()
-    assert (
-        tmp_path / "out" / "float64_errors.csv"
-    ).read_text() == "score,largest_sampled_error_over_value_or_rms\nloss,2e-06\n"
     splits = pd.read_csv(tmp_path / "out" / "splits.csv", index_col="split")
     assert set(splits.index) == set(SIZES)
     assert metrics["test_grad_norm_median"] == pytest.approx(splits.at["test", "grad_norm_median"], rel=1e-5)
@@ -125,38 +121,24 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
 def test_detection_is_drawn_if_labels_are_wrong(wrong: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     saved: list[str] = []
     monkeypatch.setattr(plotting, "save", lambda figure, path: saved.append(path.relative_to(tmp_path).stem))
-    figures.draw(tmp_path, tables(wrong=wrong).with_class_names(CLASSES), ANALYSIS, splits(wrong=wrong), "a title", 128)
+    figures.draw(tmp_path, results(wrong=wrong), splits(wrong=wrong), "a title", 128)
     always = {"histograms", "relations", "largest", "course", "classes"}
     assert set(saved) == {*always, "suspects_train", "suspects_test", *(["label_error_scores"] if wrong else [])}
 
 
-@pytest.mark.parametrize("wrong", [0, 6])
-@pytest.mark.parametrize("batch_size", [1, 3, 128])
-def test_summary_agrees_with_tables(wrong: int, batch_size: int, tmp_path: Path) -> None:
-    made_tables, analyses = tables(wrong=wrong), Analyses(tmp_path, 30, CLASSES)
-    analyses.add(0, made_tables, ANALYSIS, {})
-    words = summary.summarize("a title", made_tables, analyses, CONFIG, batch_size)
-    train = made_tables.train
+@pytest.mark.parametrize(("wrong", "batch_size"), [(0, 1), (6, 3), (0, 128)])
+def test_summary_agrees_with_tables(wrong: int, batch_size: int) -> None:
+    words = summary.summarize("a title", results(wrong=wrong), CONFIG, batch_size)
+    scores = results(wrong=wrong).tables.scores
+    largest = scores.loc[scores[scores["split"] == "train"]["grad_norm"].idxmax()]
     assert words.startswith("# Summary of per-example gradients: a title\n\n## Largest gradients\n")
-    assert f"The largest norms are those of #{train.loc[train['grad_norm'].idxmax(), 'example_id']} (label " in words
-    suspect = rank_suspects(made_tables.scores, "train", 1)["example_id"].iloc[0]
+    assert f"The largest norms are those of #{largest['example_id']} (label {CLASSES[largest['label']]}" in words
+    suspect = rank_suspects(scores, "train", 1)["example_id"].iloc[0]
     assert f"lowest mean probability over the training are those of #{suspect} (label " in words
     assert "3 (2.5 to 3.5) at epoch 0, unbounded at epoch 2" in words
     verdict = {1: "less than half of that", 3: "close to that", 128: "more than twice that"}[batch_size]
     assert f"A typical value is 3; the batch size {batch_size} is {verdict}" in words
     assert ("AUROC" in words) == (wrong > 0)
-
-
-@pytest.mark.parametrize(("error", "precision"), [(2e-3, "float32"), (0.2, "float16"), (float("nan"), "bfloat16")])
-def test_error_beyond_the_precision_costs_a_warning(
-    error: float, precision: Precision, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outputs.warn_of_errors({"float64_error/loss": LIMITS[precision], "float64_error/el2n": 0.0}, precision)
-    assert capsys.readouterr().err == ""
-    outputs.warn_of_errors({"float64_error/el2n": 0.0, "float64_error/loss": error}, precision)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("gradients: warning: loss differs from its float64 value by ")
-    assert line.endswith(f" is usual for {precision}")
 
 
 MEMBER_SPLITS = {name: random_split(size) for name, size in SIZES.items()}
@@ -174,20 +156,20 @@ def member_analysis(seed: int) -> GradientAnalysis:
         }
         for split, columns in drawn.scores.items()
     }
-    return dataclasses.replace(drawn, scores=scores)
+    epochs = (0, 2) if seed < SEEDS[-1] else (0,)
+    return dataclasses.replace(
+        drawn, scores=scores, noise_scales={epoch: drawn.noise_scales[epoch] for epoch in epochs}
+    )
 
 
 def scores_of(seed: int) -> pd.DataFrame:
     return outputs.score_table(MEMBER_SPLITS, member_analysis(seed).scores, learning_dynamics(SIZES["train"]))
 
 
-def analyses_of(folder: Path, seeds: tuple[int, ...]) -> Analyses:
-    folder.mkdir()
-    analyses = Analyses(folder, 30, CLASSES)
-    for seed in seeds:
-        made = outputs.make_tables(scores_of(seed), member_analysis(seed), CONFIG)
-        analyses.add(seed, made, member_analysis(seed), {"float64_error/loss": seed / 10})
-    return analyses
+def collected(scratch: Path, seeds: tuple[int, ...]) -> Results:
+    scratch.mkdir()
+    members = [(seed, scores_of(seed), member_analysis(seed)) for seed in seeds]
+    return outputs.collect(members, CONFIG, scratch, classes=CLASSES, num_train=30)
 
 
 def written_means(folder: Path, scores: list[pd.DataFrame]) -> pd.DataFrame:
@@ -224,23 +206,23 @@ def test_prediction_is_that_of_most_members_or_the_first_of_several(tmp_path: Pa
 
 
 def test_each_member_is_on_disk_and_the_metrics_are_over_their_own(tmp_path: Path) -> None:
-    analyses = analyses_of(tmp_path / "scratch", SEEDS)
-    made_tables = analyses.write(tmp_path / "results", CONFIG)
+    results = collected(tmp_path / "scratch", SEEDS)
+    results.write(tmp_path / "results")
     for seed in SEEDS:
         written = pd.read_parquet(tmp_path / "results" / "members" / f"seed_{seed}.parquet")
         pd.testing.assert_frame_equal(written, scores_of(seed))
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "results" / "scores.parquet"), made_tables.scores)
-    assert "suspicion_se" in made_tables.scores
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "results" / "scores.parquet"), results.tables.scores)
+    assert "suspicion_se" in results.tables.scores
     member_metrics = [
         outputs.measure(outputs.make_tables(scores_of(seed), member_analysis(seed), CONFIG), member_analysis(seed))
         for seed in SEEDS
     ]
-    assert analyses.metrics() == over_members(member_metrics)
-    assert analyses.errors == {"float64_error/loss": 0.6}
-    assert analyses.first.scores["test"].keys() == member_analysis(SEEDS[0]).scores["test"].keys()
+    assert results.metrics == over_members(member_metrics)
+    assert results.analysis.scores["test"].keys() == member_analysis(SEEDS[0]).scores["test"].keys()
 
 
 def test_single_member_has_its_own_tables_and_no_folder(tmp_path: Path) -> None:
-    made_tables = analyses_of(tmp_path / "scratch", SEEDS[:1]).write(tmp_path / "results", CONFIG)
-    pd.testing.assert_frame_equal(made_tables.scores, scores_of(SEEDS[0]))
+    results = collected(tmp_path / "scratch", SEEDS[:1])
+    results.write(tmp_path / "results")
+    pd.testing.assert_frame_equal(results.tables.scores, scores_of(SEEDS[0]))
     assert not (tmp_path / "results" / "members").exists()

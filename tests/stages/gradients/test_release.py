@@ -11,6 +11,7 @@ from stage_results import a_guarantee, learning_dynamics
 
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
 from gradtrail.core.gradients.passes import compile_passes
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model
 from gradtrail.stages.dp.guarantee import REDACTED
 from gradtrail.stages.gradients import figures, outputs, summary
@@ -32,7 +33,7 @@ OF_TRAINING = ("noise_scale", "classes")
 def analyses() -> tuple[GradientAnalysis, GradientAnalysis, list[int]]:
     """Of all examples, and of those that may be told of; and the visits that the latter took."""
     visits: list[int] = []
-    passes = compile_passes(MODEL, 0.1, compiler=new_compiler())
+    passes = compile_passes(MODEL, CROSS_ENTROPY, compiler=new_compiler())
     whole = analyze(passes, TRAJECTORY, SPLITS, CONFIG, NUM_CLASSES)
     public_splits = scored_splits(SPLITS, PUBLISHED)
     part = analyze(
@@ -66,17 +67,13 @@ def test_scores_of_other_splits_are_as_before(
     assert sum(visits) == num_visits(TRAJECTORY, scored_splits(SPLITS, PUBLISHED))
 
 
-def made(analysis: GradientAnalysis, *, release: bool) -> outputs.Tables:
+def collected(scratch: Path, analysis: GradientAnalysis, *, release: bool) -> outputs.Results:
     public_splits = scored_splits(SPLITS, a_guarantee(release=release))
     dynamics = learning_dynamics(len(public_splits["train"]))
     assert {*dynamics} == {*DYNAMICS} - {"example_id"}
-    return outputs.make_tables(outputs.score_table(public_splits, analysis.scores, dynamics), analysis, CONFIG)
-
-
-def added(scratch: Path, analysis: GradientAnalysis, *, release: bool) -> outputs.Analyses:
-    result = outputs.Analyses(scratch, 0, "abcdefghij")
-    result.add(0, made(analysis, release=release), analysis, {"float64_error/loss": 1e-6})
-    return result
+    scores = outputs.score_table(public_splits, analysis.scores, dynamics)
+    num_train = len(public_splits["train"])
+    return outputs.collect([(0, scores, analysis)], CONFIG, scratch, classes="abcdefghij", num_train=num_train)
 
 
 def test_outs_to_publish_have_their_schema_and_no_training_example(
@@ -84,8 +81,9 @@ def test_outs_to_publish_have_their_schema_and_no_training_example(
 ) -> None:
     whole, part, _ = analyses
     for name, analysis in (("whole", whole), ("published", part)):
-        made_tables = added(tmp_path, analysis, release=name == "published").write(tmp_path / name, CONFIG)
-    figures.draw(tmp_path / "published", made_tables, part, scored_splits(SPLITS, PUBLISHED), "a title", 5)
+        results = collected(tmp_path, analysis, release=name == "published")
+        results.write(tmp_path / name)
+    figures.draw(tmp_path / "published", results, scored_splits(SPLITS, PUBLISHED), "a title", 5)
     schemas = [pq.read_schema(tmp_path / name / "scores.parquet") for name in ("whole", "published")]
     assert schemas[0].equals(schemas[1])
     scores = pd.read_parquet(tmp_path / "published/scores.parquet")
@@ -104,12 +102,11 @@ def test_metrics_and_words_to_publish_leave_the_training_split_out(
     analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]], tmp_path: Path
 ) -> None:
     _, part, _ = analyses
-    made_tables = made(part, release=True)
-    metrics = outputs.measure(made_tables, part)
+    results = collected(tmp_path, part, release=True)
+    metrics = results.metrics
     assert set(metrics) == {"num_examples", "validation_grad_norm_median", "test_grad_norm_median"}
     assert metrics["num_examples"] == 15
-    analyses_of_part = added(tmp_path, part, release=True)
-    words = summary.summarize("a title", made_tables, analyses_of_part, CONFIG, 5, PUBLISHED)
+    words = summary.summarize("a title", results, CONFIG, 5, PUBLISHED)
     assert words.startswith(f"# Summary of per-example gradients: a title\n\n{REDACTED}\n\n## Suspected")
     assert "train split" not in words
     assert words.count("## ") == 1

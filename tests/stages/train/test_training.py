@@ -86,11 +86,18 @@ class StoppedTraining(Training):
 
 
 def training_of(
-    config: TrainConfig, listener: Listener, *, steps_per_call: int = 1, secret: str | None = None, **fields: Any
+    config: TrainConfig,
+    listener: Listener,
+    *,
+    steps_per_call: int = 1,
+    secret: str | None = None,
+    stop_after_epoch: int | None = None,
+    **fields: Any,
 ) -> Training:
+    runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
     training = StoppedTraining(
         config=config,
-        runtime=load_section("runtime", RuntimeConfig, ROOT / "params.yaml"),
+        runtime=dataclasses.replace(runtime, stop_after_epoch=stop_after_epoch),
         info=dataset_info(),
         train=SPLIT,
         validation=SPLIT,
@@ -262,6 +269,15 @@ def test_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
     assert listener.left == 1, "nothing was left to do"
     assert epochs == list(range(1, steps // 3 + 1)), "each was logged once"
     assert bits(result) == bits(straight)
+
+
+def test_training_stops_after_the_epoch_of_the_params_and_resumes(tmp_path: Path) -> None:
+    config, listener = CONFIGS["much at once"], Listener(None)
+    straight = run(config, None, Listener(None))
+    with pytest.raises(Stopped, match="stopped after step 6 of 9"):
+        run(config, tmp_path, listener, stop_after_epoch=2)
+    assert listener.epochs == [1, 2]
+    assert bits(run(config, tmp_path, Listener(None), stop_after_epoch=3)) == bits(straight)
 
 
 def test_no_checkpoint_is_written_once_data_were_touched(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ convolve.defvjp(_convolve_forward, _convolve_backward)
 
 
 def _operand(array: Array, precision: Precision) -> Array:
-    """Round to a low precision; with precision float32, the float64 of exact gradients stays unchanged."""
+    """Round to a low precision; with precision float32, operands stay as they are, float64 ones too."""
     return array if precision == "float32" else array.astype(precision)
 
 

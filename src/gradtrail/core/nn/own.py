@@ -87,8 +87,7 @@ class Own:
         parameters and inputs are rounded to it, as all operations are then.
         """
         takes_precision = "precision" in inspect.signature(self.config.build).parameters
-        # The float64 reference of the gradients builds the network too, and keeps its parameters float32.
-        with faults(self.path, "build"), jax.enable_x64(False):
+        with faults(self.path, "build"):
             options = {"precision": precision} if takes_precision else {}
             module = self.config.build(shape, num_classes, rngs=nnx.Rngs(rngs.params()), **options)
             if not isinstance(module, nnx.Module):
@@ -128,7 +127,7 @@ class OtherLayer(Layer):
         return outputs
 
     def on_batch(self, inputs: Float[Array, "batch ..."], **options: Any) -> Float[Array, "batch ..."]:
-        """Call the module with the whole batch, which is faster; without rounding it keeps float64."""
+        """Call the module with the whole batch, which is faster."""
         module: Any = self.module
         if self.precision != "float32":
             graphdef, state = nnx.split(module)

@@ -125,10 +125,9 @@ class Program:
             "train_step",
             self.run_steps,
             *(state, records, self.examples, self._everywhere(order), index, index),
-            donate_argnums=(0, 1),
-            expect_donated=(0, 1),  # else the state would take twice the memory
+            donate_argnums=(0, 1),  # else the state would take twice the memory
             out_shardings=replicated(self.mesh),
-            trips_of=lambda *called: int(called[-1]) - int(called[-2]),
+            num_iterations=lambda *called: int(called[-1]) - int(called[-2]),
             unread_bytes=0 if self.steps_per_block else feed.unread_bytes(self.examples, rows),
         )
 

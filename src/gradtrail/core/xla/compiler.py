@@ -11,7 +11,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jax_core
 
-from gradtrail.core.xla.compile_log import LONGEST_LINE, CompileLog, cache_hits, describe, project_line
+from gradtrail.core.xla.compile_log import CompileLog, cache_hits, describe
 
 TIMED_CALLS = 12  # timed calls of each function: the first, and enough others for a median
 _ALIAS = re.compile(r"\((\d+), \{[^}]*\}, (?:may|must)-alias\)")  # in a program's header: parameter of a result
@@ -104,11 +104,9 @@ class CompiledFunction:
     cost: StaticCost
     times: CompileTimes
     signature: str = ""  # shapes and dtypes of the arguments
-    lost_donations: tuple[str, ...] = ()  # arguments whose memory the results should reuse, and do not: their shapes
-    line: str = ""  # line of the project that compiled it
     calls: CallTimes | None = None  # times of its first calls; None to time none
     # arguments → iterations of the outermost loop, if `cost` is that of one iteration
-    trips_of: Callable[..., int] = lambda *_: 1
+    num_iterations: Callable[..., int] = lambda *_: 1
     texts: Callable[[], dict[str, str]] = dict  # returns the program as `jaxpr`, `stablehlo` and optimized `hlo`
 
     def __call__(self, *args: Any) -> Any:
@@ -116,14 +114,14 @@ class CompiledFunction:
         if calls is None or len(calls.later) >= TIMED_CALLS - 1:
             return self.call(*args)
         jax.block_until_ready(args)  # else earlier asynchronous work would count as this call's
-        trips = max(self.trips_of(*args), 1)
+        iterations = max(self.num_iterations(*args), 1)
         started = calls.clock()
         results = jax.block_until_ready(self.call(*args))
         seconds = calls.clock() - started
         if math.isnan(calls.first):
             calls.first = seconds
         else:
-            calls.later.append(seconds / trips)
+            calls.later.append(seconds / iterations)
         return results
 
 
@@ -151,13 +149,8 @@ class Compiler:
 
     @property
     def warnings(self) -> list[str]:
-        """A line for each function that calls compiled, unplanned, and for each that lost a donation."""
-        return describe(self.log.unplanned) + [
-            f"{function.name}, compiled at {function.line}, does not reuse the memory of "
-            f"{len(function.lost_donations)} arguments: {', '.join(function.lost_donations)[:LONGEST_LINE]}"
-            for function in self.compiled
-            if function.lost_donations
-        ]
+        """A line for each function that calls compiled, unplanned."""
+        return describe(self.log.unplanned)
 
     @property
     def compilations(self) -> Counter[str]:
@@ -170,9 +163,8 @@ class Compiler:
         function: Callable[..., Any],
         *args: Any,
         donate_argnums: tuple[int, ...] = (),
-        expect_donated: tuple[int, ...] = (),
         out_shardings: jax.sharding.Sharding | None = None,
-        trips_of: Callable[..., int] = lambda *_: 1,
+        num_iterations: Callable[..., int] = lambda *_: 1,
         unread_bytes: int = 0,
     ) -> CompiledFunction:
         """Compile a pure function for the shapes and dtypes of `args`, which may be abstract.
@@ -182,9 +174,7 @@ class Compiler:
 
         Args:
             donate_argnums: arguments whose memory the results may reuse; the caller's arrays become invalid.
-            expect_donated: arguments whose memory the results must reuse; `lost_donations` lists those that XLA did not
-                alias, like those of `donate_argnums`. A separate list, so that a forgotten donation is reported.
-            trips_of: number of iterations of a loop whose bounds are arguments, see `CompiledFunction`.
+            num_iterations: number of iterations of a loop whose bounds are arguments, see `CompiledFunction`.
             unread_bytes: size of the rows of an argument that the program does not gather; XLA's cost analysis on CPU
                 counts the whole argument as read.
         """
@@ -220,10 +210,8 @@ class Compiler:
                 cached=bool(hits),
             ),
             signature=", ".join(map(_shape, jax.tree.leaves(args))),
-            lost_donations=_lost_donations(hlo, args, {*donate_argnums, *expect_donated}),
-            line=project_line(),
             calls=CallTimes(clock=self.clock),
-            trips_of=trips_of,
+            num_iterations=num_iterations,
             texts=lambda: {"jaxpr": str(traced.jaxpr), "stablehlo": stablehlo, "hlo": hlo},
         )
         self.functions[name] = compiled
@@ -241,7 +229,7 @@ def _static_cost(
 ) -> StaticCost:
     cost: dict[str, float] = executable.cost_analysis() or {}
     accessed = cost.get("bytes accessed", 0.0)
-    repeated = _repeated_costs(traced.jaxpr)
+    repeated = _repeated_costs(traced.jaxpr.jaxpr)
     # By the whole program, loops once; XLA cannot tell for a program that `jax.export` read, which has no loops
     before = (lowered.cost_analysis() or {}).get("bytes accessed", 0.0) if repeated["bytes accessed"] else 0.0
 
@@ -254,7 +242,7 @@ def _static_cost(
     temporaries, aliases = memory.temp_size_in_bytes, memory.alias_size_in_bytes
     header, _, body = hlo.partition("\n")
     lines = [line for line in body.splitlines() if " = " in line]
-    equations = list(_equations(traced.jaxpr))
+    equations = list(_equations(traced.jaxpr.jaxpr))
     return StaticCost(
         flops=int(cost.get("flops", 0.0) + repeated["flops"]),
         transcendentals=int(cost.get("transcendentals", 0.0) + repeated["transcendentals"]),
@@ -275,16 +263,16 @@ def _static_cost(
     )
 
 
-def _repeated_costs(jaxpr: Any) -> dict[str, float]:
+def _repeated_costs(jaxpr: jax_core.Jaxpr) -> dict[str, float]:
     """Return the costs, before optimization, of all iterations after the first of the loops in a program.
 
     A `scan` counts with its length, a `while` with the bound that its condition states, see `_largest_length`.
     """
     terms: list[tuple[float, dict[str, float]]] = []  # factor and costs
-    for equation in _open(jaxpr).eqns:
+    for equation in jaxpr.eqns:
         is_scan = equation.primitive.name == "scan"
         length = equation.params["length"] if is_scan else _largest_length(equation)
-        inner = map(_repeated_costs, _inner_programs(equation))
+        inner = map(_repeated_costs, jax_core.jaxprs_in_params(equation.params))
         terms += [(1 if length is None else length, costs) for costs in inner]
         if length is not None:
             body = equation.params["jaxpr" if is_scan else "body_jaxpr"]
@@ -306,38 +294,17 @@ def _largest_length(equation: Any) -> int | None:
     """
     if equation.primitive.name != "while":
         return None
-    tests = [test for test in _open(equation.params["cond_jaxpr"]).eqns if test.primitive.name == "lt"]
+    tests = [test for test in equation.params["cond_jaxpr"].jaxpr.eqns if test.primitive.name == "lt"]
     limits = [test.invars[1].val for test in tests if isinstance(test.invars[1], jax_core.Literal)]
     return min((int(limit) for limit in limits if jnp.issubdtype(jnp.result_type(limit), jnp.integer)), default=None)
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def _equations(jaxpr: jax_core.Jaxpr) -> Iterator[Any]:
     """Yield the equations of a jaxpr and of all jaxprs inside it."""
-    for equation in _open(jaxpr).eqns:
+    for equation in jaxpr.eqns:
         yield equation
-        for program in _inner_programs(equation):
+        for program in jax_core.jaxprs_in_params(equation.params):
             yield from _equations(program)
-
-
-def _inner_programs(equation: Any) -> Iterator[Any]:
-    """Yield the jaxprs among the parameters of an equation."""
-    for value in equation.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
-                yield part
-
-
-def _open(jaxpr: Any) -> Any:
-    return getattr(jaxpr, "jaxpr", jaxpr)
-
-
-def _lost_donations(hlo: str, args: Sequence[Any], argnums: Collection[int]) -> tuple[str, ...]:
-    """Return the leaves of these arguments whose memory no result reuses; every leaf is a parameter of the program."""
-    reused = {int(parameter) for parameter in _ALIAS.findall(hlo.partition("\n")[0])}
-    leaves = [(number, leaf) for number, arg in enumerate(args) for leaf in jax.tree.leaves(arg)]
-    return tuple(
-        _shape(leaf) for place, (number, leaf) in enumerate(leaves) if number in argnums and place not in reused
-    )
 
 
 def _shape(leaf: Any) -> str:

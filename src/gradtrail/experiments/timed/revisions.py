@@ -23,11 +23,10 @@ from gradtrail.stages.common.params import PARAMS, changed, flatten
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import CommandError, git, git_bytes, unpack
-from gradtrail.support.progress import progress_bar, stdout_console
+from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import stopping_on_signals
 from gradtrail.tracking.tags import param_text
 
-TOLERANCE = 0.02  # fraction by which a training may be slower in `gradtrail gate --timed`
 _WORKER = Path(__file__).with_name("worker.py")
 _SECTIONS = ("train.", "environment.")  # sections of params.yaml that the compiled training depends on
 _LONGEST_LINE = 300  # characters
@@ -136,22 +135,3 @@ def _process(revision: Revision, cache: Path) -> Iterator[Callable[[str], str]]:
         finally:
             process.kill()
             process.communicate()  # closes the pipes
-
-
-def run_timed_gate(accepted: Path, *, seconds: float) -> int:
-    """Time the working folder's training against that of the commit that last changed the file of accepted costs.
-
-    Both use their version of `params.yaml`, and images of MNIST's shape. Returns 1 if the whole interval is too slow.
-    """
-    commit = git("log", "-1", "--format=%H", "--", str(accepted))
-    if not commit:
-        raise UserError(f"{accepted}: is in no commit, so there is nothing to time against")
-    with scratch() as folder:
-        before = Revision(f"A (commit {commit[:8]})", check_out("A", commit, folder / "A"))
-        ratio = time_revisions(before, Revision("B (the working folder)", Path()), seconds=seconds, cache=folder)
-    is_too_slow = ratio.low > 1 + TOLERANCE
-    verdict = "slower" if is_too_slow else "not slower" if ratio.high <= 1 + TOLERANCE else "no proof that it is slower"
-    console = stdout_console()
-    console.print(f"A is commit {commit[:8]}, which accepted the costs; B is the working folder", soft_wrap=True)
-    console.print(f"{ratio.describe()}\ntimed gate: {verdict} by more than {TOLERANCE:.0%}", soft_wrap=True)
-    return int(is_too_slow)

@@ -89,6 +89,8 @@ class RuntimeConfig:
     download_timeout_seconds: Seconds  # for one file from one mirror; a mirror that sends nothing is given up sooner
     steps_per_call: Count  # optimizer steps between two updates of the progress bar
     checkpoint_seconds: Positive  # time between two checkpoints of a training, from which it resumes after a kill
+    # Epoch after which a training stops as if by Ctrl-C, to be resumed from its checkpoint; None to train to the end
+    stop_after_epoch: Count | None
     join_seconds: Seconds  # longest wait of one of several processes for the others at the start
     compile_cache: bool  # True to keep compiled functions on disk, for the next run
     trace: bool  # True to record half a second of the stage's work with JAX's profiler, as an artifact

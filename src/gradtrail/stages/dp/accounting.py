@@ -169,6 +169,11 @@ def find_noise(epsilon: float, delta: float, *, rate: float, steps: int) -> floa
     return float(f"{number * unit:.4g}")
 
 
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return epsilon at `delta` of the Gaussian mechanism whose noise has a deviation of 1 / `mu` sensitivities."""
+    return float(_package().get_epsilon_gaussian(1 / mu, delta))
+
+
 @functools.lru_cache(maxsize=1)
 def _loss_of_step(rate: float, noise: float) -> Any:
     """Return the privacy loss distribution of one step.

@@ -12,23 +12,17 @@ from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
 from gradtrail.core.gradients.scores import rank_correlation
 from gradtrail.stages.common import plotting
-from gradtrail.stages.gradients.outputs import SUSPICION, Tables
+from gradtrail.stages.gradients.outputs import SUSPICION, Results, Tables
 
 _CORRECTNESS = ((True, "correct", plotting.BLUE), (False, "misclassified", plotting.VERMILLION))
 
 
-def draw(
-    folder: Path,
-    tables: Tables,
-    analysis: GradientAnalysis,
-    splits: Mapping[str, Split],
-    title: str,
-    batch_size: int,
-) -> None:
+def draw(folder: Path, results: Results, splits: Mapping[str, Split], title: str, batch_size: int) -> None:
     """Draw all figures of the `gradients` stage into a folder; `batch_size` is that of the training.
 
     Without training examples, figures about them are left out.
     """
+    tables, analysis = results.tables, results.analysis
     plotting.save(draw_histograms(tables.scores, title), folder / "histograms.png")
     plotting.save(draw_relations(tables.scores, title), folder / "relations.png")
     plotting.save(draw_largest(tables.largest, splits, title), folder / "largest.png")

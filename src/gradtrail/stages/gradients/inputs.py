@@ -12,11 +12,10 @@ import pandas as pd
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.analysis import GradientsConfig, Trajectory, affordable_examples, analysis_flops
 from gradtrail.core.gradients.chunks import chunk_bytes
-from gradtrail.core.gradients.exact import compile_exact, sample_size
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
 from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind, num_parameters
 from gradtrail.core.per_example import unknown_layers
-from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.data.data_files import DatasetInfo, sample_rows
 from gradtrail.stages.data.parquet import read_parquet
 from gradtrail.stages.dp.guarantee import PrivacyGuarantee, read_guarantee
@@ -101,15 +100,13 @@ def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
     return columns
 
 
-def compile_all(
-    member: MemberInputs, splits: Mapping[str, Split], *, compiler: Compiler
-) -> tuple[GradientPasses, CompiledFunction]:
-    """Compile the passes and the float64 scores, and require the memory that they need.
+def compile_all(member: MemberInputs, *, compiler: Compiler) -> GradientPasses:
+    """Compile the passes, and require the memory that they need.
 
     Layers whose per-example gradients have no fast implementation cost a warning of one line.
     """
-    model, label_smoothing = member.model, member.about.label_smoothing
-    passes = compile_passes(model, label_smoothing, compiler=compiler)
+    model = member.model
+    passes = compile_passes(model, member.about.loss, compiler=compiler)
     if layers := unknown_layers(model):
         score, sums = (compiled.function.cost.flops / compiled.batch_size for compiled in (passes.score, passes.sums))
         print(
@@ -118,10 +115,9 @@ def compile_all(
             "FLOPs of its gradient in a sum. Fast is a Layer with squared_grad_norms that is called through `tap`",
             file=sys.stderr,
         )
-    exact = compile_exact(model, label_smoothing, sample_size(splits), compiler=compiler)
     sums = chunk_bytes(num_parameters(member.params), member.about.dataset.num_classes)
-    require_memory_for_model("gradients", [*passes.functions, exact], host_bytes=sums)
-    return passes, exact
+    require_memory_for_model("gradients", passes.functions, host_bytes=sums)
+    return passes
 
 
 def choose_examples(

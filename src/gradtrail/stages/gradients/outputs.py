@@ -6,10 +6,8 @@ injected, the true labels are known, and a table says how well each score finds 
 
 import dataclasses
 import math
-import re
 import shutil
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +16,21 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalysis, GradientsConfig, epoch_column
-from gradtrail.core.gradients.exact import ERROR, LIMITS
+from gradtrail.core.gradients.analysis import (
+    EPOCH_SCORES,
+    MEAN,
+    GradientAnalysis,
+    GradientsConfig,
+    analyze,
+    epoch_column,
+    num_visits,
+)
+from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.gradients.scores import largest, rank_correlation, summarize
-from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.stages.data.parquet import with_class_names
+from gradtrail.stages.gradients.inputs import MemberInputs, Rows, take_train
 from gradtrail.stages.model.members import FOLDER, over_members
+from gradtrail.support.progress import progress_bar
 
 COMPARED = (  # metrics that people compare
     *("grad_norm_median", "validation_grad_norm_median", "noise_scale_typical", "coherence_within_classes"),
@@ -74,53 +81,78 @@ class Tables:
         return dataclasses.replace(self, scores=self.scores, **tables)
 
 
-class Analyses:
-    """The analyses of a training's members, added one after the other; memory holds the tables of the first."""
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """The analyses of all members of a training."""
 
-    first: GradientAnalysis  # analysis of the first member: classes and noise scales are of this one alone
-    _tables: Tables  # of the first member
+    seeds: Sequence[int]  # of the members
+    tables: Tables  # of a single member, or of the mean scores over several; with names of classes
+    analysis: GradientAnalysis  # analysis of the first member: classes and noise scales are of this one alone
+    metrics: dict[str, float]  # of a single member, or means and spreads over several
+    classes: Sequence[str]
+    num_train: int  # number of training examples, of which a sample may be analyzed
+    scratch: Path  # folder with the scores of each member
 
-    def __init__(self, scratch: Path, num_train: int, classes: Sequence[str]):
-        self.num_train = num_train  # number of training examples, of which a sample may be analyzed
-        self.classes = classes  # their names
-        self.seeds: list[int] = []
-        self.errors: dict[str, float] = {}  # largest error of each kind over the members, see `float64_errors`
-        self._scratch = scratch  # folder with the scores of each member
-        self._metrics: list[dict[str, float]] = []
-
-    def add(self, seed: int, tables: Tables, analysis: GradientAnalysis, errors: Mapping[str, float]) -> None:
-        """Add the analysis of the member with this seed, and write its scores to disk."""
-        if not self.seeds:
-            self.first, self._tables = analysis, tables
-        self.seeds.append(seed)
-        self.errors = {name: max(value, self.errors.get(name, 0.0)) for name, value in errors.items()}
-        self._metrics.append(measure(tables, analysis))
-        tables.scores.to_parquet(self._scratch / f"seed_{seed}.parquet", index=False)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of a single member, or means and spreads over several; and the size of a sample."""
-        sampled = len(self._tables.train)
-        return over_members(self._metrics) | ({"sampled_train_examples": sampled} if sampled < self.num_train else {})
-
-    def write(self, results: Path, config: GradientsConfig) -> Tables:
-        """Write and return the tables of a single member, or those of the mean scores over several and their scores.
+    def write(self, folder: Path) -> None:
+        """Write the tables, and the scores of each of several members.
 
         Without training examples, tables about them have no rows; `label_error_scores` is left out if it has none.
         """
-        results.mkdir(parents=True)
-        tables = self._tables
+        folder.mkdir(parents=True)
         if len(self.seeds) > 1:
-            shutil.copytree(self._scratch, results / FOLDER)
-            paths = [self._scratch / f"seed_{seed}.parquet" for seed in self.seeds]
-            tables = make_tables(mean_scores(paths), self.first, config)
-        tables.scores.to_parquet(results / SCORES, index=False)
-        tables = tables.with_class_names(self.classes)
-        error_rows = [(name.removeprefix(ERROR), value) for name, value in self.errors.items()]
-        error_table = pd.DataFrame(error_rows, columns=["score", "largest_sampled_error_over_value_or_rms"])
-        for name, table in {**vars(tables), "float64_errors": error_table}.items():
+            shutil.copytree(self.scratch, folder / FOLDER)
+        self.tables.scores.to_parquet(folder / SCORES, index=False)
+        for name, table in vars(self.tables).items():
             if name != "scores" and (len(table) or name != "label_error_scores"):
-                table.to_csv(results / f"{name}.csv", index=False, float_format="%.6g")
-        return tables
+                table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+
+
+def analyze_members(
+    passes: GradientPasses,
+    members: Iterable[MemberInputs],
+    splits: Mapping[str, Split],
+    rows: Rows,
+    config: GradientsConfig,
+) -> Iterator[tuple[int, pd.DataFrame, GradientAnalysis]]:
+    """Yield the seed of each member, its table of all examples and its analysis; `rows` are the training examples."""
+    splits = take_train(splits, rows)
+    for member in members:
+        visits = num_visits(member.trajectory, splits)
+        with progress_bar(f"gradients seed {member.seed}", visits, unit="steps") as bar:
+            num_classes = member.about.dataset.num_classes
+            analysis = analyze(passes, member.trajectory, splits, config, num_classes, advance=bar.advance)
+        dynamics = {name: values[rows] for name, values in member.dynamics.items()}
+        yield member.seed, score_table(splits, analysis.scores, dynamics), analysis
+
+
+def collect(
+    members: Iterable[tuple[int, pd.DataFrame, GradientAnalysis]],
+    config: GradientsConfig,
+    scratch: Path,
+    *,
+    classes: Sequence[str],
+    num_train: int,
+) -> Results:
+    """Return the results of all members; the scores of each are written to a file, memory holds those of the first."""
+    paths, metrics = dict[int, Path](), []
+    for seed, scores, analysis in members:
+        tables = make_tables(scores, analysis, config)
+        if not paths:
+            first, first_tables = analysis, tables
+        paths[seed] = scratch / f"seed_{seed}.parquet"
+        scores.to_parquet(paths[seed], index=False)
+        metrics.append(measure(tables, analysis))
+    sampled = len(first_tables.train)
+    tables = make_tables(mean_scores([*paths.values()]), first, config) if len(paths) > 1 else first_tables
+    return Results(
+        seeds=[*paths],
+        tables=tables.with_class_names(classes),
+        analysis=first,
+        metrics=over_members(metrics) | ({"sampled_train_examples": sampled} if sampled < num_train else {}),
+        classes=classes,
+        num_train=num_train,
+        scratch=scratch,
+    )
 
 
 def mean_scores(paths: list[Path]) -> pd.DataFrame:
@@ -193,7 +225,7 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
         scores=scores,
         largest=scores.iloc[largest(scores["grad_norm"].to_numpy(), config.num_largest)][_SHOWN],
         suspects=pd.concat([rank_suspects(scores, name, config.num_suspects) for name in SUSPECT_SPLITS])[_SUSPECT],
-        label_error_scores=detection_table(_rows_of(scores, "train")),
+        label_error_scores=detection_table(_rows_of(scores, "train"), analysis.noise_scales),
         splits=pd.DataFrame(split_rows),
         norms=norm_table(scores),
         noise_scale=pd.DataFrame(noise_rows, columns=["epoch", "noise_scale", "low", "high", "trace", "squared_norm"]),
@@ -207,8 +239,8 @@ def rank_suspects(table: pd.DataFrame, split: str, count: int) -> pd.DataFrame:
     return part.iloc[largest(part[SUSPICION].to_numpy(), count)]
 
 
-def detection_table(train: pd.DataFrame) -> pd.DataFrame:
-    """Return how well each score finds the training labels that label noise changed.
+def detection_table(train: pd.DataFrame, epochs: Iterable[int]) -> pd.DataFrame:
+    """Return how well each score finds the training labels that label noise changed; `epochs` are the kept ones.
 
     Returns:
         A row for each score and epoch, the best first: `auroc` and `average_precision`; and with as many suspects as
@@ -220,22 +252,22 @@ def detection_table(train: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=_DETECTION)
     from sklearn.metrics import average_precision_score, roc_auc_score  # late: only label noise needs this second
 
+    columns = {
+        (name, epoch): column
+        for name in EPOCH_SCORES
+        for epoch, column in {
+            **{str(epoch): epoch_column(name, epoch) for epoch in epochs},
+            "mean": f"{name}{MEAN}",
+        }.items()
+    }
     rows = []
-    for name, epoch, values in _candidates(train):
+    for (name, epoch), column in (columns | {(name, ""): name for name in _SINGLE}).items():
+        values = train[column].to_numpy(np.float64)
         suspect = -values if name in _LOW_IS_SUSPECT else values
         recall = np.mean(is_wrong[largest(suspect, int(is_wrong.sum()))])
         areas = roc_auc_score(is_wrong, suspect), average_precision_score(is_wrong, suspect)
         rows.append((name, epoch, *areas, recall, 1 - recall))
     return pd.DataFrame(rows, columns=_DETECTION).sort_values("average_precision", ascending=False, ignore_index=True)
-
-
-def _candidates(train: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield the name, epoch and values of each score that may indicate a wrong label."""
-    for column in train.columns:
-        if match := re.fullmatch(rf"({'|'.join(EPOCH_SCORES)})(?:_epoch_(\d+)|{MEAN})", column):
-            yield match[1], "mean" if match[2] is None else str(int(match[2])), train[column].to_numpy(np.float64)
-    for column in _SINGLE:
-        yield column, "", train[column].to_numpy(np.float64)
 
 
 def norm_table(scores: pd.DataFrame) -> pd.DataFrame:
@@ -300,18 +332,6 @@ def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
         of_training |= {f"label_errors_{name}": row[name] for name in _DETECTION[2:]}
     metrics |= {str(name): value for name, value in splits["train"].items()}
     return metrics | {name: value for name, value in of_training.items() if math.isfinite(value)}
-
-
-def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:
-    """Warn on stderr, in one line, of a score whose error is larger than the model's precision explains."""
-    large = {name: value for name, value in errors.items() if not value <= LIMITS[precision]}  # also NaN
-    if large:
-        name = max(large, key=lambda key: large[key])
-        print(
-            f"gradients: warning: {name.removeprefix(ERROR)} differs from its float64 value by {errors[name]:g}, "
-            f"relative; up to {LIMITS[precision]:g} is usual for {precision}",
-            file=sys.stderr,
-        )
 
 
 def _rows_of(table: pd.DataFrame, split: str) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.stages.data.parquet import with_class_names
 from gradtrail.stages.dp.guarantee import NOT_COVERED, REDACTED, PrivacyGuarantee
 from gradtrail.stages.gradients import every_example
-from gradtrail.stages.gradients.outputs import Analyses, Tables, measure
+from gradtrail.stages.gradients.outputs import Results, measure
 
 _NAMED = 5  # examples that a sentence names
 _STRONG = 0.5  # rank correlation
@@ -22,8 +22,7 @@ _STRONG = 0.5  # rank correlation
 
 def summarize(
     title: str,
-    tables: Tables,
-    analyses: Analyses,
+    results: Results,
     config: GradientsConfig,
     batch_size: int,
     guarantee: PrivacyGuarantee | None = None,
@@ -37,12 +36,12 @@ def summarize(
         guarantee: guarantee of a private training.
         every: metrics of `score_every_example`, if it was called.
     """
-    metrics = measure(tables, analyses.first)
+    tables, metrics = results.tables, measure(results.tables, results.analysis)
     suspects = tables.suspects.groupby("split", observed=True)
     values: dict[str, Any] = {
         "title": title,
         "tables": tables,
-        "analyses": analyses,
+        "results": results,
         "config": config,
         "notes": [] if guarantee is None else [REDACTED if guarantee.release else NOT_COVERED],
         "every": every,
@@ -53,7 +52,7 @@ def summarize(
         "batch_size": batch_size,
     }
     if tables.has_training_rows:
-        values |= _training_values(tables, analyses, metrics)
+        values |= _training_values(results, metrics)
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
     environment.filters["f"] = format
@@ -62,7 +61,7 @@ def summarize(
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def _training_values(tables: Tables, analyses: Analyses, metrics: Mapping[str, float]) -> dict[str, Any]:
+def _training_values(results: Results, metrics: Mapping[str, float]) -> dict[str, Any]:
     """Return the values of the template that are about training examples."""
     reasons = {
         "the loss": metrics["rank_correlation_loss"],
@@ -72,9 +71,9 @@ def _training_values(tables: Tables, analyses: Analyses, metrics: Mapping[str, f
     reason = max(reasons, key=lambda name: reasons[name])
     first = metrics["first_grad_norm_rank_correlation_input_norm"]
     strength = "hardly" if abs(first) < 0.2 else "weakly" if abs(first) < _STRONG else "strongly"
-    analysis, classes = analyses.first, analyses.classes
+    train, analysis, classes = results.tables.train, results.analysis, results.classes
     share = analysis.classes.share
-    largest = tables.train.nlargest(_NAMED, "grad_norm", keep="first")
+    largest = train.nlargest(_NAMED, "grad_norm", keep="first")
     return {
         "largest": with_class_names(largest, classes).to_dict("records"),
         "reason": {"name": reason, "correlation": reasons[reason]},
@@ -90,7 +89,7 @@ def _training_values(tables: Tables, analyses: Analyses, metrics: Mapping[str, f
             "smallest": classes[int(np.nanargmin(share))],
             "least": np.nanmin(share),
         },
-        "forgotten": (tables.train["forgetting_events"] > 0).mean(),
+        "forgotten": (train["forgetting_events"] > 0).mean(),
     }
 
 

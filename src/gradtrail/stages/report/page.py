@@ -80,6 +80,7 @@ def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> s
         dataset=title(sources.info.name),
         is_stand_in=bool(stands_in_for(sources.info.name)),
         is_redacted=sources.is_redacted,
+        has_other_loss=not sources.is_redacted and sources.has_other_loss,
         warning=NOT_COVERED if sources.guarantee and not sources.guarantee.release else "",
         gallery=gallery,
         evaluation_digest=digest(sources.folder / "results/evaluate/calibration.json"),

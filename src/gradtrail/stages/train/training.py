@@ -6,6 +6,7 @@ Each of several processes runs the same code; process 0 validates, logs and writ
 import contextlib
 import dataclasses
 import functools
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -299,12 +300,15 @@ class Training:
 
                 # Stop, end, or go on; all processes alike
                 parts = functools.partial(self._parts, _with_keys(state, public_keys), chunk, history, seconds)
+                is_over = self._is_over(chunk.step, history)
+                if chunk.ends_epoch and chunk.epoch == self.runtime.stop_after_epoch and not is_over:
+                    request.number = signal.SIGTERM
                 if (stop := agreed(lambda: request.number)) is not None:
                     checkpoints.save(chunk.step, parts)
                     agreed(lambda: None)  # the other processes end when it is written
                     how = f"stopped after step {chunk.step:,} of {program.num_steps:,}"
                     raise Stopped(f"{how}; {same_command()} resumes from there", stop)
-                if self._is_over(chunk.step, history):
+                if is_over:
                     self._save_last(checkpoints, chunk.step, parts)
                     break
                 checkpoints.save_if_due(chunk.step, parts)

@@ -10,8 +10,7 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common import dvc_cache
 from gradtrail.stages.common.pipeline_file import StageSpec
-from gradtrail.tracking import recorded
-from gradtrail.tracking.recorded import RecordedStates
+from gradtrail.tracking import run_cache
 from gradtrail.tracking.state import Snapshot
 
 PIPELINE = {
@@ -26,7 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     dvc_cache._configured_cache.cache_clear()
-    monkeypatch.setattr(recorded, "is_here", lambda *_: True)
+    monkeypatch.setattr(run_cache, "is_here", lambda *_: True)
 
 
 def keep(
@@ -50,8 +49,8 @@ def found(*known_states: str) -> list[dict[str, Any]]:
 
 
 def locks_of(pipeline: dict[str, StageSpec], lock: dict[str, Any], known: Container[str] = ()) -> list[dict[str, Any]]:
-    states = RecordedStates(snapshots=[Snapshot(pipeline=pipeline, lock=lock)], num_unreadable=0)
-    return [snapshot.lock for snapshot in states.only_in_run_cache(known.__contains__)]
+    snapshots = [Snapshot(pipeline=pipeline, lock=lock)]
+    return [snapshot.lock for snapshot in run_cache.only_in_run_cache(snapshots, known.__contains__)]
 
 
 def test_each_entry_has_the_stages_before_it() -> None:
