@@ -317,32 +317,15 @@ def test_unreachable_network_is_one_line_per_host_and_advice(
     assert (tmp_path / "flag").exists()
 
 
-@pytest.mark.parametrize(
-    ("dataset", "title", "variable", "openml"),
-    [
-        ("fashion_mnist", "Fashion-MNIST", "FASHION_MNIST_DIR", True),
-        ("idx", "IDX files", "IDX_DIR", True),
-        ("mnist", "MNIST", "MNIST_DIR", False),
-        ("cifar10", "CIFAR-10", "CIFAR10_DIR", True),
-        ("folder", "folder of images", "IMAGES_DIR", True),
-        ("csv", "images of a CSV file", "IMAGES_CSV", True),
-    ],
-)
+@pytest.mark.parametrize("dataset", [name for name, entry in DATASETS.items() if entry.folder_variable])
 def test_without_a_source_to_ask_only_mnist_has_a_stand_in(
-    acquisition: Acquisition,
-    internet: MirrorServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dataset: str,
-    title: str,
-    variable: str,
-    *,
-    openml: bool,
+    acquisition: Acquisition, internet: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str
 ) -> None:
     monkeypatch.setenv(NO_SOURCE_FLAG, str(tmp_path / "flag"))
-    mirrors = () if dataset != "idx" else None
-    assert acquisition.refusal(dataset, mirrors=mirrors, openml=openml).startswith(
-        f"no source of {title} to ask, as {variable} is not set: set {variable} to {DATASETS[dataset].folder_content}"
+    entry = DATASETS[dataset]
+    assert acquisition.refusal(dataset, openml=dataset != "mnist").startswith(
+        f"no source of {entry.title} to ask, as {entry.folder_variable} is not set: set {entry.folder_variable} to "
+        f"{entry.folder_content}"
     )
     assert internet.requests == []
     assert (tmp_path / "flag").exists() == (dataset == "mnist")
