@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import fuzzing
 import jax
@@ -263,6 +263,13 @@ SHARED = {*SHARED_BLOCKS, "cross_entropy"}
 def blocks(**changes: str | bool) -> set[str]:
     active = active_params(FLAT_TRAIN | {f"train.{key}": value for key, value in changes.items()})
     return {key.split(".")[1] for key in active if key.count(".") == 2}
+
+
+def test_block_of_train_is_a_kind_or_in_force_by_itself_or_under_a_condition() -> None:
+    hints = get_type_hints(TrainConfig).values()
+    kinds = {cls.kind for hint in hints for cls in get_args(hint) or (hint,) if hasattr(cls, "kind")}
+    names = {name for name, value in TRAIN.items() if isinstance(value, dict)}
+    assert names - kinds == {*SHARED_BLOCKS, "loss_scaling", "privacy"}
 
 
 def test_blocks_of_chosen_types_are_active() -> None:
