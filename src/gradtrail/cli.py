@@ -172,9 +172,9 @@ def ui(port: int) -> None:
 
     Prints a link to a comparison of all training runs. Ctrl-C, SIGTERM or a closed terminal stops the server.
     """
-    from gradtrail.experiments.ui import serve
+    from gradtrail.experiments.ui import serve_ui
 
-    serve(port)
+    serve_ui(port)
 
 
 @gradtrail.command(epilog="Example: gradtrail review --limit 50")

@@ -27,6 +27,7 @@ from ruamel.yaml import YAML
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.lds import measure_lds
 from gradtrail.core.gradients.what_if import make_outputs
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.experiments import what_if
 from gradtrail.experiments.compare import main
@@ -40,7 +41,7 @@ from gradtrail.stages.model.weights import WeightsInfo, write_weights
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.tags import OUTS
 
-INFO = WeightsInfo(model=model_config("linear"), label_smoothing=0.0, dataset=dataset_info(), epoch=1)
+INFO = WeightsInfo(model=model_config("linear"), loss=CROSS_ENTROPY, dataset=dataset_info(), epoch=1)
 MODEL, TRAIN, TEST, VALIDATION = Model(INFO.model), slice(0, 300), slice(300, 340), slice(340, 400)
 
 

@@ -131,7 +131,7 @@ def measure() -> dict[str, Any]:
     loop.make_program(config, model, _NUM_EXAMPLES, jax.local_devices(), noise).compile(compilers["train"])
     compile_predict_within(model, compiler=compilers["train"])
     compile_predict_within(model, evaluate.batch_size, compiler=compilers["evaluate"])
-    compile_passes(model, config.label_smoothing, compiler=compilers["gradients"])
+    compile_passes(model, config.loss, compiler=compilers["gradients"])
     costs = {
         f"{stage}/{name}": metrics
         for stage, compiler in compilers.items()

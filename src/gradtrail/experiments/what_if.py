@@ -27,9 +27,10 @@ from gradtrail.core.data import Split
 from gradtrail.core.gradients.lds import measure_lds
 from gradtrail.core.gradients.metagradient import require_differentiable
 from gradtrail.core.gradients.scores import largest
-from gradtrail.core.gradients.what_if import WhatIfConfig, log_odds, positions_of
+from gradtrail.core.gradients.what_if import WhatIfConfig, positions_of
 from gradtrail.core.intervals import Interval
 from gradtrail.core.nn import inference
+from gradtrail.core.nn.losses import log_odds
 from gradtrail.core.train.changes import NO_CHANGES, changed_labels
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
