@@ -121,4 +121,5 @@ def test_empty_store_points_to_sync(
 def test_blocks_of_train_are_kinds_or_shared() -> None:
     train = read_yaml(ROOT / "params.yaml")["train"]
     blocks = {name for name, value in train.items() if isinstance(value, dict)}
-    assert blocks - {*NETWORKS, "own", *OPTIMIZERS, *SCHEDULES} == {*SHARED_BLOCKS, "loss_scaling", "privacy"}
+    kinds = {*NETWORKS, "own", *OPTIMIZERS, *SCHEDULES, "cross_entropy"}
+    assert blocks - kinds == {*SHARED_BLOCKS, "loss_scaling", "privacy"}
