@@ -140,28 +140,17 @@ def bits(result: TrainResult) -> dict[Any, bytes]:
     return {name: np.asarray(leaf).tobytes() for name, leaf in (state | result.history.as_arrays()).items()}
 
 
-def test_large_split_is_streamed_unless_the_training_is_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_split_is_streamed_unless_the_training_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not training_of(train_config(), Listener()).is_streamed
     monkeypatch.setattr(training_module, "LARGEST_ON_DEVICE", SPLIT.images.nbytes - 1)
     assert training_of(train_config(), Listener()).is_streamed
     assert not training_of(PRIVATE, Listener()).is_streamed
 
-    (tmp_path / "data").mkdir()
-    write_processed(tmp_path / "data/processed", dict.fromkeys(SPLITS, SPLIT), dataset_info(), versions=2)
-    monkeypatch.chdir(tmp_path)
-    stage: Any = SimpleNamespace(params=lambda *_: PRIVATE, runtime=None)
-    with pytest.raises(UserError, match=r"^train\.privacy\.enabled: data/processed/train has 2 versions"):
-        Training.load(stage)
-
 
 def loaded(train: Split = SPLIT, batch_size: int = 4, **fields: Any) -> Training:
     """The training of the data that it writes to the working directory, with changes."""
     shutil.rmtree("data", ignore_errors=True)
-    write_processed(
-        Path("data/processed"), {**dict.fromkeys(SPLITS, SPLIT), "train": train}, dataset_info(), versions=1
-    )
+    write_processed(Path("data/processed"), {**dict.fromkeys(SPLITS, SPLIT), "train": train}, dataset_info())
     config = train_config(batch_size=batch_size, changes=dataclasses.replace(NO_CHANGES, **fields))
     runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
     inputs = SimpleNamespace(have_changed=lambda: False, require_data=lambda: None)
