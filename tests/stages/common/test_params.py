@@ -64,7 +64,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 
 
 # The blocks of kinds that params.yaml does not choose
-UNCHOSEN = {"cnn", "own", *OPTIMIZERS, *SCHEDULES} - {"adamw", "warmup_cosine"}
+UNCHOSEN = {"cnn", "own", "focal", *OPTIMIZERS, *SCHEDULES} - {"adamw", "warmup_cosine"}
 
 
 def test_sections_of_the_repository_load() -> None:

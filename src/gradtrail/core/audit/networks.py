@@ -26,7 +26,7 @@ from gradtrail.core.audit.labels import (
     stream,
 )
 from gradtrail.core.config import Bounds, ConfigError, Count, GallerySize, PositiveShare, Seed, config
-from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.inference import abstract_batch
@@ -34,6 +34,7 @@ from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
@@ -114,7 +115,7 @@ class AuditConfig:
             clip_norm=1.0,
             average_decay=None,
             loss=CROSS_ENTROPY,
-            augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+            augmentation=NO_AUGMENTATION,
             changes=NO_CHANGES,
             privacy=NOT_PRIVATE,
             keep_epochs=(),
@@ -229,4 +230,4 @@ class CrossValidation:
                 )
             state = epoch.state
             advance(1)
-        return jax.tree.map(np.asarray, self.training.evaluation_params(state))
+        return jax.tree.map(np.asarray, state.evaluation_params)
