@@ -47,9 +47,9 @@ if IS_WORKER or "-n" not in sys.argv:  # the process that only starts workers ru
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_traceback_in_locations_limit", 0)  # which take 8 % of the time
     with install_import_hook("gradtrail.core", "typechecking.check"):
-        from gradtrail.core.augmentation import augment  # noqa: F401
         from gradtrail.core.evaluate import evaluate_logits  # noqa: F401
         from gradtrail.core.profile import benchmark  # noqa: F401 - between them, all of core
+        from gradtrail.core.train.augmentation import augment  # noqa: F401
     from gradtrail.stages.common.environment import processor_digest
 
     # A program is compiled in the first run of the tests only: then JAX's cache has it, by code, version and flags.

@@ -36,7 +36,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def start(project: Project, count: int, python: str = sys.executable) -> subprocess.Popen[str]:
-    command = (python, "-m", "gradtrail.launch", "-n", str(count), "pipeline.train")
+    command = (python, "-m", "gradtrail.cluster.launch", "-n", str(count), "pipeline.train")
     return project.start(*command, env={"PYTHONPATH": str(project.folder / "src")})
 
 
@@ -142,7 +142,7 @@ def test_process_with_other_data_is_refused_in_a_line(project: Project, tmp_path
     other = project.copy(tmp_path / "other")
     other.set("train.epochs", 7)
     variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": "2"}
-    command = (sys.executable, "-m", "gradtrail.launch", "pipeline.train")
+    command = (sys.executable, "-m", "gradtrail.cluster.launch", "pipeline.train")
     launchers = [
         copy.start(*command, env={"PYTHONPATH": str(copy.folder / "src"), "JAX_PROCESS_ID": str(index)} | variables)
         for index, copy in enumerate((project, other))
