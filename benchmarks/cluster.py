@@ -36,7 +36,7 @@ from ruamel.yaml import YAML
 from benchmarks.record import record
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))  # what the tests start, this starts too
+sys.path.insert(0, str(ROOT / "tests" / "support_code"))  # what the tests start, this starts too
 
 from cluster_repository import run_git
 from cluster_services import BUCKET, MlflowServer, RayNodes, s3, why_no_cluster

@@ -8,7 +8,7 @@
 # in any shell. Where none has, the first that has the packages at all says which version is wrong.
 #
 # GRADTRAIL_LAUNCH: words that start several processes, put before the command of the training, which several can make; such as
-# `srun -n 4`, or `python -m gradtrail.launch -n 2`.
+# `srun -n 4`, or `python -m gradtrail.cluster.launch -n 2`.
 set -eu
 stage=$1
 case $stage in

@@ -156,14 +156,14 @@ async def serve(kind: str, folder: Path, port: int) -> None:
     from gradtrail.serving.server.app import create_app
     from gradtrail.serving.server.batching import BatchingConfig
     from gradtrail.serving.server.router import Router
-    from gradtrail.stages.model.exported import WEIGHTS, read_manifest
+    from gradtrail.stages.model.exported import WEIGHTS_FILE, read_manifest
 
     manifest = read_manifest(folder)
-    model: Any = Peer(manifest, load(kind, load_file(folder / WEIGHTS)))
+    model: Any = Peer(manifest, load(kind, load_file(folder / WEIGHTS_FILE)))
     for size in manifest.batch_sizes:
         model.run(np.zeros((size, *manifest.image_shape), np.uint8))
     router = Router(batching=BatchingConfig(), metrics=ServerMetrics())
-    router.swap(router.serve(model, "peer"))
+    router.swap(router.host(model, "peer"))
     config = uvicorn.Config(
         create_app(router), port=port, http="httptools", ws="none", lifespan="off", access_log=False
     )

@@ -32,6 +32,7 @@ def raw_losses() -> tuple[np.ndarray, dict[tuple[int, ...], np.ndarray]]:
     return np.stack(losses), weights_by_shape(training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS[1:])
 def test_dialects_agree_to_rounding(dialect: str, raw_losses: Any) -> None:
     training, batches = Training(dialect), make_batches(TASK)
@@ -42,11 +43,6 @@ def test_dialects_agree_to_rounding(dialect: str, raw_losses: Any) -> None:
     assert weights.keys() == expected_weights.keys()
     for shape, expected in expected_weights.items():
         np.testing.assert_allclose(weights[shape], expected, atol=1e-5)
-
-
-def test_training_lowers_the_loss(raw_losses: Any) -> None:
-    (first, *_), (*_, last) = raw_losses[0]
-    assert last < first
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

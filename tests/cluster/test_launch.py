@@ -14,19 +14,19 @@ from projects import ROOT
 
 from gradtrail.cluster.launch import launch
 from gradtrail.support.errors import UserError
-from gradtrail.support.ranks import INDEX, is_follower
+from gradtrail.support.ranks import is_follower
 
 _LAUNCH = """
 import sys
 from gradtrail.cluster import launch
-launch._GRACE_SECONDS = 0.5
+launch._GRACE_SECONDS, launch._ABORT_SECONDS = 0.5, 0.3
 sys.exit(launch.launch(int(sys.argv[1]) or None, sys.argv[2:]))
 """
 
 
-def launched(folder: Path, count: int, command: Sequence[str], script: str = _LAUNCH) -> tuple[int, str]:
+def launched(folder: Path, count: int, command: Sequence[str]) -> tuple[int, str]:
     """Launch a command in a process without threads, as the launcher is; return its status and what it printed."""
-    words = [sys.executable, "-c", script, str(count), *command]
+    words = [sys.executable, "-c", _LAUNCH, str(count), *command]
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(words, cwd=folder, env=env, check=False, capture_output=True, text=True)
     return done.returncode, done.stderr
@@ -89,7 +89,7 @@ def test_signal_ends_all_processes(number: signal.Signals, tmp_path: Path) -> No
     if signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("ignored, as nohup has it: so are children to have it")
     script = f'trap "echo >> {tmp_path}/got; exit 7" TERM; echo >> {tmp_path}/ready; while :; do sleep 0.05; done'
-    command = [sys.executable, "-m", "gradtrail.launch", "-n", "2", "sh", "-c", script]
+    command = [sys.executable, "-m", "gradtrail.cluster.launch", "-n", "2", "sh", "-c", script]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
     while not (tmp_path / "ready").is_file() or len((tmp_path / "ready").read_text()) < 2:
         time.sleep(0.02)
@@ -100,29 +100,6 @@ def test_signal_ends_all_processes(number: signal.Signals, tmp_path: Path) -> No
     assert not left
     assert len(gone) == 2
     assert len((tmp_path / "got").read_text()) == 2
-
-
-_SIGNALLED = """
-import pathlib, signal, subprocess, time
-from gradtrail.cluster import launch
-start = subprocess.Popen
-
-def start_and_signal(words, **options):
-    process, number = start(words, **options), options["env"]["JAX_PROCESS_ID"]
-    while not pathlib.Path(f"ready{number}").exists():
-        time.sleep(0.01)
-    if number == "1":  # both are ready, and the launcher has not seen the second one yet
-        signal.raise_signal(signal.SIGTERM)
-    return process
-
-subprocess.Popen = start_and_signal
-"""
-
-
-def test_signal_during_the_start_reaches_every_process_once(tmp_path: Path) -> None:
-    script = f'trap "echo >> got${INDEX}; exit 7" TERM; echo > ready${INDEX}; while :; do sleep 0.02; done'
-    assert launched(tmp_path, 3, ["sh", "-c", script], _SIGNALLED + _LAUNCH) == (7, "")
-    assert [(tmp_path / f"got{index}").read_text() for index in range(3)] == ["\n"] * 3
 
 
 @pytest.mark.parametrize("count", [0, -1, 1025])

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from exports import write_small_export
 from in_memory_server import application, inference, probabilities
@@ -15,10 +13,8 @@ from PIL import Image
 from rich.console import Console
 
 from gradtrail.serving import predict as predicting
-from gradtrail.serving.predict import predict, predict_into
-from gradtrail.serving.rollout import require_same_inputs
+from gradtrail.serving.predict import predict
 from gradtrail.stages.model.exported import ExportedModel, read_export
-from gradtrail.support.errors import UserError
 
 SHAPE = (12, 10, 3)
 CLASSES = tuple(rf"[{letter}]$\frac$" for letter in "abcdefghij")  # no markup of Rich, no formula of Matplotlib
@@ -61,32 +57,6 @@ async def test_server_answers_color_images_with_the_names_of_classes(export: Pat
     reply = await app.post("/v2/models/digits/infer", inference(IMAGES[..., 0]))
     assert reply.status == 400
     assert reply.json["error"].startswith("inputs[0].shape: must be [images, 12, 10, 3], got [21, 12, 10]")
-
-
-async def test_challenger_of_grey_images_is_refused(export: Path, tmp_path: Path) -> None:
-    router = application().router
-    grey = write_small_export(tmp_path / "grey", image_shape=SHAPE[:2], batch_sizes=(1, 8), classes=CLASSES)
-    with pytest.raises(UserError, match="takes other images"):
-        require_same_inputs(await router.load(grey), await router.load(export))
-
-
-def test_table_of_color_images_is_that_of_the_model_for_files_and_pixels(model: ExportedModel, tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    for number, image in enumerate(IMAGES):
-        (tmp_path / "images" / f"{number:02d}.png").write_bytes(png(image))
-    pixels = pa.array([image.tobytes() for image in IMAGES], pa.binary(12 * 10 * 3))
-    pq.write_table(pa.table({"image": pixels}), tmp_path / "pixels.parquet")
-    expected = model.predict(IMAGES)
-    for source in ("images", "pixels.parquet"):
-        assert not predict_into(tmp_path / "out.parquet", [tmp_path / source], model)
-        table = pq.read_table(tmp_path / "out.parquet")
-        np.testing.assert_allclose(np.stack(table["probabilities"].to_numpy()), expected, rtol=1e-5)
-        assert table["class"].to_pylist() == [CLASSES[label] for label in expected.argmax(axis=1)]
-
-    grey = pa.array([image[..., 0].tobytes() for image in IMAGES], pa.binary(12 * 10))
-    pq.write_table(pa.table({"image": grey}), tmp_path / "grey.parquet")
-    with pytest.raises(UserError, match=r"is fixed_size_binary\[120\]; .* fixed_size_binary\[360\] \(pixels\)$"):
-        predict_into(tmp_path / "out.parquet", [tmp_path / "grey.parquet"], model)
 
 
 @pytest.fixture

@@ -41,10 +41,16 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predicting, "BATCHES_PER_GROUP", 2)
 
 
-def pixels(count: int) -> np.ndarray:
+@pytest.fixture(scope="module")
+def color_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    about = {"image_shape": (28, 28, 3), "dataset": "folder 1234abcd"}
+    return write_small_export(tmp_path_factory.mktemp("color") / "export", model="cnn", **about)
+
+
+def pixels(count: int, *channels: int) -> np.ndarray:
     """Return images with something bright inside a black edge, so that their files are used unchanged."""
-    images = np.zeros((count, 28, 28), np.uint8)
-    images[:, 4:24, 4:24] = np.random.default_rng(0).integers(100, 256, (count, 20, 20))
+    images = np.zeros((count, 28, 28, *channels), np.uint8)
+    images[:, 4:24, 4:24] = np.random.default_rng(0).integers(100, 256, (count, 20, 20, *channels))
     return images
 
 
@@ -70,7 +76,7 @@ def as_parquet(images: np.ndarray, path: Path) -> list[Path]:
 
 
 def as_pixels(images: np.ndarray, path: Path) -> list[Path]:
-    column = pa.array([image.tobytes() for image in images], pa.binary(28 * 28))
+    column = pa.array([image.tobytes() for image in images], pa.binary(images[0].size))
     pq.write_table(pa.table({"image": column}), path.with_suffix(".parquet"), row_group_size=11)
     return [path.with_suffix(".parquet")]
 
@@ -86,8 +92,11 @@ FORMS: dict[str, Form] = {"folder": as_folder, "parquet": as_parquet, "pixels": 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_answers_are_those_of_the_model_for_every_source(form: str, model: ExportedModel, tmp_path: Path) -> None:
-    images = pixels(43)
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_answers_are_those_of_the_model_for_every_source(
+    form: str, channels: tuple[int, ...], export: Path, color_export: Path, tmp_path: Path
+) -> None:
+    images, model = pixels(43, *channels), read_export(color_export if channels else export)
     sources, out = FORMS[form](images, tmp_path / "images"), tmp_path / "new" / "out.parquet"
     assert not predict_into(out, sources, model, "3")
     table = pq.read_table(out)

@@ -2,17 +2,13 @@
 
 import contextlib
 import shutil
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from factories import ROOT
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from model_store import LABELS, evaluation, training, write_export_params
@@ -26,7 +22,6 @@ from gradtrail.serving.release import (
     compare_seeds,
     move_champion,
     moves_of,
-    previous_champion,
     promote,
     rollback,
     versions_of,
@@ -258,84 +253,31 @@ def test_errors_are_one_line(client: MlflowClient, model: Callable[..., Run]):
     assert "the download failed or is damaged" in refused(lambda: crown(run))
 
 
-class TwoPromoters:
-    """A registry in memory, and two promoters, of versions 2 and 3, that make their requests in a given order."""
+@pytest.mark.parametrize("progress", ["has its tag", "has moved the alias", "was killed before"])
+def test_of_two_promotions_at_once_one_is_refused_and_leaves_no_tag(
+    progress: str, client: MlflowClient, model: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another promotion is that far when this one, which has looked at the alias, writes its tag."""
+    first, second, third = (model(seed) for seed in range(3))
+    assert crown(first) == challenge(second) == challenge(third) == 0
+    write = client.set_model_version_tag
 
-    def __init__(self) -> None:
-        self.alias = "1"
-        self.versions = [SimpleNamespace(version=number, tags={}) for number in (1, 2, 3)]
-        self.versions[0].tags["champion.000001.01234567"] = (
-            '{"kind": "promoted", "replaced": null, "time": "2026-01-01T00:00:00+00:00"}'
-        )
-        self.requests: list[tuple[str, str]] = []  # promoter, request
-        self.winners: list[str] = []
-        self._go_on = {me: threading.Semaphore(0) for me in ("2", "3")}
-        self._has_stopped = threading.Semaphore(0)
+    def write_after_the_other(name: str, version: str, key: str, value: str) -> None:
+        write(name, "2", "champion.000002.01234567", value)
+        if progress == "has moved the alias":
+            client.set_registered_model_alias(name, "champion", "2")
+        write(name, version, key, value)
 
-    def _request(self, kind: str) -> None:
-        me = threading.current_thread().name
-        if me in self._go_on:
-            self._has_stopped.release()
-            self._go_on[me].acquire()
-            self.requests.append((me, kind))
-
-    def versions_of(self, name: str) -> list[SimpleNamespace]:
-        self._request("read")
-        return self.versions
-
-    def version_of(self, name: str, alias: str) -> str:
-        self._request("look")
-        return self.alias
-
-    def set_model_version_tag(self, name: str, version: str, key: str, value: str) -> None:
-        self._request("write")
-        self.versions[int(version) - 1].tags[key] = value
-
-    def delete_model_version_tag(self, name: str, version: str, key: str) -> None:
-        self._request("delete")
-        del self.versions[int(version) - 1].tags[key]
-
-    def set_registered_model_alias(self, name: str, alias: str, version: str) -> None:
-        self._request("move")
-        self.alias = version
-
-    def _promote(self) -> None:
-        me = threading.current_thread().name
-        with contextlib.suppress(UserError):
-            move_champion(self, NAME, me, "promoted", replaced="1", reason="")
-            self.winners.append(me)
-        del self._go_on[me]
-        self._has_stopped.release()
-
-    def run(self, turns: list[int]) -> None:
-        for me in ("2", "3"):
-            threading.Thread(target=self._promote, name=me).start()
-            self._has_stopped.acquire()
-        while self._go_on:
-            promoters = [*self._go_on.values()]
-            promoters[turns.pop() % len(promoters) if turns else 0].release()
-            self._has_stopped.acquire()
-
-
-@given(turns=st.lists(st.integers(0, 1), max_size=14), alias=st.sampled_from(["1", "1", "1", "9"]))
-@settings(max_examples=200)
-def test_alias_and_history_agree_however_two_promotions_interleave(turns: list[int], alias: str):
-    registry = TwoPromoters()
-    registry.alias = alias
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(release, "versions_of", registry.versions_of)
-        patch.setattr(release, "version_of", registry.version_of)
-        patch.setattr(release, "git", lambda *_: "Ann")
-        registry.run(turns)
-        moves = moves_of(NAME)
-    assert [move.version for move in moves[1:]] == registry.winners
-    assert registry.alias == (registry.winners or [alias])[0]
-    promoters = "".join(me for me, _ in registry.requests)
-    if alias == "9":  # somebody moved it by hand, after both had looked
-        assert registry.winners == []
-    elif "23" not in promoters or "32" not in promoters:  # one after the other
-        assert registry.winners == [promoters[0]]
-        assert previous_champion(moves, registry.alias) == "1"
+    monkeypatch.setattr(client, "set_model_version_tag", write_after_the_other)
+    if progress == "was killed before":
+        monkeypatch.setattr(release, "_STALE", timedelta())
+        move_champion(client, NAME, "3", "promoted", replaced="1", reason="")
+    else:
+        with pytest.raises(UserError, match="somebody else is moving champion; try again"):
+            move_champion(client, NAME, "3", "promoted", replaced="1", reason="")
+    recorded = [move.version for move in moves_of(NAME)]
+    expected = {"has its tag": ("1", "12"), "has moved the alias": ("2", "12"), "was killed before": ("3", "123")}
+    assert (champion(), "".join(recorded)) == expected[progress]
 
 
 @pytest.mark.slow

@@ -23,15 +23,14 @@ from gradtrail.serving.rollout import (
     Evidence,
     Follower,
     RolloutConfig,
-    Trial,
-    challenger_uri,
+    TrialRouter,
     is_in_canary,
     roll_out,
     rollout_config,
 )
 from gradtrail.serving.server.app import VERSION_HEADER, create_app
 from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.middleware import DEADLINE, Limits
+from gradtrail.serving.server.middleware import DEADLINE, RequestLimits
 from gradtrail.serving.server.router import Answer, Served
 from gradtrail.serving.slo import read_slo
 from gradtrail.support.errors import UserError
@@ -49,15 +48,6 @@ def test_ids_are_split_by_share_alike_in_every_process_and_a_larger_share_has_th
     assert ids[0.0] < ids[0.01] < ids[0.1] < ids[0.5] < ids[1.0]
     assert [name for name in IDS[:40] if name in ids[0.1]] == [f"client-{number}" for number in (0, 8, 17, 33)]
     assert is_in_canary("ä\udcff", 1.0)
-
-
-def test_alias_of_a_challenger_is_one_of_the_served_name() -> None:
-    for model in ("models:/digits@champion", "models:/digits/3"):
-        assert challenger_uri("@next", model) == "models:/digits@next"
-    assert challenger_uri("models:/letters/1", "models/export") == "models:/letters/1"
-    for model in ("models/export", f"models:/m-{'0' * 32}"):
-        with pytest.raises(UserError, match=f"{model} is not in the registry; name the challenger in full"):
-            challenger_uri("@next", model)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +184,7 @@ class Hanging:
 class Bench:
     """A router with a primary and a trial."""
 
-    trial: Trial
+    trial: TrialRouter
 
     def load(self, run: Answers, version: str, **about: Any) -> Served:
         about = {"image_shape": (2, 2), "classes": CLASSES, **about}
@@ -220,7 +210,7 @@ def bench(
     """Make a bench in a running event loop, with the primary version 1, and version 2 on trial if there is a model."""
     config = RolloutConfig(follow_seconds=0, challenger="2", share=share, patience_seconds=patience_seconds)
     metrics, evidence = ServerMetrics(), Evidence(read_slo(SLO).canary)
-    trial = Trial(batching=BatchingConfig(max_wait_ms=0), metrics=metrics, config=config, evidence=evidence)
+    trial = TrialRouter(batching=BatchingConfig(max_wait_ms=0), metrics=metrics, config=config, evidence=evidence)
     made = Bench(trial)
     trial.swap(made.load(sound, "1"))
     if challenger:
@@ -289,7 +279,7 @@ async def test_hanging_challenger_is_stopped_within_the_time_of_a_client(seconds
     config = rollout_config({"max_seconds": 30.0, "drain_seconds": 10.0, **options, **seconds}, Path())
     hanging = Hanging()
     with bench(1.0, hanging, config.patience_seconds) as made:
-        app = create_app(made.trial, Limits(max_seconds=0.4))
+        app = create_app(made.trial, RequestLimits(max_seconds=0.4))
         for number in range(4):
             body = json.dumps({"inputs": [[number, 0], [0, 255]]}).encode()
             reply = await ask(app, "POST", "/invocations", [body], JSON)
@@ -314,19 +304,39 @@ async def test_hanging_shadow_is_stopped_but_not_by_requests_of_an_earlier_trial
         assert made.trial.describe_rollout()["stopped"]["because"] == "errors"
 
 
+async def refuse(_: np.ndarray) -> np.ndarray:
+    raise HTTPException(429, "too many")
+
+
+async def wait_for_others(_: np.ndarray) -> np.ndarray:
+    """Wait in the queue, behind short batches."""
+    await asyncio.sleep(60)
+    raise AssertionError
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
-async def test_waiting_too_long_for_others_is_no_evidence(share: float) -> None:
+@pytest.mark.parametrize("predict", [refuse, wait_for_others])
+async def test_busy_server_and_empty_requests_are_no_evidence(share: float, predict: Any) -> None:
     with bench(share, sound, patience_seconds=0.02) as made:
+        await made.trial.answer(np.zeros((0, 2, 2), np.uint8), "empty", made.trial.current)
         challenger = made.trial.evidence.challenger
         assert challenger is not None
-        waiting: Any = lambda _: asyncio.sleep(60)  # noqa: E731 - in the queue, behind short batches
-        challenger.batcher.predict = waiting  # type: ignore[method-assign]
+        challenger.batcher.predict = predict  # type: ignore[method-assign]
         for number in range(30):
             assert (await made.ask(number)).model.version == "1"
             await made.settle()
         assert (made.trial.state, made.trial.describe_rollout()["requests"]) == ("canary" if share else "shadow", 0)
         assert made.value("gradtrail_comparisons_dropped_total") == 30
         assert made.value("gradtrail_model_errors_total", role="challenger", version="2") == 0
+
+
+async def test_failures_of_the_primary_are_no_evidence() -> None:
+    with bench(1.0, sound) as made:
+        made.trial.current.batcher.predict = refuse  # type: ignore[method-assign]
+        for number in range(100):
+            assert (await made.ask(number)).model.version == "2"
+            await made.settle()
+        assert (made.trial.state, made.trial.describe_rollout()["requests"]) == ("canary", 100)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
@@ -352,31 +362,6 @@ async def test_request_with_little_time_left_is_answered_by_the_primary() -> Non
             assert (await made.ask(1)).model.version == version
         await made.settle()
         assert made.trial.describe_rollout()["requests"] == 1
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0])
-async def test_refusals_and_failures_of_the_primary_and_empty_requests_are_no_evidence(share: float) -> None:
-    with bench(share, sound) as made:
-        challenger, primary = made.trial.evidence.challenger, made.trial.current
-        assert challenger is not None
-
-        async def refuse(images: np.ndarray) -> np.ndarray:
-            raise HTTPException(429, "too many")
-
-        await made.trial.answer(np.zeros((0, 2, 2), np.uint8), "empty", primary)
-        challenger.batcher.predict = refuse  # type: ignore[method-assign]
-        for number in range(30):
-            assert (await made.ask(number)).model.version == "1"
-            await made.settle()
-        assert (made.trial.state, made.trial.describe_rollout()["requests"]) == ("canary" if share else "shadow", 0)
-        assert made.value("gradtrail_model_errors_total", role="challenger", version="2") == 0
-        if share:
-            made.trial.challenge(made.load(sound, "3"))
-            primary.batcher.predict = refuse  # type: ignore[method-assign]
-            for number in range(100):
-                assert (await made.ask(number)).model.version == "3"
-                await made.settle()
-            assert (made.trial.state, made.trial.describe_rollout()["requests"]) == ("canary", 100)
 
 
 async def test_another_primary_restarts_the_trial_and_a_promoted_challenger_ends_it() -> None:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from gradtrail.serving.metrics import OUTCOMES, ServerMetrics, count_compilations
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.middleware import Limits
+from gradtrail.serving.server.middleware import RequestLimits
 from gradtrail.serving.server.router import Router
 from gradtrail.serving.slo import read_slo
 
@@ -109,7 +109,7 @@ def test_two_models_and_all_requests_fit_below_the_alert_and_the_alert_fires_bel
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     server = yaml.load(DEPLOY / "server.compose.yaml")["services"]["server"]
     assert container["resources"]["limits"]["memory"].removesuffix("Mi") == server["mem_limit"].removesuffix("m")
-    used = 2 * limits.memory_mib + Limits.max_total_bytes / 2**20
+    used = 2 * limits.memory_mib + RequestLimits.max_total_bytes / 2**20
     alert, killed = int(expressions["GradtrailMemoryHigh"].split()[-1]) / 2**20, int(server["mem_limit"][:-1])
     assert used + PARSING_MIB <= alert <= killed - 256
 

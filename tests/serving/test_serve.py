@@ -24,7 +24,7 @@ from uvicorn.server import ServerState
 
 from gradtrail.cli import gradtrail
 from gradtrail.serving import serve as serving
-from gradtrail.serving.server.middleware import Limits
+from gradtrail.serving.server.middleware import RequestLimits
 from gradtrail.support.errors import UserError
 
 ONE = inference(np.zeros((1, 28, 28), np.uint8))
@@ -195,7 +195,7 @@ class Transport(asyncio.Transport):
 
 def connected(state: ServerState | None = None) -> tuple[serving.Protocol, Transport]:
     """Return a connection that is open."""
-    app = application(FakeModel(), limits=Limits(max_seconds=0.01)).app
+    app = application(FakeModel(), limits=RequestLimits(max_seconds=0.01)).app
     config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, timeout_keep_alive=75)
     protocol, transport = serving.Protocol(config, state or ServerState(), {}), Transport()
     protocol.connection_made(cast(Any, transport))
@@ -344,7 +344,7 @@ def test_memory_stays_bounded_whatever_arrives(folder: Path) -> None:
             with contextlib.suppress(OSError):  # it was refused
                 connection.sendall(head if number % 2 else body)
         assert running.ask("GET", "/v2/health/ready") == (200, {"ready": True})
-        assert memory().rss - before < 1.5 * Limits.max_total_bytes
+        assert memory().rss - before < 1.5 * RequestLimits.max_total_bytes
         for connection in connections:
             connection.close()
         running.wait(lambda: running.ask("POST", INFER, ONE)[0] == 200)

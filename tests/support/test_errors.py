@@ -13,7 +13,7 @@ from filelock import Timeout
 from mlflow.exceptions import MlflowException, RestException
 from urllib3.exceptions import MaxRetryError
 
-from gradtrail.support.errors import UserError, has_password, redacted, suggestion, with_store
+from gradtrail.support.errors import UserError, redacted, suggestion, with_store
 
 STORE_FAULTS = [
     MlflowException("down"),
@@ -111,16 +111,3 @@ def test_secret_that_contains_another_is_hidden_whole(monkeypatch: pytest.Monkey
     monkeypatch.setenv("A_TOKEN", "abcdef")
     monkeypatch.setenv("B_TOKEN", "abcdefgh")
     assert redacted("abcdefgh") == "***"
-
-
-@pytest.mark.parametrize(
-    ("address", "has_one"),
-    [
-        ("https://ann:secret@host/x.git", True),
-        ("https://token@host/x.git", True),
-        ("ssh://git@host/x.git", False),
-        ("git@host:x.git", False),
-    ],
-)
-def test_which_addresses_hold_a_password(address: str, has_one: bool) -> None:
-    assert has_password(address) == has_one

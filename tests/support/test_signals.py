@@ -128,15 +128,3 @@ def test_signal_is_obeyed_where_python_drops_exceptions(
     assert not has_slept
     assert getattr(caught.value, "number", signal.SIGINT) == number
     assert capfd.readouterr().err == ""
-
-
-def test_other_dropped_exceptions_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: printed.append(dropped.exc_value))
-
-    def fail(_: object) -> None:
-        raise ValueError("a bug")
-
-    with stopping_on_signals("stopped"):
-        type("Ending", (), {"__del__": fail})()
-    assert [str(error) for error in printed] == ["a bug"]

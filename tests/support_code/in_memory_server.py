@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.middleware import Limits
+from gradtrail.serving.server.middleware import RequestLimits
 from gradtrail.serving.server.router import Router, Served
 from gradtrail.stages.model.exported import ExportedModel, Manifest
 from gradtrail.support.errors import UserError
@@ -67,7 +67,7 @@ class FakeModel:
         return self.function(images)
 
     def served_by(self, router: Router, version: str = "1") -> Served:
-        return router.serve(cast(ExportedModel, self), version)
+        return router.host(cast(ExportedModel, self), version)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Application:
 def application(
     model: FakeModel | None = None,
     *,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     token: str = "",
     max_wait_ms: float = 2.0,
     max_queue_images: int = 4096,

@@ -1,4 +1,4 @@
-"""Starts the processes of a training on this machine, and ends them together: `python -m gradtrail.launch -n 2 …`.
+"""Starts the processes of a training on this machine: `python -m gradtrail.cluster.launch -n 2 pipeline.train`.
 
 The processes get an address on loopback by which they connect; see `stages/common/processes.py`. Ctrl-C and SIGTERM are
 forwarded to all. If one fails, the others are killed, and if process 0 has not printed the reason, the launcher prints
@@ -18,6 +18,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
+
+import click
 
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import same_command
@@ -57,18 +59,14 @@ def launch(count: int | None, command: Sequence[str]) -> int:
 
     try:
         with handling(forward, *_FORWARDED):
-            signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until all have started: each gets a signal once
-            try:
-                for index, environment in environments.items():
-                    log_path(index).unlink(missing_ok=True)
-                    processes[index] = subprocess.Popen(
-                        words,
-                        env=os.environ | environment,
-                        start_new_session=True,
-                        preexec_fn=_before_command,  # noqa: PLW1509 # this process has one thread
-                    )
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+            for index, environment in environments.items():
+                log_path(index).unlink(missing_ok=True)
+                processes[index] = subprocess.Popen(
+                    words,
+                    env=os.environ | environment,
+                    start_new_session=True,
+                    preexec_fn=_end_with_launcher,  # noqa: PLW1509 # this process has one thread
+                )
             failed = _wait(processes)
         if failed is None:
             return 0
@@ -141,8 +139,23 @@ def _log(index: str) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _before_command() -> None:
-    """Unblock the signals in a new process, and let it get SIGTERM when the launcher ends, even if it is killed."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+def _end_with_launcher() -> None:
+    """Let a new process get SIGTERM when the launcher ends, even if it is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "count", type=int, help="Number of processes.  [default: one of those that a scheduler starts]")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def main(count: int | None, command: tuple[str, ...]) -> None:
+    """Run COMMAND in several processes of this machine, such as `-n 2 pipeline.train`."""
+    try:
+        sys.exit(launch(count, command))
+    except UserError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -43,7 +43,7 @@ def create_app() -> ASGIApp:
     return redirected
 
 
-def serve(port: int) -> None:
+def serve_ui(port: int) -> None:
     """Sync the store, start the UI unless a tracking server runs it already, and print the link once it answers.
 
     Returns after Ctrl-C, SIGTERM or a closed terminal.

@@ -95,9 +95,9 @@ def serve(place: Path, /, model: str | None, **options: Any) -> int:
     models:/<export.name>@champion.
     """
     require_jax()
-    from gradtrail.serving.serve import serve
+    from gradtrail.serving.serve import run_server
 
-    return serve(model, place, options)
+    return run_server(model, place, options)
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail verdict workspace")

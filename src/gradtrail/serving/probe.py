@@ -82,6 +82,8 @@ def start(folder: Path) -> dict[str, float]:
 
 def steady(folder: Path) -> dict[str, float]:
     """Load a model, compile every batch size, and answer repeatedly; return latencies, throughput and peak memory."""
+    from gradtrail.support.running_time import peak_memory_bytes  # late: `start` does without
+
     model = read_export(folder)
     shape, sizes = model.manifest.image_shape, model.manifest.batch_sizes
     for size in sizes:
@@ -96,7 +98,7 @@ def steady(folder: Path) -> dict[str, float]:
         numbers[f"p50_ms_{size}"] = float(np.quantile(milliseconds, 0.5))
         numbers[f"p99_ms_{size}"] = float(np.quantile(milliseconds, 0.99, method="higher"))
     numbers["images_per_second"] = sizes[-1] / float(np.mean(_timed(model, sizes[-1], 1_000_000, _SECONDS / 6)))
-    return numbers | {"memory_mib": _peak_memory_mib()}
+    return numbers | {"memory_mib": peak_memory_bytes() / 2**20}
 
 
 def _timed(model: ExportedModel, size: int, calls: int, limit: float) -> np.ndarray:
@@ -111,18 +113,6 @@ def _timed(model: ExportedModel, size: int, calls: int, limit: float) -> np.ndar
         model.predict(batches[len(seconds) % _NUM_BATCHES])
         seconds.append(time.perf_counter() - began)
     return np.array(seconds)
-
-
-def _peak_memory_mib() -> float:
-    """Return the peak resident memory of this process."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
-    except (OSError, IndexError, ValueError):  # not Linux
-        import resource  # includes the peak of the parent process before the fork
-
-        unit = 2**20 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 if __name__ == "__main__":

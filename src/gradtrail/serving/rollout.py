@@ -81,7 +81,7 @@ def make_router(config: RolloutConfig, batching: BatchingConfig, metrics: Server
     """Return a router, with a trial if there is a challenger; UserError if deploy/slo.yaml cannot be read then."""
     if config.challenger is None:
         return Router(batching=batching, metrics=metrics)
-    return Trial(batching=batching, metrics=metrics, config=config, evidence=Evidence(read_slo().canary))
+    return TrialRouter(batching=batching, metrics=metrics, config=config, evidence=Evidence(read_slo().canary))
 
 
 async def roll_out(uri: str, config: RolloutConfig, router: Router, locate: Callable[[str], tuple[Path, str]]) -> None:
@@ -101,7 +101,7 @@ async def roll_out(uri: str, config: RolloutConfig, router: Router, locate: Call
     if config.follow_seconds and (name := _split_alias(uri)):
         first = f"{MODELS}{name[0]}/{router.current.version}"
         followers.append(follow(uri=uri, role="primary", use=replace, loaded=first).run())
-    if config.challenger and isinstance(router, Trial):
+    if config.challenger and isinstance(router, TrialRouter):
         challenger = challenger_uri(config.challenger, uri)
         followers.append(follow(uri=challenger, role="challenger", use=router.challenge).run())
     await asyncio.gather(*followers)
@@ -215,7 +215,7 @@ def is_in_canary(request_id: str, share: float) -> bool:
 
 
 @dataclass(kw_only=True)
-class Trial(Router):
+class TrialRouter(Router):
     """A router that lets a challenger answer some requests, or none, and stops it beyond its thresholds."""
 
     config: RolloutConfig

@@ -22,7 +22,7 @@ from gradtrail.serving.metrics import ServerMetrics, count_compilations
 from gradtrail.serving.rollout import RolloutConfig, challenger_uri, make_router, roll_out, rollout_config
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
-from gradtrail.serving.server.middleware import TOKEN, Limits, error_response, require_token
+from gradtrail.serving.server.middleware import TOKEN, RequestLimits, error_response, require_token
 from gradtrail.serving.server.router import LOG, Router
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
@@ -38,7 +38,7 @@ _LAST_READS = 3  # of each connection after a signal
 _CHUNK_OVERHEAD = 32  # bytes around a part of a body in Transfer-Encoding: chunked
 
 
-def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
+def run_server(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
     """Serve an exported model until SIGTERM or Ctrl-C, then exit with 0.
 
     Args:
@@ -69,9 +69,9 @@ def serve(model: str | None, place: Path, options: Mapping[str, Any]) -> int:
     count_compilations(metrics, THREAD, threading.current_thread().name)
     router = make_router(rollout, BatchingConfig(max_wait_ms=options["max_wait_ms"]), metrics)
     metrics.ready.set_function(lambda: router.is_ready)
-    limits = Limits(
+    limits = RequestLimits(
         max_body_bytes=(max_body := int(options["max_body_mib"] * 2**20)),
-        max_total_bytes=max(Limits.max_total_bytes, max_body),
+        max_total_bytes=max(RequestLimits.max_total_bytes, max_body),
         max_images=options["max_images"],
         max_requests=options["max_requests"],
         max_seconds=options["max_seconds"],

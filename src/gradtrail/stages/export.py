@@ -27,7 +27,7 @@ from gradtrail.stages.model.calibration import Evaluated
 from gradtrail.stages.model.exported import (
     FORMAT,
     MANIFEST,
-    WEIGHTS,
+    WEIGHTS_FILE,
     ExportedModel,
     Manifest,
     export_name,
@@ -76,7 +76,7 @@ def write_export(folder: Path, network: Network, config: ExportConfig) -> None:
         program_name(platform): export_forward(network.model, leaves, len(network.members), platform)
         for platform in get_args(Platform)
     }
-    contents = {WEIGHTS: save(leaves), **{name: bytes(program.serialize()) for name, program in programs.items()}}
+    contents = {WEIGHTS_FILE: save(leaves), **{name: bytes(program.serialize()) for name, program in programs.items()}}
     (calling_convention,) = {program.calling_convention_version for program in programs.values()}
     manifest = Manifest(
         format=FORMAT,

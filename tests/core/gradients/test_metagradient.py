@@ -91,7 +91,7 @@ def outputs(model: Model, params: Params) -> Array:
     logits = model.apply(params, images)
     is_label = np.eye(NUM_CLASSES, dtype=bool)[TEST.labels]
     margins = logits[is_label] - jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), axis=1)
-    return jnp.append(margins, jnp.mean(cross_entropy(logits, labels, label_smoothing=0.0)))
+    return jnp.append(margins, jnp.mean(cross_entropy(logits, labels)))
 
 
 def compiled(config: TrainConfig, kind: type[Model] = Model, memory_bytes: int = MEMORY) -> Metagradient:

@@ -140,7 +140,7 @@ SMOOTHINGS = [0.0, 0.1, 0.9]
 def test_cross_entropy_equals_its_formula_in_float64(smoothing: float) -> None:
     targets = (1 - smoothing) * ONEHOT + smoothing / 5
     expected = -np.sum(targets * scipy.special.log_softmax(LOGITS.astype(np.float64), axis=1), axis=1)
-    ours = losses.cross_entropy(jnp.asarray(LOGITS), jnp.asarray(LABELS), label_smoothing=smoothing)
+    ours = losses.CrossEntropy(label_smoothing=smoothing).per_example(jnp.asarray(LOGITS), jnp.asarray(LABELS))
     np.testing.assert_allclose(ours, expected, rtol=1e-5)
 
 
@@ -150,7 +150,7 @@ def test_the_gradient_is_softmax_less_target_and_agrees_with_finite_differences(
         logits, labels = jnp.asarray(LOGITS, jnp.float64), jnp.asarray(LABELS)
 
         def total(logits: jax.Array) -> jax.Array:
-            return jnp.sum(losses.cross_entropy(logits, labels, label_smoothing=smoothing))
+            return jnp.sum(losses.CrossEntropy(label_smoothing=smoothing).per_example(logits, labels))
 
         gradient = np.asarray(jax.grad(total)(logits))
         direction = jnp.asarray(RNG.normal(size=LOGITS.shape))

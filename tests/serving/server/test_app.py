@@ -27,7 +27,7 @@ from in_memory_server import (
 from mlflow.version import VERSION
 from PIL import Image
 
-from gradtrail.serving.server.middleware import Limits, require_token
+from gradtrail.serving.server.middleware import RequestLimits, require_token
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.pyfunc import _load_pyfunc
 
@@ -104,7 +104,7 @@ def with_token(value: str) -> dict[str, str]:
 async def test_requests_without_a_token(
     method: str, path: str, headers: Mapping[str, Any], body: bytes, status: int, error: str
 ) -> None:
-    app = application(FakeModel(), limits=Limits(max_body_bytes=2048, max_images=2))
+    app = application(FakeModel(), limits=RequestLimits(max_body_bytes=2048, max_images=2))
     reply = await ask(app.app, method, path, [body[:500], body[500:]], JSON | dict(headers))
     assert reply.status == status, reply.body
     if error:
@@ -281,7 +281,7 @@ def waiting_model(opened: threading.Event) -> FakeModel:
 
 async def test_too_many_requests_are_refused() -> None:
     opened = threading.Event()
-    app = application(waiting_model(opened), limits=Limits(max_requests=3))
+    app = application(waiting_model(opened), limits=RequestLimits(max_requests=3))
     tasks = [asyncio.create_task(app.post(INFER, ONE)) for _ in range(3)]
     await asyncio.sleep(0)
     reply = await app.post(INFER, ONE)
@@ -294,7 +294,7 @@ async def test_too_many_requests_are_refused() -> None:
 
 
 async def test_bodies_in_progress_share_one_budget_which_is_free_again_once_they_end() -> None:
-    app = application(FakeModel(), limits=Limits(max_body_bytes=40_000, max_total_bytes=100_000))
+    app = application(FakeModel(), limits=RequestLimits(max_body_bytes=40_000, max_total_bytes=100_000))
     whole = BODY.ljust(40_000)
 
     async def send(*parts: Any) -> asyncio.Task[Any]:
@@ -320,7 +320,7 @@ async def test_bodies_in_progress_share_one_budget_which_is_free_again_once_they
 
 async def test_slow_request_is_ended() -> None:
     opened = threading.Event()
-    app = application(waiting_model(opened), limits=Limits(max_seconds=0.01))
+    app = application(waiting_model(opened), limits=RequestLimits(max_seconds=0.01))
     reply = await ask(app.app, "POST", INFER, [BODY[:5], BODY[5:]], JSON)
     assert (reply.status, reply.json) == (504, {"error": "no answer within 0.01 s"})
     opened.set()

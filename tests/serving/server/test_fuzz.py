@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from in_memory_server import SHAPE, Application, FakeModel, Reply, application, ask
 
-from gradtrail.serving.server.middleware import Limits
+from gradtrail.serving.server.middleware import RequestLimits
 
 METHODS = ("GET", "POST", "POST", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "X" * 20)
 PATHS = (
@@ -118,7 +118,7 @@ async def fuzz(app: Application, rng: random.Random, count: int) -> Counter[int]
 async def test_thousands_of_requests_cause_no_failure_and_no_leak(
     num_requests: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = application(FakeModel(), limits=Limits(max_body_bytes=20_000, max_images=20))
+    app = application(FakeModel(), limits=RequestLimits(max_body_bytes=20_000, max_images=20))
     rng = random.Random(19)  # noqa: S311
     statuses = await fuzz(app, rng, num_requests - 1000)
     gc.collect()

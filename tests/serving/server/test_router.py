@@ -26,7 +26,6 @@ from starlette.exceptions import HTTPException
 
 from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.serving.metrics import ServerMetrics
-from gradtrail.serving.server import router as routing
 from gradtrail.serving.server.batching import Batcher, BatchingConfig
 from gradtrail.stages.model.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
@@ -71,7 +70,7 @@ async def test_twenty_swaps_under_load_lose_no_request_and_every_answer_is_of_on
     clients = [asyncio.create_task(client(app, seed, has_ended)) for seed in range(4)]
     for number in range(1, NUM_SWAPS + 1):
         labels[str(number)] = (3, 7)[number % 2]
-        app.router.swap(app.router.serve(models[number % 2], str(number)))
+        app.router.swap(app.router.host(models[number % 2], str(number)))
         before = num_answers
         while num_answers < before + 5:
             assert not any(client.done() for client in clients), "a client gave up"
@@ -106,28 +105,6 @@ async def test_model_that_answers_no_probabilities_never_serves(
     with pytest.raises(UserError, match="digits: its answers to 1 of 1 images are not probabilities, such as"):
         await app.router.load(folder)
     assert not app.router.is_ready
-
-
-async def test_unusable_model_changes_nothing(folders: list[Path], tmp_path: Path) -> None:
-    app = await started(folders[0])
-    with pytest.raises(UserError):
-        await app.router.load(tmp_path)
-    assert app.router.current.version == "0"
-    assert app.router.is_ready
-
-
-async def test_current_model_answers_while_another_one_is_loaded(folders: list[Path]) -> None:
-    app = await started(folders[0])
-    loading = asyncio.create_task(app.router.load(folders[1], "1"))
-    num_answers = 0
-    while not loading.done():
-        reply = await app.post(INFER, inference(np.zeros((1, 28, 28), np.uint8)))
-        assert (reply.status, reply.json["model_version"]) == (200, "0")
-        num_answers += 1
-    assert num_answers
-    app.router.swap(loading.result())
-    reply = await app.post(INFER, inference(np.zeros((1, 28, 28), np.uint8)))
-    assert reply.json["model_version"] == "1"
 
 
 async def test_first_model_answers_with_its_smallest_size_while_the_others_are_compiled(
@@ -296,15 +273,6 @@ async def test_only_a_lone_request_of_a_short_size_runs_in_the_event_loop() -> N
     assert [thread is threading.current_thread() for thread in threads] == [True, *[False] * (len(threads) - 1)]
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(np.inf, {*SIZES}), (0.0, set())])
-async def test_sizes_are_short_by_their_measured_time(
-    limit: float, expected: set[int], folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routing, "_SHORT_SECONDS", limit)
-    app = await started(folders[0])
-    assert app.router.current.batcher.short_sizes == expected
-
-
 async def test_concurrent_clients_share_batches() -> None:
     model = FakeModel()
     queue = batcher(model, max_wait_ms=50)
@@ -349,47 +317,24 @@ async def test_queue_survives_a_thread_that_does_not_start(monkeypatch: pytest.M
     assert model.batches == [4]
 
 
-async def test_cancelled_request_is_not_run() -> None:
-    gate = Gate()
+async def test_requests_that_wait_are_cancelled_refused_or_answered_and_the_thread_ends() -> None:
+    gate, before = Gate(), {*threading.enumerate()}
     model = FakeModel(gate)
-    queue = batcher(model)
+    queue = batcher(model, max_queue_images=10)
     first = asyncio.create_task(queue.predict(images(1)))
     await gate.is_entered()
-    gone, stays = (asyncio.create_task(queue.predict(images(count))) for count in (3, 1))
-    await asyncio.sleep(0)
-    gone.cancel()
-    await asyncio.wait([gone])
-    assert queue.num_images == 1
-    gate.opened.set()
-    await asyncio.gather(first, stays)
-    assert model.batches == [1, 1]
-
-
-async def test_full_queue_refuses_requests_and_answers_the_others() -> None:
-    gate = Gate()
-
-    queue = batcher(FakeModel(gate), max_queue_images=10)
-    first = asyncio.create_task(queue.predict(images(1)))
-    await gate.is_entered()
-    waiting = [asyncio.create_task(queue.predict(images(5, seed))) for seed in range(2)]
+    (thread,) = (new for new in {*threading.enumerate()} - before if new.name.startswith("model"))
+    gone, *waiting = (asyncio.create_task(queue.predict(images(count))) for count in (3, 5, 2))
     await asyncio.sleep(0)
     with pytest.raises(HTTPException) as refused:
         await queue.predict(images(1))
     assert refused.value.status_code == 429
-    gate.opened.set()
-    assert [len(answer) for answer in await asyncio.gather(first, *waiting)] == [1, 5, 5]
-
-
-async def test_closed_queue_answers_waiting_requests_and_ends_its_thread() -> None:
-    gate = Gate()
-
-    before = {*threading.enumerate()}
-    queue = batcher(FakeModel(gate))
-    tasks = [asyncio.create_task(queue.predict(images(9, seed))) for seed in range(3)]
-    await gate.is_entered()
-    (thread,) = (new for new in {*threading.enumerate()} - before if new.name.startswith("model"))
+    gone.cancel()
+    await asyncio.wait([gone])
+    assert queue.num_images == 7
     queue.close()
     gate.opened.set()
-    assert [len(answer) for answer in await asyncio.gather(*tasks)] == [9, 9, 9]
+    assert [len(answer) for answer in await asyncio.gather(first, *waiting)] == [1, 5, 2]
+    assert model.batches == [1, 8]
     await asyncio.to_thread(thread.join, 60)
     assert not thread.is_alive()

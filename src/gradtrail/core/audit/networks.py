@@ -30,6 +30,7 @@ from gradtrail.core.data import AugmentationConfig, Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.inference import abstract_batch
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
@@ -101,7 +102,6 @@ class AuditConfig:
                 activation="relu",
                 dropout=0.0,
             ),
-            features="none",
             precision=self.precision,
             loss_scaling=LossScalingConfig(
                 initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
@@ -113,7 +113,7 @@ class AuditConfig:
             schedule=OneCycle(warmup_fraction=0.3, div_factor=25.0, final_div_factor=10_000.0),
             clip_norm=1.0,
             average_decay=None,
-            label_smoothing=0.0,
+            loss=CROSS_ENTROPY,
             augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
             changes=NO_CHANGES,
             privacy=NOT_PRIVATE,
@@ -130,7 +130,7 @@ class CrossValidation:
             return {"logits": model.apply(params, images)}
 
         def grad_norms(params: Params, images: Array, labels: Array) -> dict[str, Array]:
-            squares, _ = squared_grad_norms(model, params, images, labels, label_smoothing=0.0)
+            squares, _ = squared_grad_norms(model, params, images, labels, loss=CROSS_ENTROPY)
             return {"grad_norm": jnp.sqrt(sum(squares.values(), start=jnp.float32(0)))}
 
         self.config, self.num_classes = config, model.config.num_classes

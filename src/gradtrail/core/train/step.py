@@ -53,8 +53,8 @@ class StepRecord:
     """Metrics of a step, float32 unless stated otherwise; for several steps, with a leading axis."""
 
     num_examples: Int[Array, "*steps"]  # number of examples in the batch, without those that were removed, int32
-    loss: Float[Array, "*steps"]  # mean over the batch, in nats, label smoothing included
-    cross_entropy: Float[Array, "*steps"]  # mean over the batch, in nats, without label smoothing
+    loss: Float[Array, "*steps"]  # mean of the minimized loss over the batch, in nats
+    cross_entropy: Float[Array, "*steps"]  # mean over the batch, in nats
     accuracy: Float[Array, "*steps"]  # share of correct predictions in the batch, before the update
     # global L2 norm of the mean gradient, before clipping; in a private training with its noise
     grad_norm: Float[Array, "*steps"]

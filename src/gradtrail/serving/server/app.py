@@ -19,7 +19,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from gradtrail.serving.server import protocol
-from gradtrail.serving.server.middleware import JSON, CheckClient, CountRequests, Limits, RequestLimits, error_response
+from gradtrail.serving.server.middleware import JSON, CheckClient, CountRequests, Limiter, RequestLimits, error_response
 from gradtrail.serving.server.router import Answer, Router
 from gradtrail.stages.model.exported import Manifest
 from gradtrail.support.errors import UserError
@@ -38,7 +38,7 @@ _PAGE_HEADERS = {
 _PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # first bytes of PNG and JPEG
 
 
-def create_app(router: Router, limits: Limits | None = None, *, token: str = "") -> Starlette:
+def create_app(router: Router, limits: RequestLimits | None = None, *, token: str = "") -> Starlette:
     """Return the ASGI application to serve; clients send the token, if any, as `Authorization: Bearer …`."""
     page = [
         _page_route("/", "page.html", "text/html"),
@@ -46,7 +46,7 @@ def create_app(router: Router, limits: Limits | None = None, *, token: str = "")
         _page_route("/page.js", "page.js", "text/javascript"),
     ]
     return Starlette(
-        routes=[*_classifying(router, limits or Limits()), *_describing(router), *page],
+        routes=[*_classifying(router, limits or RequestLimits()), *_describing(router), *page],
         middleware=[Middleware(CountRequests, router=router), Middleware(CheckClient, token=token)],
         exception_handlers=dict.fromkeys((HTTPException, ClientDisconnect, Exception), _answer_error),
     )
@@ -60,7 +60,7 @@ class _Route(Route):
         return match, {**child, "route": self}
 
 
-def _classifying(router: Router, limits: Limits) -> list[Route]:
+def _classifying(router: Router, limits: RequestLimits) -> list[Route]:
     """Return the endpoints that classify; they come first, as routes are tried in turn."""
     decoding = asyncio.Lock()
 
@@ -104,7 +104,7 @@ def _classifying(router: Router, limits: Limits) -> list[Route]:
         return _answer(request, answer, content)
 
     endpoints = [*((f"{path}/infer", infer) for path in PATHS), ("/invocations", invocations), ("/picture", picture)]
-    limit = RequestLimits(limits).apply
+    limit = Limiter(limits).apply
     return [_Route(path, limit(endpoint), methods=["POST"]) for path, endpoint in endpoints]
 
 

@@ -34,8 +34,8 @@ _UNIQUE = (b"host", b"origin", b"authorization")  # headers that decide who the 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of requests."""
+class RequestLimits:
+    """Limits of requests, for all clients together."""
 
     max_body_bytes: int = 16 * 2**20
     max_total_bytes: int = 128 * 2**20  # of the bodies of all requests in progress
@@ -124,10 +124,10 @@ class CheckClient:
         return None
 
 
-class RequestLimits:
+class Limiter:
     """Limits the number of requests in progress, their time, and the bytes of each body and of all bodies together."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self._num_requests = 0  # in progress
         self._num_bytes = 0  # of their bodies, received so far

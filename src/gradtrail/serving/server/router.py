@@ -76,7 +76,7 @@ class Router:
             raise HTTPException(404, f"no version {version!r} of {name!r} here; it is {current.version!r}")
         return current
 
-    async def answer(self, images: Images, request_id: str | None, current: Served) -> Answer:  # noqa: ARG002 - of `Trial`
+    async def answer(self, images: Images, request_id: str | None, current: Served) -> Answer:  # noqa: ARG002 - of `TrialRouter`
         """Answer a request by the model that was current when it arrived; see `Batcher.predict` for what it raises."""
         return await self.answer_with(current, images)
 
@@ -108,7 +108,7 @@ class Router:
             UserError: The model cannot be used here, or its answers are no probabilities; one line.
         """
         model = await asyncio.to_thread(read_export, folder)
-        served = self.serve(model, version, sizes=())
+        served = self.host(model, version, sizes=())
         for size in served.about.batch_sizes if all_sizes else served.about.batch_sizes[:1]:
             await self._add_size(served, size)
         _log_cache_faults()
@@ -134,7 +134,7 @@ class Router:
         if run_seconds < _SHORT_SECONDS:
             served.batcher.short_sizes.add(size)
 
-    def serve(self, model: ExportedModel, version: str, sizes: tuple[int, ...] | None = None) -> Served:
+    def host(self, model: ExportedModel, version: str, sizes: tuple[int, ...] | None = None) -> Served:
         """Give a model a queue and a thread; it is compiled for `sizes`, or all sizes of its manifest."""
         about = model.manifest
         batcher = Batcher(model, self.batching, self.metrics, about.batch_sizes if sizes is None else sizes)

@@ -1,7 +1,7 @@
 """The processes that train together, on one host or several: a thin layer over `jax.distributed`.
 
-Process 0 alone writes outputs, tracks, and prints; the others compute. They are started by `gradtrail.launch`, or by a
-scheduler that JAX knows, see `docs/cluster.md`. What depends on the clock, on signals or on the host is decided
+Process 0 alone writes outputs, tracks, and prints; the others compute. They are started by `gradtrail.cluster.launch`,
+or by a scheduler that JAX knows, see `docs/cluster.md`. What depends on the clock, on signals or on the host is decided
 by process 0; the others receive the decision from JAX's coordination service, since a collective of gloo fails after
 30 s. Out of scope: what they compute together, and how (`core/sharding.py`).
 """

@@ -23,7 +23,7 @@ from safetensors.numpy import load
 from gradtrail.support.errors import UserError, one_line
 
 FORMAT = 1
-MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
+MANIFEST, WEIGHTS_FILE = "manifest.json", "weights.safetensors"
 SUM_TOLERANCE = 1e-3  # of the sum of probabilities, which float32 rounds to about 1e-6
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}  # backend of JAX → the platform that a program was lowered for
 
@@ -166,11 +166,11 @@ def read_export(folder: Path) -> ExportedModel:
     name = program_name(PLATFORMS.get(backend, backend))
     if name not in manifest.files:
         raise UserError(f"{folder}: has no {name}; JAX runs on {backend} here")
-    weights, data = _verified(folder, WEIGHTS, manifest), _verified(folder, name, manifest)
+    weights, data = _verified(folder, WEIGHTS_FILE, manifest), _verified(folder, name, manifest)
     try:
         tensors = load(weights)
     except (SafetensorError, ValueError) as error:
-        raise UserError(f"{folder / WEIGHTS}: cannot be read: {one_line(error)[:200]}") from None
+        raise UserError(f"{folder / WEIGHTS_FILE}: cannot be read: {one_line(error)[:200]}") from None
     try:
         program = export.deserialize(bytearray(data))
         *_, images = program.in_avals

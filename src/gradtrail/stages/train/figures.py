@@ -87,10 +87,10 @@ def _has_training_losses(table: pd.DataFrame) -> bool:
 
 
 def _losses(table: pd.DataFrame) -> dict[str, str]:
-    """Return column → label of the training's losses, the cross-entropy first; without label smoothing they are one."""
+    """Return column → label of the training's losses, the cross-entropy first; it may be the minimized loss."""
     if np.allclose(table["loss"], table["cross_entropy"], rtol=1e-5, equal_nan=True):
         return {"loss": "training"}
-    return {"cross_entropy": "training (cross-entropy)", "loss": "training (with label smoothing)"}
+    return {"cross_entropy": "training (cross-entropy)", "loss": "training (minimized loss)"}
 
 
 def _draw_noisy(axis: Axes, steps: pd.Series, values: pd.Series, name: str = "", colour: str = plotting.BLUE) -> None:

@@ -14,8 +14,8 @@ import pytest
 import scipy.ndimage
 from factories import color_split
 
-from gradtrail.core.augmentation import augment
 from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.train.augmentation import augment
 
 SHAPE = (15, 12)
 CENTRE = np.array([7.0, 5.5])
