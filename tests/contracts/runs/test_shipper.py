@@ -26,7 +26,7 @@ def project(project: Project) -> Project:
 
 def start(project: Project) -> tuple[subprocess.Popen[str], psutil.Process]:
     """Start the stage; return its process and that of the shipper, once its run is open."""
-    stage = project.start_stage("train")
+    stage = project.start_stage("train", "env")  # the real interpreter, of which the shipper is a process too
     deadline = time.monotonic() + 120
     while not any(run["status"] == "RUNNING" and "attempts" in run["tags"] for run in runs(project)):
         assert time.monotonic() < deadline
@@ -59,7 +59,7 @@ def test_shipper_outlives_its_stage_serves_the_next_one_and_ends(project: Projec
     assert go_on(project, stage) == []  # reads until the end of the stream
     assert shipper.is_running()
     assert statuses(project) == ["FINISHED"]
-    project.run_stage("evaluate")
+    project.run_stage("evaluate", "env")
     assert [process.pid for process in project.processes(MODULE)] == [shipper.pid]
     shipper.wait(timeout=60)
     assert not list(project.folder.glob(".gradtrail/records/*"))
