@@ -83,10 +83,11 @@ def vmap(task: ScoreTask) -> Round:
 def this_project(task: ScoreTask) -> Round:
     """Set up the pass of the `gradients` stage: norm, layer by layer too, EL2N, loss, margin and the rest."""
     from gradtrail.core.gradients.passes import compile_passes
+    from gradtrail.core.nn.losses import CROSS_ENTROPY
     from gradtrail.core.xla.compiler import Compiler
 
     model, params = _model(task)
-    passes = compile_passes(model, 0.0, compiler=Compiler(time.perf_counter))
+    passes = compile_passes(model, CROSS_ENTROPY, compiler=Compiler(time.perf_counter))
     images, labels = make_data(task.examples, task.image_shape)
     return lambda: passes.score(params, images, labels, advance=lambda _: None)
 

@@ -20,6 +20,7 @@ from rich.table import Table
 from benchmarks.planted_faults import FAULTS, planted
 from benchmarks.record import record
 from gradtrail.core.data import Split
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.mlp import Linear
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, draw_canaries
@@ -51,7 +52,7 @@ def private_config(epsilon: float) -> TrainConfig:
         optimizer=SGD(learning_rate=0.5, momentum=0.0, nesterov=False),
         schedule=Constant(warmup_fraction=0.0),
         clip_norm=None,
-        label_smoothing=0.0,
+        loss=CROSS_ENTROPY,
         privacy=privacy,
     )
 

@@ -35,8 +35,8 @@ from scipy import stats
 
 from benchmarks.record import read_results, record
 from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
-from gradtrail.core.gradients.what_if import log_odds, metasmoothness
-from gradtrail.core.nn import losses
+from gradtrail.core.gradients.what_if import metasmoothness
+from gradtrail.core.nn.losses import log_odds
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
@@ -145,7 +145,7 @@ class Problem:
         def of_batch(params: Params, directions: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
             def loss(params: Params) -> jax.Array:
                 logits = self.model.apply(params, images)
-                return losses.cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
+                return self.config.loss.per_example(logits, labels)
 
             return jax.vmap(lambda direction: jax.jvp(loss, (params,), (direction,))[1])(directions)
 

@@ -43,7 +43,7 @@ def main(stage: Stage) -> None:
             stage.write_costs(new, static_costs(compiled[0].functions.values()))
 
         if timed:
-            run.metrics(timings.metrics(timed))
+            run.metrics(timed.precisions)
             ratios = {metric_name("profile", name): value for name, value in timed.precisions.items()}
             if note := precision_note(ratios, configured.precision, configured.batch_size):
                 print(f"profile: {note}", flush=True)

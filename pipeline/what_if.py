@@ -4,6 +4,7 @@ from gradtrail.tracking.live import start_shipper
 
 start_shipper(__name__)
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtrail.core.gradients.metagradient import compile_metagradient, require_differentiable
-from gradtrail.core.gradients.what_if import SMOOTH, WhatIfConfig, log_odds, make_outputs, positions_of
+from gradtrail.core.gradients.what_if import SMOOTH, WhatIfConfig, make_outputs, positions_of
 from gradtrail.core.nn.inference import compile_predict_within
+from gradtrail.core.nn.losses import log_odds
 from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
@@ -47,6 +49,7 @@ def main(stage: Stage) -> None:
             return np.asarray(compiled_log_odds(predict(params, test.images, test.labels)["logits"], test.labels))
 
         networks = what_if.predict_members(predict, margins, weights_paths(Path("models"), "final"), info, splits)
+        train_config = dataclasses.replace(train_config, loss=networks.loss)
         is_mistake = networks.test.argmax(axis=1) != test.labels
         rows = chosen if len(chosen) else what_if.choose_examples(networks.margins, is_mistake, config.num_examples)
         outputs = what_if.output_table(networks, test, rows)

@@ -11,52 +11,49 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pytest
+from hypothesis import settings
+from jaxtyping import install_import_hook
 from xla_flags import OLDER_EMITTERS
+
+if TYPE_CHECKING:
+    from gradtrail.core.data import Split
 
 os.environ["DVC_NO_ANALYTICS"] = "true"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["MPLBACKEND"] = "Agg"
 
-# Most of the time goes into compiling what runs once: here the compiler does not optimize, in the stages it does.
-# `make test` also takes XLA's older emitters, which compile in a third of the time; they round float16 otherwise.
-os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
-    + OLDER_EMITTERS * ("COMPILE_FAST" in os.environ)
-)
-
-import jax
-import numpy as np
-import pytest
-from hypothesis import settings
-from jaxtyping import install_import_hook
-
-if TYPE_CHECKING:
-    from gradtrail.core.data import Split
-
 # A shell that runs the tests in the background has this ignored, and whatever they start would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-jax.devices()  # which reads the flags; what the tests start shall not inherit them
-os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].partition(" --xla_backend_optimization_level")[0]
-jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_traceback_in_locations_limit", 0)  # which take 8 % of the time
-
-
 COMPILED, MOST_BYTES = Path(__file__).parents[1] / ".gradtrail" / "tests", 2**29
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
-if "PYTEST_XDIST_WORKER" not in os.environ and sum(path.stat().st_size for path in COMPILED.rglob("*")) > MOST_BYTES:
+if not IS_WORKER and sum(path.stat().st_size for path in COMPILED.rglob("*")) > MOST_BYTES:
     shutil.rmtree(COMPILED)
-if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv:  # the process that only starts workers runs no test
+if IS_WORKER or "-n" not in sys.argv:  # the process that only starts workers runs no test
+    # Most of the time goes into compiling what runs once: here the compiler does not optimize, in the stages it does.
+    # `make test` also takes XLA's older emitters, which compile in a third of the time; they round float16 otherwise.
+    flags = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+    flags += OLDER_EMITTERS * ("COMPILE_FAST" in os.environ)
+    inherited = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = " ".join([inherited, *flags])
+    import jax
+
+    jax.devices()  # which reads the flags; what the tests start shall not inherit them
+    os.environ["XLA_FLAGS"] = inherited
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # which take 8 % of the time
     with install_import_hook("gradtrail.core", "typechecking.check"):
-        from gradtrail.core.augmentation import augment  # noqa: F401
         from gradtrail.core.evaluate import evaluate_logits  # noqa: F401
         from gradtrail.core.profile import benchmark  # noqa: F401 - between them, all of core
+        from gradtrail.core.train.augmentation import augment  # noqa: F401
     from gradtrail.stages.common.environment import processor_digest
 
     # A program is compiled in the first run of the tests only: then JAX's cache has it, by code, version and flags.
-    compiled = COMPILED / processor_digest()
-    jax.config.update("jax_compilation_cache_dir", str(compiled))
+    jax.config.update("jax_compilation_cache_dir", str(COMPILED / processor_digest()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -111,7 +111,7 @@ def random_network(kind: str) -> "Network":
 
     section = read_yaml(ROOT / "params.yaml")["train"] | {"model": kind}
     train = validate(section, TrainConfig, "train")
-    config = dataclasses.replace(train.model_config((28, 28), 10), features="none", precision="float32")
+    config = dataclasses.replace(train.model_config((28, 28), 10), precision="float32")
     model, rng = Model(config), np.random.default_rng(0)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:

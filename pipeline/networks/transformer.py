@@ -11,10 +11,10 @@ from gradtrail.core.config import Count, config
 class Network:
     """The keys of `train.own`, beside `file`."""
 
-    patch: Count  # height and width of a patch, in pixels; must divide those of the images
-    width: Count  # features of a patch; a multiple of `heads`
-    heads: Count
-    blocks: Count
+    patch: Count = 7  # height and width of a patch, in pixels; must divide those of the images
+    width: Count = 64  # features of a patch; a multiple of `heads`
+    heads: Count = 4
+    blocks: Count = 2
 
     def build(self, shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs) -> nnx.Module:
         return Transformer(self, shape, num_classes, rngs=rngs)

@@ -252,7 +252,7 @@ def compare(
     entries, what is there of each, and what the rest would take.
     """
     from gradtrail.cluster.engine import engine
-    from gradtrail.experiments.compare.main import compare, list_entries, print_results
+    from gradtrail.experiments.compare.main import list_entries, print_results, run_comparison
     from gradtrail.experiments.compare.queue import DvcQueue
     from gradtrail.experiments.compare.spec import Comparison, choose, parse_params
 
@@ -268,7 +268,7 @@ def compare(
     statuses = []
     for name, entry in ({"": parse_params(names)} if is_params else {name: choose(name) for name in names}).items():
         if isinstance(entry, Comparison):
-            statuses.append(compare(entry, on, seeds, markdown=markdown))
+            statuses.append(run_comparison(entry, on, seeds, markdown=markdown))
         else:
             from gradtrail.experiments import search  # late: Optuna takes half a second
 

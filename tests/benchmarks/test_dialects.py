@@ -32,6 +32,7 @@ def raw_losses() -> tuple[np.ndarray, dict[tuple[int, ...], np.ndarray]]:
     return np.stack(losses), weights_by_shape(training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS[1:])
 def test_dialects_agree_to_rounding(dialect: str, raw_losses: Any) -> None:
     training, batches = Training(dialect), make_batches(TASK)

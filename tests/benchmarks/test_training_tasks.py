@@ -47,6 +47,7 @@ OPTIMIZERS = {
 SIXTEEN_BITS = {"bfloat16": "bf16", "float16": "f16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [name for name, task in ROWS.items() if task.loop != "pytorch"])
 def test_row_trains_as_its_name_says(row: str) -> None:
     """One step of the whole batch changes the weights as Optax does, with matrix products of the precision."""

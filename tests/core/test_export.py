@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from exports import random_params
-from factories import NUM_CLASSES, SHAPE, SMALL_CNN, model_config, random_split
+from factories import NUM_CLASSES, SHAPE, SMALL_CNN, SMALL_MIXER, model_config, random_split
 
 from gradtrail.core.evaluate import evaluate_logits, log_mean_softmax
 from gradtrail.core.export import TEMPERATURE, export_forward, forward, tensors
@@ -26,16 +26,13 @@ NETWORKS = {
     "linear": model_config("linear"),
     "mlp": model_config(),
     "dropout": model_config(MLP(hidden=(5, 4), activation="relu", dropout=0.5)),
-    "features": model_config("linear", features="oriented_gradients"),
-    "straightened": dataclasses.replace(network(), features="straightened_pixels"),
     "bfloat16": model_config(precision="bfloat16"),
     "float16": model_config(precision="float16"),
     "cnn": network(),
     "group norm": network(norm="group", convolutions=2),
     "layer norm": network(norm="layer", kernel_size=1),
-    "mixer": model_config("mixer"),
+    "mixer": model_config(SMALL_MIXER),
     "color cnn": dataclasses.replace(network(), image_shape=(8, 6, 3)),
-    "color mixer": model_config("mixer", image_shape=(8, 6, 3)),
     "cnn, bfloat16": dataclasses.replace(network(hidden=()), precision="bfloat16"),
 }
 
@@ -49,7 +46,7 @@ def params_of(model: Model, count: int) -> list[Any]:
     [
         ("mlp", 1, 1),
         ("mlp", 2, 3),
-        ("features", 2, 3),
+        ("mixer", 2, 3),
         ("cnn", 2, 1),
         *(pytest.param(name, 1, 3, marks=() if name == "cnn" else pytest.mark.slow) for name in NETWORKS),
     ],

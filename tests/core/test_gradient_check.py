@@ -21,6 +21,7 @@ from gradtrail.core.config import ConfigError
 from gradtrail.core.gradient_check import check_gradients
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.arithmetic import Precision
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model
 from gradtrail.core.nn.own import Own
 
@@ -117,7 +118,7 @@ def is_accepted(model: Model, **options: Any) -> bool:
 @functools.partial(jax.jit, static_argnums=0)
 def largest_error(model: Model, params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
     """The largest error of an image's gradient in a batch of several sizes, relative to that of a batch of one."""
-    alone = per_example_grads(model, params, images, labels, label_smoothing=0.0)
+    alone = per_example_grads(model, params, images, labels, loss=CROSS_ENTROPY)
     expected = jax.vmap(lambda tree: ravel_pytree(tree)[0])(alone)
 
     def grads(rows: jax.Array) -> jax.Array:

@@ -8,20 +8,13 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.intervals import mean_interval, median_interval, pivotal_intervals, share_interval
+from gradtrail.core.intervals import median_interval, pivotal_intervals, share_interval
 
 
 @given(st.integers(1, 10_000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
 def test_the_interval_of_a_share_is_scipys(trial: tuple[int, int]) -> None:
     result, expected = share_interval(*trial), scipy.stats.binomtest(*trial).proportion_ci(method="wilson")
     np.testing.assert_allclose((result.low, result.high), (expected.low, expected.high), atol=1e-9)
-
-
-@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=40).filter(lambda values: np.ptp(values) > 1e-3))
-def test_the_interval_of_a_mean_is_scipys(values: list[float]) -> None:
-    result = mean_interval(values)
-    expected = scipy.stats.t.interval(0.95, len(values) - 1, np.mean(values), scipy.stats.sem(values))
-    np.testing.assert_allclose((result.low, result.high), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (20, 6), (100, 40)])

@@ -12,11 +12,11 @@ import scipy.special
 from factories import (
     NUM_CLASSES,
     SMALL_CNN,
-    SMALL_MIXER,
     cases,
     initial_params,
     model_config,
     new_compiler,
+    own_network,
     random_split,
 )
 from flax import nnx
@@ -25,9 +25,9 @@ from xla_flags import OLDER_EMITTERS
 
 from gradtrail.core import batching, per_example
 from gradtrail.core.gradients import scores as scores_module
-from gradtrail.core.nn import losses
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm
+from gradtrail.core.nn.losses import CROSS_ENTROPY, CrossEntropy, Focal, Loss
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import Clipping, clipped_grad_sum
@@ -36,6 +36,8 @@ SPLIT = random_split(13)
 LABELS = jnp.asarray(SPLIT.labels)
 PERCEPTRON, LINEAR = Model(model_config()), Model(model_config("linear"))
 SMOOTHINGS = [0.0, 0.2]
+LOSS = CrossEntropy(label_smoothing=0.2)
+FOCAL = Focal(gamma=2.0, class_weights=(0.5, 1.0, 3.0))
 IS_CPU = jax.default_backend() == "cpu"
 SLACK = 1 if IS_CPU else 30  # a GPU adds in another order, and rounds other intermediate results to 16 bits
 
@@ -47,7 +49,9 @@ def params_of(model: Model) -> dict:
 
 @functools.cache
 def scores(microbatch_size: int, model: Model = PERCEPTRON, smoothing: float = 0.2) -> dict[str, np.ndarray]:
-    score = scores_module.compile_score(model, smoothing, microbatch_size, compiler=new_compiler())
+    score = scores_module.compile_score(
+        model, CrossEntropy(label_smoothing=smoothing), microbatch_size, compiler=new_compiler()
+    )
     call = functools.partial(score, params_of(model))
     return batching.join(list(batching.map_batches(call, microbatch_size, SPLIT.images, SPLIT.labels)))
 
@@ -74,35 +78,36 @@ def test_size_of_the_microbatch_does_not_matter(microbatch_size: int) -> None:
 
 NETWORKS = {
     "linear": {"network": "linear"},
-    "linear on features": {"network": "linear", "features": "oriented_gradients"},
+    "linear on features": {"network": own_network("fixed_features")},
     "mlp with tanh": {"network": MLP(hidden=(5, 4), activation="tanh", dropout=0.4)},
     "mlp": {"network": MLP(hidden=(5, 4), activation="relu", dropout=0.4)},
     "cnn": {"network": dataclasses.replace(SMALL_CNN, dropout=0.4)},
-    "cnn on straightened pixels": {"network": SMALL_CNN, "features": "straightened_pixels"},
     "cnn with group norm": {"network": dataclasses.replace(SMALL_CNN, convolutions=2, norm="group")},
     "cnn with layer norm": {
         "network": dataclasses.replace(SMALL_CNN, channels=(6,), kernel_size=5, norm="layer", dropout=0.4),
     },
-    "mixer": {"network": dataclasses.replace(SMALL_MIXER, blocks=2, activation="tanh", dropout=0.4)},
+    "mixer": {"network": own_network("mixer", patch_size=1, width=4, hidden=(3, 5), activation="tanh", dropout=0.4)},
     "color mlp": {"network": "mlp", "image_shape": (4, 4, 3)},
     "color cnn": {"network": SMALL_CNN, "image_shape": (4, 4, 3)},
-    "color mixer": {"network": dataclasses.replace(SMALL_MIXER, patch_size=2), "image_shape": (4, 4, 3)},
 }
 FAST = [
-    ("mlp", "float32"),
-    ("linear on features", "float32"),
-    ("cnn with group norm", "bfloat16"),
-    ("cnn with layer norm", "float32"),
-    ("mixer", "bfloat16"),
-    ("color cnn", "float32"),
+    ("mlp", "float32", LOSS),
+    ("linear on features", "float32", LOSS),
+    ("cnn with group norm", "bfloat16", LOSS),
+    ("cnn with layer norm", "float32", LOSS),
+    ("mixer", "bfloat16", LOSS),
+    ("color cnn", "float32", LOSS),
 ]
 
 
 @pytest.mark.parametrize(
-    ("network", "precision"),
-    cases(itertools.product(NETWORKS, ("float32", "bfloat16", "float16")), fast=FAST),
+    ("network", "precision", "loss"),
+    [
+        *cases([(*case, LOSS) for case in itertools.product(NETWORKS, ("float32", "bfloat16", "float16"))], fast=FAST),
+        ("mlp", "float32", FOCAL),
+    ],
 )
-def test_norms_and_inner_products_are_those_of_the_gradients(network: str, precision: str) -> None:
+def test_norms_and_inner_products_are_those_of_the_gradients(network: str, precision: str, loss: Loss) -> None:
     """Norms layer by layer, products with directions; by the definition."""
     model = Model(model_config(precision=precision, **NETWORKS[network]))
     params = params_of(model)
@@ -110,17 +115,17 @@ def test_norms_and_inner_products_are_those_of_the_gradients(network: str, preci
     images = jnp.asarray(random_split(13, shape=model.config.image_shape).images)
     directions = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(2, *leaf.shape)), jnp.float32), params)
 
-    def loss(params: dict, image: jax.Array, label: jax.Array) -> jax.Array:
-        return losses.cross_entropy(model.apply(params, image[None]), label[None], label_smoothing=0.2)[0]
+    def example_loss(params: dict, image: jax.Array, label: jax.Array) -> jax.Array:
+        return loss.per_example(model.apply(params, image[None]), label[None])[0]
 
     @jax.jit
     def measure(params: dict, directions: dict) -> tuple:
         arguments = (model, params, images, LABELS)
         result = (
-            per_example.squared_grad_norms(*arguments, label_smoothing=0.2),
-            per_example.grad_dots(*arguments, directions, label_smoothing=0.2),
+            per_example.squared_grad_norms(*arguments, loss=loss),
+            per_example.grad_dots(*arguments, directions, loss=loss),
         )
-        return result, jax.vmap(jax.grad(loss), (None, 0, 0))(params, images, LABELS)
+        return result, jax.vmap(jax.grad(example_loss), (None, 0, 0))(params, images, LABELS)
 
     ((squares, logits), dots), item = measure(params, directions)
     assert logits.shape == (13, NUM_CLASSES)
@@ -212,18 +217,19 @@ def inputs(copies: int, shape: tuple[int, ...] = SHAPE) -> tuple[jax.Array, jax.
         return jnp.asarray(images), jnp.asarray(labels), jax.random.split(jax.random.key(copies), len(labels))
 
 
-def grads_of_each(model: Model, params: Params, copies: int) -> Params:
+def grads_of_each(model: Model, params: Params, copies: int, loss: Loss = LOSS) -> Params:
     """The gradient of the mean loss of each example's rows, by `vmap(grad)`."""
 
-    def loss(params: Params, image: jax.Array, label: jax.Array, key: jax.Array) -> jax.Array:
-        return losses.cross_entropy(model.apply(params, image, key=key), label, label_smoothing=0.1).mean()
+    def mean_loss(params: Params, image: jax.Array, label: jax.Array, key: jax.Array) -> jax.Array:
+        return loss.per_example(model.apply(params, image, key=key), label).mean()
 
     of_example = [
         leaf.reshape(NUM_EXAMPLES, copies, *leaf.shape[1:]) for leaf in inputs(copies, model.config.image_shape)
     ]
-    return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0, 0))(params, *of_example)
+    return jax.vmap(jax.grad(mean_loss), in_axes=(None, 0, 0, 0))(params, *of_example)
 
 
+@pytest.mark.parametrize("loss", [LOSS, FOCAL], ids=["cross-entropy", "focal"])
 @pytest.mark.parametrize(
     ("network", "copies"),
     cases(
@@ -231,14 +237,14 @@ def grads_of_each(model: Model, params: Params, copies: int) -> Params:
         fast=[("mlp", 3), ("cnn with group norm", 1), ("linear on features", 3), ("mixer", 3), ("color cnn", 3)],
     ),
 )
-def test_clipped_sum_equals_the_definition(network: str, copies: int) -> None:
+def test_clipped_sum_equals_the_definition(network: str, copies: int, loss: Loss) -> None:
     model = Model(model_config(**{"image_shape": SHAPE} | NETWORKS[network]))
     params = initial_params(model)
-    item = jit(functools.partial(grads_of_each, model, copies=copies))(params)
+    item = jit(functools.partial(grads_of_each, model, copies=copies, loss=loss))(params)
     norms = np.asarray(per_example_norm(item))
     limit = float(np.median(norms))  # some are clipped, some are not
     images, labels, keys = inputs(copies, model.config.image_shape)
-    clipping = Clipping(norm=limit, copies=copies, label_smoothing=0.1)
+    clipping = Clipping(norm=limit, copies=copies, loss=loss)
     mask = jnp.asarray(MASK)
     grads, bounds, _ = jit(lambda p: clipped_grad_sum(model, p, images, labels, mask, clipping, key=keys))(params)
     np.testing.assert_allclose(bounds, norms, rtol=5e-4)  # upper bounds
@@ -261,7 +267,7 @@ def test_no_example_counts_for_more_than_the_clip_norm(network: str, precision: 
     model = Model(model_config(image_shape=SHAPE, precision=precision, **NETWORKS[network]))
     params = initial_params(model)
     images, labels, _ = inputs(1)
-    clipping = Clipping(norm=1e-3, copies=1, label_smoothing=0.0)
+    clipping = Clipping(norm=1e-3, copies=1, loss=CROSS_ENTROPY)
 
     @jit
     def norm_of_one(only: jax.Array) -> jax.Array:
@@ -286,7 +292,7 @@ def test_example_that_overflows_adds_at_most_the_clip_norm_and_spares_the_others
     params = jax.tree.map(lambda leaf: leaf * 1e38, initial_params(model))
     images, labels, keys = inputs(copies)
     images = images.at[copies:].set(0.0)
-    clipping = Clipping(norm=0.1, copies=copies, label_smoothing=0.0)
+    clipping = Clipping(norm=0.1, copies=copies, loss=CROSS_ENTROPY)
 
     @jit
     def grad_sum(mask: jax.Array) -> Params:

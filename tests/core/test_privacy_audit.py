@@ -38,11 +38,11 @@ from gradtrail.core.privacy_audit import (
 )
 from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train.config import MemberSeeds
+from gradtrail.core.train.dp_sgd import Mechanism
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.core.train.private import Mechanism
 from gradtrail.core.train.step import make_init, make_step, take
 
 NOISE, CLIP = 0.5, 0.3
@@ -121,9 +121,7 @@ def test_scores_are_those_of_the_steps_of_a_training_without_the_absent_canaries
         products, signals = [], []
         for indices in drop_absent(np.asarray(audited._program.order(state.keys, np.int32(epoch))), present):
             assert not set(indices[indices != PADDING]) & set(24 + np.flatnonzero(~COINS))
-            grads = per_example_grads(
-                model, state.params, CANARIES.images, CANARIES.labels, label_smoothing=CONFIG.label_smoothing
-            )
+            grads = per_example_grads(model, state.params, CANARIES.images, CANARIES.labels, loss=CONFIG.loss)
             factor = np.minimum(1, CLIP / np.asarray(per_example_norm(grads))) / CLIP
             (layer,) = model.split_by_layer(grads).values()
             centred = pixels - pixels.mean(axis=0)
@@ -141,7 +139,7 @@ def test_scores_are_those_of_the_steps_of_a_training_without_the_absent_canaries
 def test_signals_of_hidden_layers_leave_the_bias_out() -> None:
     model, params, products = network("mlp")
     images, labels = jnp.asarray(CANARIES.images), jnp.asarray(CANARIES.labels)
-    forward = forward_of(model, params, images, labels, CONFIG.label_smoothing)
+    forward = forward_of(model, params, images, labels, CONFIG.loss)
     parts, _ = layer_metrics(model, forward, lambda _, __, *signals: signals)
     layers = model.layers()
     grads = {name: np.asarray(layers[name].grads(*part)) for name, part in parts.items()}
@@ -158,7 +156,7 @@ def test_products_of_any_module_are_those_of_its_whole_gradients(monkeypatch: py
     monkeypatch.chdir(ROOT)
     model, params, products = network("own")
     images, labels = jnp.asarray(CANARIES.images), jnp.asarray(CANARIES.labels)
-    grads = per_example_grads(model, params, images, labels, label_smoothing=CONFIG.label_smoothing)
+    grads = per_example_grads(model, params, images, labels, loss=CONFIG.loss)
     factors = np.minimum(1, CLIP / per_example_norm(grads)) / CLIP
     rows = np.concatenate([leaf.reshape(len(labels), -1) for leaf in jax.tree.leaves(grads)], axis=1)
     direction = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)]) * CONFIG.batch_size / CLIP

@@ -97,7 +97,7 @@ def test_option_is_read_as_dvc_reads_it(monkeypatch: pytest.MonkeyPatch) -> None
 def test_error_in_a_block_of_the_file_is_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     params = read_yaml(PARAMS)
-    params["train"]["own"] |= {"patchh": params["train"]["own"].pop("patch")}
+    params["train"]["own"]["patchh"] = 7
     with pytest.raises(UserError) as error:
         override(params, ["train.model=own"])
     line = "params.yaml: train.own.patchh is not a known key; did you mean 'patch'?; -S set train.model=own"

@@ -84,14 +84,6 @@ def test_suspects_have_the_highest_scores_and_their_true_neighbours(splits: dict
     assert {one["split"] for one in choose_suspects(splits, "validation", 4)} == {"validation"}
 
 
-def test_audit_of_other_data_is_one_line(splits: dict[str, Split]) -> None:
-    table = read_parquet(SUSPECTS, reviewing._COLUMNS)
-    for changed in ({"example_id": 10**6}, {"label": (table["label"] + 1) % NUM_CLASSES}):
-        table.assign(**changed).to_parquet(SUSPECTS, index=False)
-        with pytest.raises(UserError, match=r"made for other data than data/processed; run `make audit` again$"):
-            choose_suspects(splits, None, 3)
-
-
 def test_decision_is_in_the_file_before_the_answer_and_can_be_replaced(splits: dict[str, Split]) -> None:
     suspects = choose_suspects(splits, None, 4)
     with served(splits, suspects) as link:
@@ -129,6 +121,11 @@ def test_mistakes_are_one_line(splits: dict[str, Split]) -> None:
             review(PATH, **options | {"port": port})
     with pytest.raises(UserError, match=r"^--reviewer begins with '='"):
         review(PATH, **options | {"reviewer": "=1"})
+    table = read_parquet(SUSPECTS, reviewing._COLUMNS)
+    for changed in ({"example_id": 10**6}, {"label": (table["label"] + 1) % NUM_CLASSES}):
+        table.assign(**changed).to_parquet(SUSPECTS, index=False)
+        with pytest.raises(UserError, match=r"made for other data than data/processed; run `make audit` again$"):
+            review(PATH, **options)
     train = splits["train"]
     old = int(train.labels[0] + 1) % 3
     write_corrections(PATH, [dataclasses.replace(ROW, example_id=int(train.example_id[0]), old=old)])

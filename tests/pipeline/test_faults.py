@@ -6,7 +6,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,7 +94,7 @@ def test_a_training_whose_params_were_edited_resumes_when_the_edit_is_undone(pro
     key = "train.adamw.learning_rate"
     rate = project.get(key)
     with project.holding("train") as has_begun:
-        process = project.start(sys.executable, "-m", "dvc", "repro", "--force", "--single-item", "train")
+        process = project.start_dvc("repro", "--force", "--single-item", "train")
         edit_once_begun(project, process, has_begun, lambda: project.set(key, 0.123))
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 255, output
@@ -189,10 +188,10 @@ def test_two_processes_of_one_state_have_one_result(project: Project) -> None:
 
 
 def test_ctrl_c_stops_dvc_repro_and_the_next_one_resumes(project: Project) -> None:
-    project.set("train.epochs", 400)
+    project.set("train.epochs", 150)
     project.set("runtime.checkpoint_seconds", 0.001)
     written = (project.folder / ".gradtrail" / "resume").glob
-    process = project.start(sys.executable, "-m", "dvc", "repro", "train")
+    process = project.start_dvc("repro", "train")
     output, seconds = stop(process, signal.SIGINT, when=lambda: any(written("*/step_?????????")))
     assert process.returncode != 0
     assert "train: stopped after step " in output

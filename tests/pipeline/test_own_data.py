@@ -46,8 +46,7 @@ def write_own(folder: Path, seed: int) -> Path:
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     """The project after `dvc repro`, and what that printed."""
     project = copy_project(tmp_path_factory.mktemp("own") / "project")
-    for key, value in QUICK.items():
-        project.set(key, value)
+    project.change(QUICK)
     return project, project.dvc("repro", env={"IDX_DIR": str(write_own(project.folder.with_name("folder"), 0))})
 
 

@@ -274,6 +274,5 @@ def test_the_profile_run_has_times_in_figures_and_tables(project: Project) -> No
     assert set(functions["function"]) == {"train_step", "predict", "score"}
     assert set(functions["precision"]) == {"float16", "float32"}
     assert (functions["examples_per_second"] > 0).all()
-    assert run["metrics"]["profile/jit/speedup"] > 0
     low, ratio, high = (run["metrics"][f"profile/float16_over_float32{end}"] for end in ("_low", "", "_high"))
     assert 0 < low <= ratio <= high

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from model_store import empty_store, enter_store, small_export
+from model_store import enter_store, small_export
+from projects import empty_store
 
 
 @pytest.fixture

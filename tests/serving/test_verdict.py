@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from model_store import empty_store, enter_store, evaluation, training
+from model_store import enter_store, evaluation, training
+from projects import empty_store
 
 from gradtrail.core.intervals import Interval, share_interval
 from gradtrail.serving import probe

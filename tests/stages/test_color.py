@@ -41,7 +41,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info = write_processed(folder / "data", SPLITS, dataset_info(name="patches", image_shape=(*SHAPE, 3)))
     params = run_training(*make_engine(CONFIG, SPLITS["train"]))[-1].state.params
     network = CONFIG.model_config(info.image_shape, NUM_CLASSES)
-    about = WeightsInfo(model=network, label_smoothing=CONFIG.label_smoothing, dataset=info, epoch=CONFIG.epochs)
+    about = WeightsInfo(model=network, loss=CONFIG.loss, dataset=info, epoch=CONFIG.epochs)
     write_weights(folder / "final.safetensors", params, about)
     return folder
 

@@ -18,6 +18,7 @@ from projects import ROOT
 from gradtrail.core.data import Split
 from gradtrail.core.export import ExportConfig, forward, tensors
 from gradtrail.core.intervals import Interval, share_interval
+from gradtrail.core.nn.losses import CrossEntropy
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages import export
@@ -90,7 +91,9 @@ def evaluated(*paths: Path) -> Evaluated:
 def test_evaluated_networks_are_exported(tmp_path: Path) -> None:
     model, paths = Model(model_config()), [tmp_path / f"{seed}.safetensors" for seed in (3, 4)]
     for seed, path in enumerate(paths, 3):
-        info = WeightsInfo(model=model.config, label_smoothing=0.1, dataset=dataset_info(), epoch=seed)
+        info = WeightsInfo(
+            model=model.config, loss=CrossEntropy(label_smoothing=0.1), dataset=dataset_info(), epoch=seed
+        )
         write_weights(path, random_params(model, seed), info)
     network = read_network(evaluated(*paths), dataset_info())
     assert (network.weights, network.epochs, network.temperature) == ("best", (3, 4), 0.5)

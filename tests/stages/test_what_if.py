@@ -23,9 +23,9 @@ from factories import (
 
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
-from gradtrail.core.gradients.what_if import log_odds, make_outputs
+from gradtrail.core.gradients.what_if import make_outputs
 from gradtrail.core.nn.inference import compile_predict_within
-from gradtrail.core.nn.losses import cross_entropy
+from gradtrail.core.nn.losses import CROSS_ENTROPY, cross_entropy, log_odds
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import on_device
@@ -105,7 +105,7 @@ def test_proposed_label_is_the_most_probable_other_class() -> None:
 
 
 def test_outputs_are_means_over_members(tmp_path: Path) -> None:
-    about = WeightsInfo(model=MODEL.config, label_smoothing=0.0, dataset=dataset_info(), epoch=1)
+    about = WeightsInfo(model=MODEL.config, loss=CROSS_ENTROPY, dataset=dataset_info(), epoch=1)
     each, validation = [initial_params(MODEL, seed) for seed in (0, 1)], SPLITS["validation"]
     paths = {seed: tmp_path / f"{seed}.safetensors" for seed in (0, 1)}
     for seed, params in enumerate(each):

@@ -37,7 +37,6 @@ def small_network(
     networks: dict[str, Any] = {"linear": Linear(), "mlp": mlp, "cnn": _CNN}
     config = ModelConfig(
         network=networks[model],
-        features="none",
         precision="float32",
         image_shape=image_shape,
         num_classes=len(CLASSES),

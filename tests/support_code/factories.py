@@ -1,5 +1,6 @@
 """Small valid instances of what the code works on; a test names only what it is about."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -16,22 +17,24 @@ from jaxtyping import Array
 from sklearn.datasets import load_sample_images
 
 from gradtrail.core.audit.networks import AuditConfig
-from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
+from gradtrail.core.data import PreprocessConfig, Split
 from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
-from gradtrail.core.nn.mixer import Mixer
+from gradtrail.core.nn.losses import CrossEntropy
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
+from gradtrail.core.nn.own import Own
 from gradtrail.core.privacy_audit import PrivacyAuditConfig
 from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train import schedules
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES, changed_labels, weight_changes
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program, make_program, on_device, train
 from gradtrail.core.train.loss_scaling import LossScalingConfig
-from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop, ScheduleFree
+from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop
 from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
 from gradtrail.core.train.schedules import (
     Constant,
@@ -59,15 +62,21 @@ def new_compiler(clock: Callable[[], float] | None = None) -> Compiler:
 SMALL_CNN = CNN(
     channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(5,), activation="relu", dropout=0.0
 )
-SMALL_MIXER = Mixer(patch_size=1, width=4, blocks=1, hidden=(3, 5), activation="relu", dropout=0.0)
 
+
+def own_network(file: str, **fields: Any) -> Own:
+    """A network of a file in `pipeline/networks`."""
+    with contextlib.chdir(ROOT):
+        return Own(file=file, config=Own.config_class(file)(**fields))
+
+
+SMALL_MIXER = own_network("mixer", patch_size=1, width=4, blocks=1, hidden=(3, 5))
 
 # The configs that `train_config` uses for a kind that is given by its name
 NETWORKS: dict[str, Network] = {
     "linear": Linear(),
     "mlp": MLP(hidden=(5,), activation="relu", dropout=0.0),
     "cnn": SMALL_CNN,
-    "mixer": SMALL_MIXER,
 }
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": SGD(learning_rate=0.1, momentum=0.9, nesterov=True),
@@ -76,9 +85,6 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": AdamW(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05),
     "lion": Lion(learning_rate=0.001, b1=0.9, b2=0.99, weight_decay=0.05),
     "muon": Muon(learning_rate=0.02, adam_learning_rate=0.01, beta=0.95, weight_decay=0.05),
-    "schedule_free": ScheduleFree(
-        learning_rate=0.01, warmup_fraction=0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05
-    ),
 }
 SCHEDULES: dict[str, Schedule] = {
     "constant": Constant(warmup_fraction=0.0),
@@ -104,7 +110,6 @@ def train_config(**overrides: Any) -> TrainConfig:
         shards=1,
         reduction="ordered",
         model=NETWORKS["mlp"],
-        features="none",
         precision="float32",
         loss_scaling=LossScalingConfig(
             initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
@@ -114,8 +119,8 @@ def train_config(**overrides: Any) -> TrainConfig:
         schedule=SCHEDULES["warmup_cosine"],
         clip_norm=1.0,
         average_decay=None,
-        label_smoothing=0.1,
-        augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+        loss=CrossEntropy(label_smoothing=0.1),
+        augmentation=NO_AUGMENTATION,
         changes=NO_CHANGES,
         privacy=NOT_PRIVATE,
         keep_epochs=(0, 1),

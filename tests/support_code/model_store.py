@@ -1,9 +1,7 @@
 """A store with trainings whose exports are logged, as the pipeline makes them, without running it."""
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from exports import write_small_export
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Run
 from projects import ROOT
-from warm_python import made_once, warm_python
 
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import PARAMS
@@ -24,29 +21,7 @@ from gradtrail.stages.model.exported import read_manifest
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.tags import OUTS
 
-_OPEN = "from gradtrail.tracking.store import experiment_id, open_store; print(experiment_id(open_store(), 'models'))"
 LABELS = np.arange(200) % 10
-
-
-def empty_store() -> Path:
-    """Return the folder of an empty store; to be copied, not to be changed."""
-
-    def make(folder: Path) -> None:
-        ((status, _),) = create_store(folder, at_once=1)
-        assert status == 0
-
-    return made_once(make, "models")
-
-
-def create_store(folder: Path, *, at_once: int) -> list[tuple[int, bytes]]:
-    """Create an empty store, by so many processes at once; return status and output of each: the experiment's id."""
-    folder.mkdir(exist_ok=True)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_TRACKING")}
-    env |= {"DVC_ROOT": str(folder), "PYTHONPATH": str(ROOT / "src")}
-    command = [warm_python(), "-c", _OPEN]
-    started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(at_once)]
-    outputs = [process.communicate()[0] for process in started]
-    return [(process.returncode, out) for process, out in zip(started, outputs, strict=True)]
 
 
 def enter_store(created: Path, folder: Path, patch: pytest.MonkeyPatch) -> MlflowClient:

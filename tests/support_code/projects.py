@@ -78,7 +78,7 @@ class Project:
         return self.python("-m", "gradtrail", *arguments, **options)
 
     def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a command in the folder, in a process group of its own, with the real interpreter."""
+        """Start a command in the folder, in a process group of its own."""
         return subprocess.Popen(command, start_new_session=True, **self._options(env))
 
     def _options(self, env: Mapping[str, str] | None) -> dict[str, Any]:
@@ -87,12 +87,15 @@ class Project:
         return {"cwd": self.folder, "env": environment() | dict(env or {}), **streams}
 
     def start_stage(self, name: str, *under: str) -> subprocess.Popen[str]:
-        """Start a stage by hand, if asked `under` a command such as `nice`."""
-        stage = (sys.executable, "-m", f"pipeline.{name}")
-        return self.start(*under, *stage, env={"PYTHONPATH": str(self.folder / "src")})
+        """Start a stage by hand; `under` a command such as `nice` with the real interpreter."""
+        python = sys.executable if under else str(warm_python())
+        return self.start(*under, python, "-m", f"pipeline.{name}", env={"PYTHONPATH": str(self.folder / "src")})
 
-    def run_stage(self, name: str) -> str:
-        process = self.start_stage(name)
+    def start_dvc(self, *arguments: str) -> subprocess.Popen[str]:
+        return self.start(str(warm_python()), "-m", "dvc", *arguments, env=warm())
+
+    def run_stage(self, name: str, *under: str) -> str:
+        process = self.start_stage(name, *under)
         output, _ = process.communicate(timeout=_LONGEST)
         assert process.returncode == 0, output
         self.wait_for_shipping()
@@ -153,14 +156,16 @@ class Project:
         return [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
 
     def set(self, key: str, value: Any) -> None:
+        self.change({key: value})
+
+    def change(self, params: Mapping[str, Any]) -> None:
+        """Write values into `params.yaml`, by key."""
         yaml = YAML()
         path = self.folder / "params.yaml"
         content = yaml.load(path)
-        node = content
-        *parents, last = key.split(".")
-        for part in parents:
-            node = node[part]
-        node[last] = value
+        for key, value in params.items():
+            *parents, last = key.split(".")
+            functools.reduce(operator.getitem, parents, content)[last] = value
         yaml.dump(content, beside := path.with_suffix(".tmp"))
         beside.replace(path)  # a stage that is starting reads the old file or the new one
 
@@ -240,11 +245,12 @@ class Project:
 
     def empty_store(self) -> None:
         """Put a store without runs in the place of the project's: what is left of one that was lost and made anew."""
-        path = self.folder / "mlflow.db"
+        path, template = self.folder / "mlflow.db", empty_store()
         path.unlink(missing_ok=True)
-        shutil.copy(made_once(_make_store, "store") / "mlflow.db", path)
+        shutil.copy(template / "mlflow.db", path)
         with contextlib.closing(sqlite3.connect(path)) as store, store:  # else it would say that it was moved
-            store.execute("update experiments set artifact_location = ?", (str(self.folder / "mlruns" / "0"),))
+            moved = "update experiments set artifact_location = replace(artifact_location, ?, ?)"
+            store.execute(moved, (str(template), str(self.folder)))
 
     def sync(self, **env: str) -> str:
         return self.gradtrail("sync", env=env)
@@ -301,8 +307,7 @@ def finished_project() -> Project:
 
 def _finish_project(folder: Path) -> None:
     project = copy_project(folder)
-    for key, value in QUICK.items():
-        project.set(key, value)
+    project.change(QUICK)
     project.commit("quick params")
     output = project.dvc("repro")
     assert project.ran(output) == list(STAGES)
@@ -310,12 +315,27 @@ def _finish_project(folder: Path) -> None:
     project.commit("results")
 
 
-def _make_store(folder: Path) -> None:
-    """Make a database as MLflow makes it."""
-    folder.mkdir()
-    code = "from gradtrail.tracking.store import open_store; open_store()"
+def empty_store() -> Path:
+    """Return the folder of a store without runs, which takes MLflow seconds; to be copied, not to be changed."""
+
+    def make(folder: Path) -> None:
+        ((status, _),) = create_store(folder, at_once=1)
+        assert status == 0
+
+    return made_once(make, "store")
+
+
+def create_store(folder: Path, *, at_once: int) -> list[tuple[int, bytes]]:
+    """Create a store by so many processes at once; return the status of each and the id of the experiment `models`."""
+    folder.mkdir(exist_ok=True)
+    code = (
+        "from gradtrail.tracking.store import experiment_id, open_store; print(experiment_id(open_store(), 'models'))"
+    )
     env = environment() | {"DVC_ROOT": str(folder), "PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([warm_python(), "-c", code], check=True, env=env, timeout=_LONGEST)
+    command = [warm_python(), "-c", code]
+    started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(at_once)]
+    outputs = [process.communicate()[0] for process in started]
+    return [(process.returncode, out) for process, out in zip(started, outputs, strict=True)]
 
 
 def compiled_code() -> Path:
@@ -339,7 +359,7 @@ def copy_project(to: Path) -> Project:
 
 
 def initialize(project: Project) -> Project:
-    """Put a new project under git and DVC, with a store without runs: MLflow takes seconds to make one."""
+    """Put a new project under git and DVC, with a store without runs."""
     project.git("init", "-q")
     project.dvc("init", "-q")
     project.commit("a project")

@@ -112,6 +112,5 @@ def make_small_project(to: Path) -> Project:
         }
     YAML().dump({"stages": stages}, to / "dvc.yaml")
     project = Project(to)
-    project.set("fetch.dataset", "digits")
-    project.set("runtime.system_metrics", False)
+    project.change({"fetch.dataset": "digits", "runtime.system_metrics": False})
     return initialize(project)

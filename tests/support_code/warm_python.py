@@ -74,7 +74,7 @@ server = socket.socket(socket.AF_UNIX)
 server.connect("socket")
 socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
 server.sendall(request)
-for number in (signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: server.sendall(bytes([number])))
 answer = server.recv(4)
 status = int.from_bytes(answer, "big", signed=True) if answer else 255

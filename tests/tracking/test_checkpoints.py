@@ -126,7 +126,10 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     state = run_training(engine, examples)[-1].state
     weights = on_host(engine.evaluation_params(state))
     info = WeightsInfo(
-        model=SHORT.model_config(SHAPE, 3), label_smoothing=0.1, dataset=dataset_info(), epoch=SHORT.epochs
+        model=SHORT.model_config(SHAPE, 3),
+        loss=SHORT.loss,
+        dataset=dataset_info(),
+        epoch=SHORT.epochs,
     )
     write_weights(tmp_path / "models/final.safetensors", weights, info)
     save_checkpoint(tmp_path / "saved", state)

@@ -59,14 +59,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return _load_pyfunc(str(folder))
 
 
-@pytest.mark.parametrize("count", [0, 1, 31, 33, 70])
-def test_any_number_of_images_gets_the_same_answers(served: ServedModel, count: int) -> None:
-    answer, whole = served.predict(PIXELS[:count]), served.predict(PIXELS)
-    assert answer["probabilities"].dtype == np.float32
-    np.testing.assert_allclose(answer["probabilities"], whole["probabilities"][:count], rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(answer["label"], answer["probabilities"].argmax(axis=1))
-
-
 def test_unusable_exports_are_refused_in_one_line(tmp_path: Path) -> None:
     damaged = write_small_export(tmp_path / "damaged", model="linear")
     (damaged / "weights.safetensors").write_bytes(b"words")

@@ -14,8 +14,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
-from model_store import create_store
-from projects import ROOT
+from projects import ROOT, create_store
 
 from gradtrail.stages.common.params import PARAMS
 from gradtrail.stages.common.yaml_file import read_yaml

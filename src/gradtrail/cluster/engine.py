@@ -55,12 +55,11 @@ class RayEngine:
     cpus: float  # CPUs per experiment
     gpus: float  # GPUs per experiment
 
-    def prepare(self) -> int:
+    def prepare(self) -> None:
         """Check that the cluster can run experiments; raise UserError, with the remedy, if it cannot."""
         self._places()
         if self.on != LOCAL:
             connect(self.on)
-        return 0
 
     def run(
         self, title: str, planned: Mapping[str, Mapping[str, Any]], missing: Mapping[str, Mapping[str, Any]], stage: str

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.layers import Layer
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model, Params, by_path
 from gradtrail.core.nn.own import WRAPPER, Own, WholeNetwork, faults
 from gradtrail.core.per_example import forward_of, layer_metrics
@@ -135,7 +136,7 @@ def _measure_layers(
     if any(isinstance(layer, WholeNetwork) for layer in layers.values()):
         return {}, {}
     directions = model.split_by_layer(jax.tree.map(lambda leaf: leaf[None], direction))
-    forward = forward_of(model, params, images, labels, 0.0, keys)
+    forward = forward_of(model, params, images, labels, CROSS_ENTROPY, keys)
     by_layer, _ = layer_metrics(model, forward, _layer_results, directions)
     methods = Errors()
     for name, (rows, errors, terms) in by_layer.items():

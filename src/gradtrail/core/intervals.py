@@ -1,6 +1,6 @@
-"""The significance level of all tests, 95 % intervals of shares, means, medians and scores, and bisection.
+"""The significance level of all tests, 95 % intervals of shares, medians and scores, and bisection.
 
-Out of scope: tests of differences (`support/significance`), which need SciPy and take the level from here.
+Out of scope: intervals of means and tests of differences, which need SciPy and take the level from here.
 """
 
 import math
@@ -13,7 +13,6 @@ import numpy as np
 SIGNIFICANCE = 0.05
 TAILS = (SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2)  # quantiles at which an interval ends
 _Z = statistics.NormalDist().inv_cdf(TAILS[1])
-_HALVINGS = 60  # of an interval of angles: to float64's precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,32 +39,6 @@ def share_interval(hits: int, total: int) -> Interval:
     spread = _Z * math.sqrt(share * (1 - share) / total + _Z**2 / (4 * total**2))
     low, high = ((centre + sign * spread) / (1 + _Z**2 / total) for sign in (-1, 1))
     return Interval(value=share, low=max(low, 0.0), high=min(high, 1.0))
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of two or more normal values with Student's t interval."""
-    mean = float(np.mean(values))
-    half = _students_t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Interval(value=mean, low=mean - half, high=mean + half)
-
-
-def _students_t(dof: int) -> float:
-    """Return the t that the absolute value of Student's variable exceeds with the probability `SIGNIFICANCE`.
-
-    Source: M. Abramowitz and I. Stegun, "Handbook of Mathematical Functions" (1964), 26.7.3 and 26.7.4, by bisection.
-    """
-
-    def probability(angle: float) -> float:
-        """Return P(|T| ≤ √dof tan(angle)), a finite series."""
-        is_odd = dof % 2
-        total, term = 0.0, math.sin(angle) * math.cos(angle) ** is_odd
-        for power in range(is_odd, dof - 1, 2):
-            total += term
-            term *= (power + 1) / (power + 2) * math.cos(angle) ** 2
-        return 2 / math.pi * (angle + total) if is_odd else total
-
-    angle, _ = bisect(lambda angle: probability(angle) < 1 - SIGNIFICANCE, 0.0, math.pi / 2, halvings=_HALVINGS)
-    return math.sqrt(dof) * math.tan(angle)
 
 
 def median_interval(values: Sequence[float]) -> Interval:

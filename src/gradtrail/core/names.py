@@ -6,12 +6,10 @@ from pathlib import Path
 NETWORKS = Path("pipeline/networks")  # folder of networks of one's own
 
 
-def model_name(kind: str, *, channels: Sequence[int] = (), hidden: Sequence[int] = (), features: str = "none") -> str:
-    """Return the name of a network from its kind, the widths of its layers and its features, such as `mlp-256-128`.
+def model_name(kind: str, *, channels: Sequence[int] = (), hidden: Sequence[int] = ()) -> str:
+    """Return the name of a network from its kind and the widths of its layers, such as `mlp-256-128`.
 
-    Channels come before the hidden layers, after a plus: `cnn-16-32-64+128`. Features other than `none` end it: `linear
-    on oriented gradients`.
+    Channels come before the hidden layers, with a plus between: `cnn-16-32-64+128`.
     """
     widths = "+".join("-".join(map(str, layer_widths)) for layer_widths in (channels, hidden) if layer_widths)
-    name = f"{kind}-{widths}" if widths else kind
-    return name if features == "none" else f"{name} on {features.replace('_', ' ')}"
+    return f"{kind}-{widths}" if widths else kind

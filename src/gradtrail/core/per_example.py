@@ -16,8 +16,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
 
 from gradtrail.core import batching
-from gradtrail.core.nn import losses
 from gradtrail.core.nn.layers import ROUNDING, Layer
+from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import Model, Params, by_path
 from gradtrail.core.nn.own import OtherLayer
 
@@ -89,27 +89,27 @@ _probe.defvjp(_probe_forward, _probe_backward)
 
 
 def forward_of(
-    model: Model, params: Params, images: Array, labels: Array, label_smoothing: float, key: Array | None = None
+    model: Model, params: Params, images: Array, labels: Array, loss: Loss, key: Array | None = None
 ) -> Forward:
     """Return the forward pass of a batch for `layer_metrics`; `key` is for dropout, one for each example."""
 
     def forward(tap: Callable[[str, Layer, Array], Array]) -> tuple[Array, Array]:
         logits = model.apply(params, images, key=key, tap=tap)
-        return jnp.sum(losses.cross_entropy(logits, labels, label_smoothing=label_smoothing)), logits
+        return jnp.sum(loss.per_example(logits, labels)), logits
 
     return forward
 
 
 def squared_grad_norms(
-    model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float
+    model: Model, params: Params, images: Images, labels: Labels, *, loss: Loss
 ) -> tuple[dict[str, Float[Array, " batch"]], Float[Array, "batch classes"]]:
     """Return the squared L2 norm of each example's gradient for each layer, float32, and the logits."""
-    forward = forward_of(model, params, images, labels, label_smoothing)
+    forward = forward_of(model, params, images, labels, loss)
     return layer_metrics(model, forward, lambda layer, _, *signals: layer.squared_grad_norms(*signals))
 
 
 def grad_dots(
-    model: Model, params: Params, images: Images, labels: Labels, directions: Params, *, label_smoothing: float
+    model: Model, params: Params, images: Images, labels: Labels, directions: Params, *, loss: Loss
 ) -> Float[Array, "batch directions"]:
     """Return the inner product of each example's gradient with each direction, such as the mean gradient, float32.
 
@@ -119,21 +119,21 @@ def grad_dots(
     def measure(layer: Layer, directions: PyTree, inputs: Array, cotangent: Array) -> Array:
         return layer.grad_dots(inputs, cotangent, directions)
 
-    forward = forward_of(model, params, images, labels, label_smoothing)
+    forward = forward_of(model, params, images, labels, loss)
     by_layer, _ = layer_metrics(model, forward, measure, model.split_by_layer(directions))
     return sum(by_layer.values(), start=jnp.float32(0))
 
 
 def summed_grad(
-    model: Model, params: Params, images: Images, labels: Labels, mask: Bool[Array, " batch"], *, label_smoothing: float
+    model: Model, params: Params, images: Images, labels: Labels, mask: Bool[Array, " batch"], *, loss: Loss
 ) -> Params:
     """Return the sum of the gradients of the examples where `mask` is true; like `params`, float32."""
 
-    def loss(params: Params) -> Array:
-        example_losses = losses.cross_entropy(model.apply(params, images), labels, label_smoothing=label_smoothing)
+    def total_loss(params: Params) -> Array:
+        example_losses = loss.per_example(model.apply(params, images), labels)
         return batching.masked_sum(example_losses, mask)
 
-    return jax.grad(loss)(params)
+    return jax.grad(total_loss)(params)
 
 
 def unknown_layers(model: Model) -> list[str]:
@@ -157,7 +157,7 @@ class Clipping:
     norm: float  # L2 norm to which larger gradients are scaled down
     # rows of each example, such as augmentations of it, whose mean gradient is clipped (De et al., arXiv 2204.13650)
     copies: int
-    label_smoothing: float
+    loss: Loss
 
 
 def clipped_grad_sum(
@@ -190,7 +190,7 @@ def clipped_grad_sum(
         with full_precision:
             return layer.clip_terms(inputs, cotangent, clipping.copies)
 
-    forward = bounded_forward(forward_of(model, params, images, labels, clipping.label_smoothing, key))
+    forward = bounded_forward(forward_of(model, params, images, labels, clipping.loss, key))
     by_layer, logits = layer_metrics(model, forward, measure)
     squared = sum((bound for bound, _ in by_layer.values()), start=jnp.float32(_UNDERFLOW))
     norms = jnp.sqrt(squared) * (1.0 + (len(by_layer) + 16) * ROUNDING) / clipping.copies

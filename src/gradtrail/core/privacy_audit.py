@@ -25,8 +25,8 @@ from gradtrail.core.per_example import bounded_forward, forward_of, layer_metric
 from gradtrail.core.sharding import replicated, with_sharding
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.dp_sgd import Mechanism
 from gradtrail.core.train.gradient import Examples
-from gradtrail.core.train.private import Mechanism
 from gradtrail.core.train.step import StepRecord, TrainState, make_step, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
@@ -190,7 +190,7 @@ def canary_products(
         return squared, signals, dots
 
     def tile_products(images: Array, labels: Array) -> tuple[Array, Array]:
-        forward = bounded_forward(forward_of(model, params, images, labels, config.label_smoothing))
+        forward = bounded_forward(forward_of(model, params, images, labels, config.loss))
         by_layer, _ = layer_metrics(model, forward, measure, directions)
         squared, signals, dots = (jnp.stack(parts) for parts in zip(*by_layer.values(), strict=True))
         factors = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(jnp.sum(squared, axis=0), 1e-30))) / clip

@@ -7,16 +7,15 @@ stages warn.
 """
 
 import dataclasses
+import itertools
 import json
 import platform
-import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jaxlib
-from rich.table import Table
 
 from gradtrail.core.evaluate import EvaluateConfig
 from gradtrail.core.gradients.passes import compile_passes
@@ -59,18 +58,18 @@ _IMAGE_SHAPE, _NUM_CLASSES, _NUM_EXAMPLES = (28, 28), 10, 55_000  # MNIST's trai
 
 def run_gate(*, accept: bool) -> int:
     """Compare the current costs with the accepted ones, or accept them; return the exit status, 1 for a change."""
+    if not accept and not ACCEPTED.is_file():
+        raise UserError(f"{ACCEPTED}: no such file; `gradtrail gate --accept` writes it")
     console, current = stdout_console(), measure()
     if accept:
         write_json(ACCEPTED, current)
         console.print(f"{ACCEPTED}: {len(current['costs'])} functions accepted")
         return 0
-    if not ACCEPTED.is_file():
-        raise UserError(f"{ACCEPTED}: no such file; `gradtrail gate --accept` writes it")
     accepted = json.loads(ACCEPTED.read_text(encoding="utf-8"))
 
     # Only what is comparable: between machines and versions some metrics differ for the same program.
     before, after = accepted["machine"], current["machine"]
-    metrics: Collection[str] = TOLERANCES
+    metrics: Iterable[str] = TOLERANCES
     if before != after:
         is_same_version = all(before[name] == after[name] for name in ("jax", "jaxlib"))
         metrics = SAME_VERSION_METRICS if is_same_version else PORTABLE_METRICS
@@ -84,43 +83,29 @@ def run_gate(*, accept: bool) -> int:
     if not changes:
         console.print(f"gate: the costs of {len(current['costs'])} functions are those accepted")
         return 0
-    console.print(as_table(changes))
+    right = ("accepted", "current", "ratio", "tolerance")
+    console.print(table("costs beyond their tolerance", changes, right=right))
     console.print("`gradtrail gate --accept` accepts the current costs; commit the file and explain why they changed")
     return 1
 
 
-Change = tuple[str, str, int | None, int | None]  # function, metric, accepted and current value; None if there is none
-
-
-def find_changes(accepted: Costs, current: Costs, metrics: Collection[str]) -> list[Change]:
-    """Return the metrics that differ by more than their tolerance, in the order of the functions."""
-    changes: list[Change] = []
-    for function in accepted | current:
-        for metric in TOLERANCES:
-            before, after = (costs.get(function, {}).get(metric) for costs in (accepted, current))
-            if before is None or after is None:
-                differs = before is not after
-            else:
-                differs = abs(after - before) > TOLERANCES[metric] * abs(before)
-            if differs and metric in metrics:
-                changes.append((function, metric, before, after))
-    return changes
-
-
-def as_table(changes: Iterable[Change]) -> Table:
-    """Return a table of the changes."""
-    rows = [
-        {
-            "function": function,
-            "metric": metric,
-            "accepted": "-" if before is None else f"{before:,}",
-            "current": "-" if after is None else f"{after:,}",
-            "ratio": f"{after / before:.3f}" if before and after is not None else "-",
-            "tolerance": f"{TOLERANCES[metric]:.0%}",
-        }
-        for function, metric, before, after in changes
-    ]
-    return table("costs beyond their tolerance", rows, right=("accepted", "current", "ratio", "tolerance"))
+def find_changes(accepted: Costs, current: Costs, metrics: Iterable[str]) -> list[dict[str, str]]:
+    """Return a row of a table for each metric that differs by more than its tolerance; a missing function costs 0."""
+    rows = []
+    for function, metric in itertools.product(accepted | current, metrics):
+        before, after = (costs.get(function, {}).get(metric, 0) for costs in (accepted, current))
+        if abs(after - before) > TOLERANCES[metric] * before:
+            rows.append(
+                {
+                    "function": function,
+                    "metric": metric,
+                    "accepted": f"{before:,}",
+                    "current": f"{after:,}",
+                    "ratio": f"{after / before:.3f}" if before else "new",
+                    "tolerance": f"{TOLERANCES[metric]:.0%}",
+                }
+            )
+    return rows
 
 
 def measure() -> dict[str, Any]:
@@ -146,12 +131,12 @@ def measure() -> dict[str, Any]:
     loop.make_program(config, model, _NUM_EXAMPLES, jax.local_devices(), noise).compile(compilers["train"])
     compile_predict_within(model, compiler=compilers["train"])
     compile_predict_within(model, evaluate.batch_size, compiler=compilers["evaluate"])
-    compile_passes(model, config.label_smoothing, compiler=compilers["gradients"])
-    costs: Costs = {}
-    for stage, compiler in compilers.items():
-        for line in compiler.warnings:
-            print(f"{stage}: warning: {line}", file=sys.stderr)
-        costs |= {f"{stage}/{name}": metrics for name, metrics in costs_of(compiler).items()}
+    compile_passes(model, config.loss, compiler=compilers["gradients"])
+    costs = {
+        f"{stage}/{name}": metrics
+        for stage, compiler in compilers.items()
+        for name, metrics in costs_of(compiler).items()
+    }
     params = read_yaml(PARAMS)
     sections = {name: params[name] for name in ("train", "evaluate", "gradients", "environment")}
     return {"machine": machine, "params": sections, "costs": costs}

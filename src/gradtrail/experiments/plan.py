@@ -3,6 +3,7 @@
 Out of scope: the optional pipelines, and the time that DVC itself takes, one to three seconds.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -65,26 +66,26 @@ def plan(overrides: Sequence[str], stage: str | None) -> int:
     estimates = {stage: estimate(stage, params, client) for stage in to_be_made}
     rows = []
     for one in planned:
-        known = estimates.get(one.stage)
+        last = estimates.get(one.stage)
         rows.append(
             {
                 "stage": one.stage,
                 "status": one.status,
-                "seconds": f"{known.seconds:.1f}" if known else "unknown" if one.stage in estimates else "",
-                "memory, MiB": f"{known.peak_bytes / _MIB:,.0f}" if known and known.peak_bytes else "",
+                "seconds": f"{last.seconds:.1f}" if last else "unknown" if one.stage in estimates else "",
+                "memory, MiB": f"{last.peak_bytes / _MIB:,.0f}" if last and last.peak_bytes else "",
                 "why": one.why,
             }
         )
     console.print(table("plan", rows, right=("seconds", "memory, MiB"), no_wrap=("stage", "status", "seconds")))
-    for stage, known in estimates.items():
-        if known is None:
+    for stage, last in estimates.items():
+        if last is None:
             console.print(f"{stage}: no earlier run on this kind of machine, {machine_key()}", soft_wrap=True)
-        elif known.earlier.differing:
-            console.print(f"{stage}: as the most similar run, {known.earlier}", soft_wrap=True)
+        elif last.earlier.differing:
+            console.print(f"{stage}: as the most similar run, {last.earlier}", soft_wrap=True)
     if None not in estimates.values():
         # A stage before may make the outputs that it made last; then those after it do not run
         word = "at most about" if any("after " in one.why for one in planned) else "about"
-        total = sum(known.seconds for known in estimates.values() if known)
+        total = sum(last.seconds for last in estimates.values() if last)
         console.print(f"in total {word} {total:.1f} s, without the seconds of DVC itself", soft_wrap=True)
     return 0
 
@@ -151,7 +152,7 @@ def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[Planne
     pipeline = stages.pipeline
     outs: dict[str, str] = {}  # output → digest, of the stages that are up to date or cached
     planned: dict[str, PlannedStage] = {}
-    cached: list[dict[str, Any]] | None = None  # entries of the run-cache, newest first, once they are needed
+    cached = functools.cache(lambda: run_cache_entries()[::-1])  # newest first
     for name in TopologicalSorter({name: upstream_stages(name, pipeline) for name in pipeline}).static_order():
         unmade = [before for before in upstream_stages(name, pipeline) if planned[before].status == TO_BE_MADE]
         entry = None if unmade else stages.entry(name, params, outs)
@@ -163,8 +164,7 @@ def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[Planne
                 outs |= output_digests(section)
                 continue
             why = "its outputs are missing or changed"
-        cached = run_cache_entries()[::-1] if cached is None and entry else cached
-        candidates = [*([section] if section else []), *(cached or [])] if entry else []
+        candidates = [*([section] if section else []), *cached()] if entry else []
         if made := next((one for one in candidates if locked_entry(one) == entry and _is_complete(one)), None):
             planned[name] = PlannedStage(name, CACHED, why)
             outs |= output_digests(made)

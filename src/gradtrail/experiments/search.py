@@ -87,8 +87,7 @@ def run(name: str, entry: Mapping[str, Any], on: Engine) -> int:
     epochs = changed(stages.params, search.set)[TRAIN]["epochs"]
     stops = stops_of(search, epochs) if isinstance(on, DvcQueue) else [epochs]
     with comparison_lock():
-        if status := on.prepare():
-            return status
+        on.prepare()
         trials = find(search, space, stops, functools.partial(_train, name, search, stages, on))
     best, num_epochs = trials[0].run, sum(len(trial.curve) for trial in trials)
     if best is None or _TEST not in best.data.metrics:

@@ -1,9 +1,8 @@
 """`gradtrail what-if`: predict what removing or relabeling training examples changes, retrain, and compare.
 
 The stage `what_if` predicts, to first order. Each retraining is a DVC experiment up to the stage `train`, and a run as
-any other; its outputs are those of its final weights, from DVC's cache. The LDS says how good the predictions are: the
-rank correlation of predicted and real changes over random subsets of the data (Park et al., arXiv 2303.14186). Out of
-scope: a training that is not metasmooth, for which the stage predicts nothing.
+any other; its outputs are those of its final weights, from DVC's cache. The LDS says how good the predictions are. Out
+of scope: a training that is not metasmooth, for which the stage predicts nothing.
 """
 
 import base64
@@ -21,19 +20,21 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from markdown_it import MarkdownIt
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from mlflow.entities import Run
 
 from gradtrail.core.data import Split
+from gradtrail.core.gradients.lds import measure_lds
 from gradtrail.core.gradients.metagradient import require_differentiable
-from gradtrail.core.gradients.scores import largest, rank_correlation
-from gradtrail.core.gradients.what_if import WhatIfConfig, log_odds, positions_of
-from gradtrail.core.intervals import TAILS, Interval
+from gradtrail.core.gradients.scores import largest
+from gradtrail.core.gradients.what_if import WhatIfConfig, positions_of
+from gradtrail.core.intervals import Interval
 from gradtrail.core.nn import inference
+from gradtrail.core.nn.losses import log_odds
 from gradtrail.core.train.changes import NO_CHANGES, changed_labels
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.experiments.compare.main import Engine, comparison_lock
+from gradtrail.experiments.compare.main import Changes, Engine, run_missing
 from gradtrail.experiments.compare.plan import read_store
 from gradtrail.experiments.repro import reproduce
 from gradtrail.stages.common import plotting
@@ -63,22 +64,7 @@ _WEIGHTS = ("models/final.safetensors", "models/members")  # outs of the trainin
 _MAX_SUPPORTERS = 0.001  # largest share of the training examples that is removed to flip a prediction
 _NUM_SUSPECTS = 10
 _FEWEST_SUBSETS = 3  # fewest retrained random subsets for an LDS
-_RESAMPLES = 1000
 _STRONGEST = 6  # supporters and opponents of a test example on the page
-_PAGE = """<!doctype html>
-<meta charset="utf-8">
-<title>What if a training example had not been there?</title>
-<style>
-  body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }}
-  p > img {{ max-width: 100% }}
-  table {{ display: block; overflow-x: auto }}
-  td > img {{ width: 3.5rem; image-rendering: pixelated }}
-  th, td {{ padding: 0 0.4rem; text-align: center; font-size: 0.8rem; font-weight: normal }}
-</style>
-<h1>What if a training example had not been there?</h1>
-<p>For and against: the training examples on which the margin of a label depends most, and the predicted change of the
-margin without each of them, in nats.</p>
-{}"""
 
 
 class Intervention(NamedTuple):
@@ -87,11 +73,6 @@ class Intervention(NamedTuple):
     name: str
     kind: str  # one of `KINDS`
     changes: dict[str, Any]  # fields of `ChangesConfig`
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The changes to the params, dotted key → value."""
-        return {f"train.changes.{key}": value for key, value in self.changes.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +157,7 @@ def what_if(
     trained = [intervention for intervention in interventions if intervention.name in weights]
     if sum(intervention.kind == SUBSET for intervention in trained) < _FEWEST_SUBSETS:
         return 1
-    results = compare(prediction, trained, *read_outputs(prediction, weights))
+    results = result_table(prediction, trained, *read_outputs(prediction, weights))
     supporters = {test: ids for test, ids in supporters.items() if not ids or test in weights}
     report(results, fraction, describe_removals(prediction, supporters, results), prediction)
     return int(len(trained) < len(interventions))
@@ -236,36 +217,26 @@ def read_suspects() -> list[int]:
 # Retrainings
 
 
-def weights_of(run: Run) -> list[str]:
-    """Return the digests of the final weights of a training, in the order of `_WEIGHTS`."""
-    return [outputs(run.data.tags)[out] for out in _WEIGHTS]
-
-
 def retrain(interventions: Sequence[Intervention], engine: Engine) -> dict[str, list[str]]:
     """Train with each intervention whose final weights are not here; return their digests by name.
 
-    Those of trainings that failed are missing.
+    They are in the order of `_WEIGHTS`; those of trainings that failed are missing.
     """
-    planned = {intervention.name: intervention.params for intervention in interventions}
+    planned = {one.name: {f"train.changes.{key}": value for key, value in one.changes.items()} for one in interventions}
 
-    def read_weights_of() -> dict[str, list[str]]:
+    def plan() -> tuple[Changes, Changes, dict[str, Run]]:
         planner = read_store()
         runs = {name: planner.training(changes, are_weights_here) for name, changes in planned.items()}
-        return {name: weights_of(run) for name, run in runs.items() if run}
+        missing = {name: planned[name] for name, run in runs.items() if run is None}
+        return planned, missing, {name: run for name, run in runs.items() if run}
 
-    weights, failed = read_weights_of(), dict[str, str]()
-    if len(weights) < len(planned):
-        with comparison_lock():
-            if engine.prepare():
-                return {}
-            weights = read_weights_of()  # earlier experiments may have made some
-            missing = {name: changes for name, changes in planned.items() if name not in weights}
-            failed = engine.run("what-if", planned, missing, TRAIN)
-            weights = read_weights_of()
-    for name in planned:
-        if name not in weights:
-            print(f"{name}: failed; {failed.get(name, 'it has no run in MLflow')}", file=sys.stderr)
-    return weights
+    runs, _ = run_missing("what-if", plan, engine, TRAIN)
+    return {name: weights_of(run) for name, run in runs.items()}
+
+
+def weights_of(run: Run) -> list[str]:
+    """Return the digests of the final weights of a training."""
+    return [outputs(run.data.tags)[out] for out in _WEIGHTS]
 
 
 def are_weights_here(run: Run) -> bool:
@@ -302,7 +273,7 @@ def read_outputs(
 # Report
 
 
-def compare(
+def result_table(
     prediction: Prediction,
     interventions: Sequence[Intervention],
     before: Float[np.ndarray, " outputs"],
@@ -325,92 +296,78 @@ def compare(
     return pd.concat(parts, ignore_index=True)
 
 
-def measure_lds(results: pd.DataFrame) -> tuple[dict[str, float], Interval]:
-    """Return the rank correlation of predicted and real changes over the random subsets, by output, and its mean.
-
-    The mean has a 95 % interval by bootstrap over the subsets.
-    """
-    names, subsets = results["output"].unique(), results[results["kind"] == SUBSET]
-    changes = (subsets[column] - subsets["before"] for column in ("predicted", "retrained"))
-    predicted, real = (values.to_numpy().reshape(-1, len(names)) for values in changes)
-
-    def correlations(rows: Int[np.ndarray, " subsets"]) -> list[float]:
-        return [rank_correlation(predicted[rows, output], real[rows, output]) for output in range(len(names))]
-
-    by_output = correlations(np.arange(len(real)))
-    draws = np.random.default_rng(0).integers(len(real), size=(_RESAMPLES, len(real)))
-    low, high = np.quantile([np.mean(correlations(rows)) for rows in draws], TAILS)
-    mean = Interval(value=float(np.mean(by_output)), low=float(low), high=float(high))
-    return dict(zip(names, by_output, strict=True)), mean
-
-
 def describe_removals(
     prediction: Prediction, supporters: Mapping[str, Sequence[int]], results: pd.DataFrame
 ) -> dict[str, str]:
     """Return what the removal of its supporters changes for each test example, predicted and retrained."""
-    total, sentences = len(prediction.influence), {}
+    total, sentences = f"{len(prediction.influence):,}", {}
+    of_removal = results[results["intervention"] == results["output"]].set_index("output")
     for test, names in supporters.items():
         label, answer = (prediction.classes[int(prediction.outputs[key][test])] for key in ("label", "predicted"))
-        sentences[test] = f"Test example {test} (label {label}, answered {answer}): "
-        if not names:
-            limit = math.ceil(_MAX_SUPPORTERS * total)
-            sentences[test] += f"no removal of at most {limit} of {total:,} examples is predicted to change the answer."
-            continue
-        row = results[(results["intervention"] == test) & (results["output"] == test)].iloc[0]
-        half = f"gives {label} {'more' if row['before'] < 0 else 'less'} than one half"
-        flip = f"answers {label}" if answer != label else half
-        outcome = "it did" if row["retrained"] * row["before"] < 0 else "its margin keeps its sign"
-        sentences[test] += (
-            f"without {len(names)} of {total:,} examples the network {flip} (margin {row['before']:+.2f}, "
-            f"predicted {row['predicted']:+.2f}); retrained, {outcome} ({row['retrained']:+.2f}). Their example_id, "
-            f"strongest first: {', '.join(map(str, names))}."
-        )
+        if names:
+            before, predicted, retrained = map(float, of_removal.loc[test, ["before", "predicted", "retrained"]])
+            half = f"gives {label} {'more' if before < 0 else 'less'} than one half"
+            flip = f"answers {label}" if answer != label else half
+            outcome = (
+                f"without {len(names)} of {total} examples the network {flip} (margin {before:+.2f}, predicted "
+                f"{predicted:+.2f}); retrained, "
+                f"{'it did' if retrained * before < 0 else 'its margin keeps its sign'} ({retrained:+.2f}). "
+                f"Their example_id, strongest first: {', '.join(map(str, names))}."
+            )
+        else:
+            limit = math.ceil(_MAX_SUPPORTERS * len(prediction.influence))
+            outcome = f"no removal of at most {limit} of {total} examples is predicted to change the answer."
+        sentences[test] = f"Test example {test} (label {label}, answered {answer}): {outcome}"
     return sentences
 
 
-def panel(prediction: Prediction, test: str) -> str:
-    """Return a Markdown table of images: a test example, and the training examples most for and against its label."""
+def panel(prediction: Prediction, test: str) -> list[dict[str, Any]]:
+    """Return a test example, and the training examples most for and against its label: title, image and caption."""
     train, tests, classes = prediction.splits[TRAIN], prediction.splits["test"], prediction.classes
     effects = prediction.influence[f"remove/{test}"].reindex(train.example_id).to_numpy(np.float64)
     place = positions_of([int(test)], tests, "--test")[0]
-    images, captions = {f"test {test}": tests.images[place]}, [f"label {classes[tests.labels[place]]}"]
+    caption = f"label {classes[tests.labels[place]]}"
+    examples = [{"title": f"test {test}", "png": encode_png(tests.images[place]), "caption": caption}]
     for side, sign in (("for", -1), ("against", 1)):
         for place in largest(sign * effects, _STRONGEST):
-            images[f"{side}: {train.example_id[place]}"] = train.images[place]
-            captions.append(f"label {classes[train.labels[place]]}, {effects[place]:+.2f}")
-    pictures = {name: picture(encode_png(image)) for name, image in images.items()}
-    return markdown_table([pictures, dict(zip(images, captions, strict=True))])
-
-
-def picture(png: bytes) -> str:
-    return f"![](data:image/png;base64,{base64.b64encode(png).decode()})"
+            title, png = f"{side}: {train.example_id[place]}", encode_png(train.images[place])
+            caption = f"label {classes[train.labels[place]]}, {effects[place]:+.2f}"
+            examples.append({"title": title, "png": png, "caption": caption})
+    return examples
 
 
 def report(results: pd.DataFrame, fraction: float, removals: Mapping[str, str], prediction: Prediction) -> None:
-    """Print the results of `compare` and sentences on removals, write them, and log them to the run of the stage."""
-    by_output, lds = measure_lds(results)
-    num_subsets = np.sum(results["kind"] == SUBSET) // len(by_output)
+    """Print the table of results and sentences on removals, write them, and log them to the run of the stage."""
+    subsets, names = results[results["kind"] == SUBSET], [*prediction.outputs.index]
+    changes = subsets[["predicted", "retrained"]].sub(subsets["before"], axis=0).to_numpy()
+    predicted, real = changes.T.reshape(2, -1, len(names))
+    by_output, lds = measure_lds(predicted, real)
+    shares = ", ".join(f"{name} {value:.2f}" for name, value in zip(names, by_output, strict=True))
     quality = (
         f"LDS {lds.value:.2f} (95 % interval {lds.low:.2f} to {lds.high:.2f}): mean rank correlation of predicted and "
-        f"real changes of {len(by_output)} outputs over {num_subsets} random subsets of {100 * fraction:g} % of the "
-        f"examples. By output: {', '.join(f'{name} {value:.2f}' for name, value in by_output.items())}."
+        f"real changes of {len(names)} outputs over {len(subsets) // len(names)} random subsets of "
+        f"{100 * fraction:g} % of the examples. By output: {shares}."
     )
     is_shown = (results["kind"] == DROP) | ((results["kind"] == SUSPECT) & (results["output"] == VALIDATION_LOSS))
-    rows = [
-        {str(key): f"{value:.6f}" if isinstance(value, float) else str(value) for key, value in row.items()}
-        for row in results[is_shown].drop(columns="kind").to_dict("records")
-    ]
-    tables = [markdown_table(rows)] if rows else []
-    print("\n\n".join([quality, *removals.values(), *tables]))
+    excerpt = results[is_shown].drop(columns="kind")
+    rows: Any = excerpt.map(lambda cell: f"{cell:.6f}" if isinstance(cell, float) else str(cell)).to_dict("records")
+    print("\n\n".join([quality, *removals.values(), *([markdown_table(rows)] if rows else [])]))
 
     with atomic_file(_REPORT.with_suffix(".csv")) as temporary:
         results.to_csv(temporary, index=False, float_format="%.6g")
-    panels = [f"{sentence}\n\n{panel(prediction, test)}" for test, sentence in removals.items()]
-    text = "\n\n".join([quality, *panels, *tables, picture(draw(results, lds))])
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    )
+    environment.filters["base64"] = lambda png: base64.b64encode(png).decode()
+    page = environment.get_template("what_if.html.j2").render(
+        quality=quality,
+        removals=removals,
+        panels={test: panel(prediction, test) for test in removals},
+        rows=rows,
+        figure=draw(results, lds),
+    )
     with atomic_file(_REPORT.with_suffix(".html")) as temporary:
-        reader = MarkdownIt("zero").enable(["table", "image", "entity"])  # names of classes are no Markdown
-        reader.validateLink = lambda url: url.startswith("data:image/png;base64,")  # type: ignore[method-assign]
-        temporary.write_text(_PAGE.format(reader.render(text)), encoding="utf-8")
+        temporary.write_text(page, encoding="utf-8")
     print(f"written to {_REPORT}.html and .csv", file=sys.stderr)
 
     client = open_store()

@@ -23,7 +23,6 @@ class Archive:
     """A tar file that holds a whole data set."""
 
     name: str  # without `.gz`
-    max_bytes: int  # limit of its uncompressed length
     read: Callable[[Path], RawArrays]
 
 
@@ -190,7 +189,7 @@ DATASETS = {
         num_test=10_000,
         # TensorFlow Datasets (url_checksums/cifar10.txt); the publisher's page has MD5 c32a1d4ab5d03f1284b67883e8d87530
         packed_sha256=("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
-        archive=Archive(name="cifar-10-binary.tar", max_bytes=200_000_000, read=read_cifar),
+        archive=Archive(name="cifar-10-binary.tar", read=read_cifar),
         image_shape=(32, 32, 3),
         folder_variable="CIFAR10_DIR",
         folder_content="a folder with cifar-10-binary.tar.gz",

@@ -1,15 +1,11 @@
 """Acquire a data set: from an installed package, or from the first of a folder, mirrors and OpenML that has all files.
 
-A mirror is untrusted: a bounded number of bytes is received and unpacked, and a file is written only if its SHA-256 is
-that of the catalog.
+A file of a mirror is written only if its SHA-256 is that of the catalog.
 """
 
 import gzip
 import hashlib
-import io
-import math
 import os
-import re
 import socket
 import sys
 import tempfile
@@ -19,7 +15,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urljoin
 
 import numpy as np
 import requests
@@ -31,17 +26,12 @@ from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer
 from gradtrail.stages.data.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx, read_raw
 from gradtrail.stages.datasets import DATASETS, Archive, Dataset
 from gradtrail.stages.image_files import SOURCES, PicturesConfig, read_images, warn_of_repeated_and_blank
-from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable
+from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable, redacted
 from gradtrail.support.progress import progress_bar
 
-OPENML_URL = "https://www.openml.org"
 STALL_SECONDS = 10.0  # longest wait for the next bytes
 _CONNECT_SECONDS = 3.0  # limit for each address of a host
 _CHUNK_BYTES = 64 * 1024
-_SPARE_BYTES = 1024 * 1024  # gzip may make a file longer, and its header has room for a name and a comment
-_REDIRECTS = 5
-_MAX_OWN_BYTES = 2**32  # limit for a file in the user's folder
-_MIRROR = re.compile(r"https?://([\w.-]+|\[[\w:.]+\])(:\d+)?(/[^\s?#]*)?", re.ASCII)  # no user name, no query
 
 
 class SourceError(Exception):
@@ -65,46 +55,30 @@ class KnownFile:
     """A file whose content is known beforehand."""
 
     name: str  # without `.gz`
-    max_bytes: int  # uncompressed length, if it is known; no more is unpacked or written
     sha256: str | None  # hexadecimal, of the uncompressed bytes; None if any bytes will do
     is_packed: bool = False  # True if `sha256` is that of the compressed file, `<name>.gz`
 
     def write(self, data: bytes, folder: Path, *, gzipped: bool) -> None:
         """Write the file to a folder, uncompressed; raise SourceError unless these are its bytes."""
-        if self.is_packed:
-            self._verify(data)
-        if gzipped:
-            try:
-                data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(self.max_bytes + 1)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise SourceError(f"no valid gzip file ({one_line(error)[:100]})") from error
-        if len(data) > self.max_bytes:
-            raise SourceError(f"more than {self.max_bytes} bytes")
-        if not self.is_packed:
-            self._verify(data)
-        (folder / self.name).write_bytes(data)
-
-    def _verify(self, data: bytes) -> None:
-        if self.sha256 and self.sha256 != (actual := hashlib.sha256(data).hexdigest()):
-            length = "" if self.is_packed else f" of {self.max_bytes} bytes"
+        try:
+            content = gzip.decompress(data) if gzipped else data
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise SourceError(f"no valid gzip file ({one_line(error)[:100]})") from error
+        checked = data if self.is_packed else content
+        if self.sha256 and self.sha256 != (actual := hashlib.sha256(checked).hexdigest()):
             raise SourceError(
-                f"SHA-256 of its {len(data)} bytes is {actual[:16]}..., expected {self.sha256[:16]}...{length}"
+                f"SHA-256 of its {len(checked)} bytes is {actual[:16]}..., expected {self.sha256[:16]}..."
             )
+        (folder / self.name).write_bytes(content)
 
 
 def known_files(entry: Dataset) -> list[KnownFile]:
-    """Return the files of a data set, four or an archive, with their sizes and digests if they are known."""
-    digests = entry.packed_sha256 or entry.sha256
-    if digests is None:
-        return [KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES]
-    names: tuple[str, ...] = RAW_FILES
-    pixels = math.prod(entry.image_shape)
-    sizes = [size for count in (entry.num_train, entry.num_test) for size in (16 + count * pixels, 8 + count)]
-    if entry.archive:
-        names, sizes = (entry.archive.name,), [entry.archive.max_bytes]
+    """Return the files of a data set, four or an archive, with their digests if they are known."""
+    names = (entry.archive.name,) if entry.archive else RAW_FILES
+    digests = entry.packed_sha256 or entry.sha256 or [None] * len(names)
+    is_packed = bool(entry.packed_sha256)
     return [
-        KnownFile(name=name, max_bytes=size, sha256=sha256, is_packed=bool(entry.packed_sha256))
-        for name, size, sha256 in zip(names, sizes, digests, strict=True)
+        KnownFile(name=name, sha256=sha256, is_packed=is_packed) for name, sha256 in zip(names, digests, strict=True)
     ]
 
 
@@ -113,7 +87,7 @@ def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo
 
     Raises:
         NoSourceError: no source has all four files; the message says what to do.
-        UserError: the user's own files are missing, damaged, or do not fit together; a mirror is no http or https URL.
+        UserError: the user's own files are missing, damaged, or do not fit together.
     """
     entry = DATASETS[fetch.dataset]
     if entry.load:
@@ -155,8 +129,6 @@ def _sources(entry: Dataset, to: Path, runtime: RuntimeConfig) -> dict[str, Call
     if folder := os.environ.get(entry.folder_variable):
         sources[entry.folder_variable] = lambda: _from_folder(entry, Path(folder), to)
     mirrors = runtime.mirrors if entry.mirrors and runtime.mirrors is not None else entry.mirrors
-    for mirror in mirrors:
-        require_url(mirror)
     if mirrors:
         seconds = runtime.download_timeout_seconds
         origins = (download(file, mirrors, to, timeout_seconds=seconds) for file in known_files(entry))
@@ -196,75 +168,41 @@ def download(file: KnownFile, mirrors: Sequence[str], to: Path, *, timeout_secon
     for mirror in mirrors:
         url = f"{mirror.rstrip('/')}/{file.name}.gz"
         try:
-            file.write(_receive(url, file, time.monotonic() + timeout_seconds), to, gzipped=True)
-        except (SourceError, requests.RequestException, HTTPError, ValueError) as error:  # the last: invalid address
+            file.write(_receive(url, file.name, time.monotonic() + timeout_seconds), to, gzipped=True)
+        except (SourceError, requests.RequestException, HTTPError) as error:
             _report(f"{url}: {_reason(error)}")
         else:
             return mirror
     raise NoSourceError(f"mirrors: none delivered {file.name}.gz")
 
 
-def require_url(mirror: str) -> None:
-    """Raise UserError unless a mirror is an http or https URL of a folder, without a user name."""
-    if not _MIRROR.fullmatch(mirror):
-        raise UserError(
-            f"mirror {mirror!r}: only http:// and https:// URLs of a folder are allowed, without a user name"
-        )
-
-
-def _receive(url: str, file: KnownFile, deadline: float) -> bytes:
-    """Return the body at a URL, the compressed file; raise SourceError if it is too long or comes too slowly."""
-    max_bytes, body = file.max_bytes + _SPARE_BYTES, bytearray()
-    with (
-        _open(url) as response,
-        progress_bar(file.name, response.raw.length_remaining or max_bytes, unit="bytes") as bar,
-    ):
-        # At most what one receive brings, so that slow bytes cannot exceed the deadline. A server may declare `.gz` as
-        # an encoding: not decoded.
-        while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=False):
-            body += chunk
-            if len(body) > max_bytes:
-                raise SourceError(f"more than {max_bytes} compressed bytes")
-            if time.monotonic() > deadline:
-                raise SourceError("not complete within the time allowed")
-            bar.advance(len(chunk))
+def _receive(url: str, name: str, deadline: float) -> bytes:
+    """Return the body at a URL, as it is sent; raise SourceError if there is none or it comes too slowly."""
+    body, headers = bytearray(), {"User-Agent": "gradtrail", "Accept-Encoding": "identity"}
+    with requests.get(url, headers=headers, stream=True, timeout=(_CONNECT_SECONDS, STALL_SECONDS)) as response:
+        if response.status_code != requests.codes.ok:
+            raise SourceError(f"HTTP status {response.status_code}")
+        with progress_bar(name, int(response.headers.get("Content-Length", 0)), unit="bytes") as bar:
+            # At most what one receive brings, so that slow bytes cannot exceed the deadline. A server may declare
+            # `.gz` as an encoding: not decoded
+            while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=False):
+                body += chunk
+                if time.monotonic() > deadline:
+                    raise SourceError("not complete within the time allowed")
+                bar.advance(len(chunk))
     return bytes(body)
-
-
-class _Session(requests.Session):
-    """A session that leaves redirects to its caller: Requests would read the whole body of one, however long."""
-
-    def get_redirect_target(self, resp: requests.Response) -> None:  # noqa: ARG002
-        return None
-
-
-def _open(url: str) -> requests.Response:
-    """Request a URL; return a response with status 200, whose body is not read yet."""
-    headers = {"User-Agent": "gradtrail", "Accept-Encoding": "identity"}
-    with _Session() as session:
-        for _ in range(1 + _REDIRECTS):
-            response = session.get(url, headers=headers, stream=True, timeout=(_CONNECT_SECONDS, STALL_SECONDS))
-            if not response.is_redirect:
-                break
-            response.close()
-            url = urljoin(url, response.headers["Location"])
-    if response.status_code != requests.codes.ok:
-        response.close()
-        raise SourceError(f"HTTP status {response.status_code}")
-    return response
 
 
 def _from_openml(entry: Dataset, to: Path) -> str:
     """Fetch the data set from OpenML through scikit-learn; raise NoSourceError, whose reason was reported."""
+    from sklearn.datasets import fetch_openml  # late: the import takes half a second
+
     default_timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(STALL_SECONDS)  # scikit-learn sets none
     try:
-        _open(OPENML_URL).close()  # scikit-learn would wait long for each address, and try again
-        from sklearn.datasets import fetch_openml  # late: the import takes half a second
-
         with (
             tempfile.TemporaryDirectory(prefix="gradtrail-") as cache,  # ARFF and JSON, gzipped; it is read twice
-            warnings.catch_warnings(action="ignore"),  # its retries: our report has the outcome
+            warnings.catch_warnings(action="ignore"),  # its retry: our report has the outcome
         ):
             bunch = fetch_openml(
                 entry.openml,
@@ -274,7 +212,7 @@ def _from_openml(entry: Dataset, to: Path) -> str:
                 n_retries=1,
                 delay=0.5,
                 parser="pandas",  # the other one needs minutes
-                # Left to itself, scikit-learn 1.9 fails on the numbers that pandas 3.1 makes of the label's categories.
+                # Left to itself, scikit-learn 1.9 fails on the numbers that pandas 3.1 makes of the label's categories
                 read_csv_kwargs={"dtype": np.uint8},
             )
         images, labels = np.asarray(bunch.data).reshape(-1, *entry.image_shape), np.asarray(bunch.target)
@@ -322,4 +260,4 @@ def _reason(error: BaseException) -> str:
 
 
 def _report(line: str) -> None:
-    print(f"fetch: {line}", file=sys.stderr)
+    print(f"fetch: {redacted(line)}", file=sys.stderr)

@@ -17,6 +17,7 @@ from gradtrail.core.gradients.metagradient import Metagradient
 from gradtrail.core.gradients.scores import largest
 from gradtrail.core.gradients.what_if import SMOOTH, metasmoothness
 from gradtrail.core.nn.inference import validate
+from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import HostParams, Params
 from gradtrail.core.train.changes import NO_CHANGES, changed_labels, weight_changes
 from gradtrail.core.train.config import TrainConfig
@@ -41,6 +42,7 @@ class Networks:
     test: Float[np.ndarray, "tests classes"]  # logits
     margins: Float[np.ndarray, " tests"]  # margins of the test examples, in nats
     validation_loss: float  # in nats
+    loss: Loss  # the loss that their training minimized
 
 
 def predict_members(
@@ -52,13 +54,13 @@ def predict_members(
 ) -> Networks:
     """Return the mean predictions of the members, trained on the data set of `info`; `paths` are the files by seed."""
     members = []
-    for _, _, params, _ in read_members(paths, info):
-        parts = (splits[name] for name in ("train", "test"))
+    for _, _, params, about in read_members(paths, info):
+        minimized, parts = about.loss, (splits[name] for name in ("train", "test"))
         logits = [predict(params, part.images, part.labels)["logits"] for part in parts]
         loss = validate(predict, params, splits["validation"])["loss"]
         members.append((*logits, margins(params), loss))
     train, test, mean_margins, loss = (np.mean(parts, axis=0) for parts in zip(*members, strict=True))
-    return Networks(train=train, test=test, margins=mean_margins, validation_loss=float(loss))
+    return Networks(train=train, test=test, margins=mean_margins, validation_loss=float(loss), loss=minimized)
 
 
 def choose_examples(
@@ -93,7 +95,7 @@ def measure_smoothness(
         changed = dataclasses.replace(examples, weight_changes=jax.device_put(changes))
         _, states = metagradient.train(keys_of(config.seeds_of(config.seed)), changed)
         advance(metagradient.program.num_steps)
-        return margins(metagradient.program.evaluation_params(states[-1]))
+        return margins(states[-1].evaluation_params)
 
     num_classes = metagradient.program.examples.weight_changes.shape[1]
     share = max(_SUBSET_SHARE, 1 / len(train))

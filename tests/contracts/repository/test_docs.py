@@ -81,12 +81,6 @@ def test_every_page_is_in_the_index() -> None:
     assert linked | {index} >= set(PAGES)
 
 
-def test_navigation_of_the_site_has_every_page() -> None:
-    entries = YAML(typ="safe", pure=True).load(ROOT / "deploy" / "mkdocs.yml")["nav"]
-    pages = [page for entry in entries for page in ([entry] if isinstance(entry, str) else next(iter(entry.values())))]
-    assert sorted(pages) == sorted(page.name for page in PAGES[1:])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", "page", "nav", "link"])
 def test_make_docs_fails_on_a_warning(fault: str, tmp_path: Path) -> None:
@@ -177,8 +171,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
             (project.folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, project.folder / name)
     lend_environment(project.folder / ".venv")
-    for key, value in QUICK.items():
-        project.set(key, value)
+    project.change(QUICK)
     for name in ("dvc.lock", "results"):
         subprocess.run(("rm", "-rf", name), cwd=project.folder, check=True)
     project.git("init", "-q")

@@ -1,9 +1,10 @@
 """The optional pipelines run alone, and are tracked, rebuilt and repeatable like every stage."""
 
 import contextlib
-import json
 import shutil
 import sqlite3
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,8 +31,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = finished_project().copy(tmp_path_factory.mktemp("audit") / "project")
     (project.folder / "pipeline" / "audit").mkdir()
     shutil.copy(ROOT / "pipeline" / "audit" / "dvc.yaml", project.folder / "pipeline" / "audit")
-    for key, value in QUICK.items():
-        project.set(key, value)
+    project.change(QUICK)
     project.commit("an audit")
     assert "audit" not in project.dvc("repro", "--dry"), "dvc repro does not run it"
     assert project.ran(project.gradtrail("repro", "pipeline/audit/dvc.yaml")) == [
@@ -76,6 +76,28 @@ def test_its_run_is_tracked_and_rebuilt(project: Project) -> None:
     assert "audit" in project.gradtrail("show", project.runs_of("audit")[0]["id"])
 
 
+def run_optional(name: str, params: dict[str, object], refusal: str, folder: Path) -> tuple[Project, str]:
+    """Run an optional pipeline that refuses the params of the finished project; return the output too."""
+    project = finished_project().copy(folder / "project")
+    shutil.copytree(ROOT / "pipeline" / name, project.folder / "pipeline" / name)
+    target = f"pipeline/{name}/dvc.yaml"
+    assert f"{name}: {refusal}" in project.gradtrail("repro", target, status=255)
+    project.change(params)
+    project.commit(name)
+    return project, project.gradtrail("repro", target)
+
+
+def check_run_and_bytes(project: Project, name: str) -> dict[str, Any]:
+    """Assert that a pipeline's run has its outs, and that it writes the same bytes again; return the run."""
+    (run,) = project.runs_of(name)
+    assert outputs(run["tags"])[f"results/{name}"] == digest(project.folder / "results" / name)
+    lock = project.folder / "pipeline" / name / "dvc.lock"
+    before = lock.read_bytes()
+    project.dvc("repro", "--force", "--single-item", f"pipeline/{name}/dvc.yaml")
+    assert lock.read_bytes() == before
+    return run
+
+
 PRIVATE = {
     "train.privacy.enabled": True,
     "train.privacy.delta": 1e-4,
@@ -89,25 +111,14 @@ PRIVATE = {
 
 
 @pytest.mark.nightly
-def test_it_runs_by_itself_and_its_run_is_tracked(tmp_path_factory: pytest.TempPathFactory) -> None:
-    project: Project = finished_project().copy(tmp_path_factory.mktemp("privacy_audit") / "project")
-    shutil.copytree(ROOT / "pipeline" / "privacy_audit", project.folder / "pipeline" / "privacy_audit")
-    target = "pipeline/privacy_audit/dvc.yaml"
-    refused = project.gradtrail("repro", target, status=255)
-    assert "privacy_audit: train.privacy.enabled must be true for a privacy audit, got false" in refused
-    for key, value in PRIVATE.items():
-        project.set(key, value)
-    project.commit("a private training")
-    assert project.ran(project.gradtrail("repro", target)) == [f"{target}:privacy_audit"]
-    metrics = json.loads((project.folder / "results" / "metrics" / "privacy_audit.json").read_text())
+def test_privacy_audit_runs_by_itself_and_its_run_is_tracked(tmp_path: Path) -> None:
+    refusal = "train.privacy.enabled must be true for a privacy audit, got false"
+    project, output = run_optional("privacy_audit", PRIVATE, refusal, tmp_path)
+    assert project.ran(output) == ["pipeline/privacy_audit/dvc.yaml:privacy_audit"]
+    metrics = project.metrics_of("privacy_audit")
     assert (metrics["canaries"], metrics["guesses"]) == (40, 4)
     assert metrics["epsilon_lower_bound"] <= metrics["epsilon"]
-    (run,) = project.runs_of("privacy_audit")
-    assert outputs(run["tags"])["results/privacy_audit"] == digest(project.folder / "results/privacy_audit")
-    lock = project.folder / "pipeline" / "privacy_audit" / "dvc.lock"
-    before = lock.read_bytes()
-    project.dvc("repro", "--force", "--single-item", target)
-    assert lock.read_bytes() == before
+    check_run_and_bytes(project, "privacy_audit")
 
 
 SMOOTH = {
@@ -119,30 +130,15 @@ SMOOTH = {
 
 
 @pytest.mark.nightly
-def test_what_if_predicts_for_the_trained_network_and_its_run_is_tracked(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    project: Project = finished_project().copy(tmp_path_factory.mktemp("what_if") / "project")
-    shutil.copytree(ROOT / "pipeline" / "what_if", project.folder / "pipeline" / "what_if")
-    target = "pipeline/what_if/dvc.yaml"
-    refused = project.gradtrail("repro", target, status=255)
-    assert "what_if: train.precision must be float32 or bfloat16" in refused
-    for key, value in SMOOTH.items():
-        project.set(key, value)
-    project.commit("a smooth training")
-    output = project.gradtrail("repro", target)
-    assert project.ran(output) == ["train", f"{target}:what_if"]
+def test_what_if_predicts_for_the_trained_network_and_its_run_is_tracked(tmp_path: Path) -> None:
+    refusal = "train.precision must be float32 or bfloat16"
+    project, output = run_optional("what_if", SMOOTH, refusal, tmp_path)
+    assert project.ran(output) == ["train", "pipeline/what_if/dvc.yaml:what_if"]
     assert "warning" not in output
     outputs_csv = pd.read_csv(project.folder / "results/what_if/outputs.csv")
     influence = pd.read_parquet(project.folder / "results/what_if/influence.parquet")
     assert influence.filter(like="remove/").columns.tolist() == [f"remove/{name}" for name in outputs_csv["output"]]
-    (run,) = project.runs_of("what_if")
-    assert outputs(run["tags"])["results/what_if"] == digest(project.folder / "results/what_if")
-    assert run["metrics"]["what_if/metasmoothness"] > 0.9
-    lock = project.folder / "pipeline" / "what_if" / "dvc.lock"
-    before = lock.read_bytes()
-    project.dvc("repro", "--force", "--single-item", target)
-    assert lock.read_bytes() == before
+    assert check_run_and_bytes(project, "what_if")["metrics"]["what_if/metasmoothness"] > 0.9
 
     # The command trains without examples, once
     said = project.gradtrail("what-if", "--subsets", "3").partition("LDS ")[2]

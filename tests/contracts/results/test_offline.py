@@ -13,9 +13,8 @@ from gradtrail.stages.common.pipeline_file import read_pipeline
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     project = copy_project(tmp_path / "project")
-    project.set("runtime.mirrors", ["http://127.0.0.1:9/mnist"])  # where nobody listens
-    project.set("runtime.openml", False)
-    project.set("runtime.tracking", False)
+    nobody_listens = ["http://127.0.0.1:9/mnist"]
+    project.change({"runtime.mirrors": nobody_listens, "runtime.openml": False, "runtime.tracking": False})
     return project
 
 

@@ -1,7 +1,7 @@
-"""The stage reports what a call compiles in a training, and like the gate a donation that is lost.
+"""The stage reports what a call compiles in a training.
 
-Five are planted: a jitted lambda each epoch, `static_argnums` on the epoch, a shape that grows with the epoch, an eager
-operation in each chunk, and a train step that donates nothing.
+Four are planted: a jitted lambda each epoch, `static_argnums` on the epoch, a shape that grows with the epoch, and an
+eager operation in each chunk.
 """
 
 import re
@@ -28,34 +28,27 @@ def grown(values):
 
 
 @pytest.mark.nightly
-def test_project_warns_of_all_five_with_cold_and_warm_cache(tmp_path: Path) -> None:
+def test_project_warns_of_all_four_with_cold_and_warm_cache(tmp_path: Path) -> None:
     """Planted in the code of the training loop; the second execution finds all programs in the persistent cache."""
     project = finished_project().copy(tmp_path / "project")
-    (project.folder / "benchmarks").mkdir()
-    project.gradtrail("gate", "--accept")
     path = project.folder / "src/gradtrail/core/train/loop.py"
     source = path.read_text()
     for original, planted in {
         "if records is None else records\n": "if records is None else records" + _EACH_EPOCH,
         "    done = epoch * program": "    state.step + 1\n                done = epoch * program",
-        "        donate_argnums=(0, 1),\n": "",
     }.items():
         assert source.count(original) == 1
         source = source.replace(original, planted)
     path.write_text(source + _FUNCTIONS)
     location = r"by a call at src/gradtrail/core/train/loop\.py:\d+"
     expected = [
-        rf"<lambda> was compiled 3 times {location}; float32\[3\]",
-        rf"by_epoch was compiled 3 times {location}; float32\[3\]",
-        rf"grown was compiled 3 times {location}; argument 1: float32\[1\], float32\[2\], float32\[3\]",
-        rf"add was compiled once {location}; int32\[\], int32\[\], weak_type=True",
-        r"train_step, compiled at src/gradtrail/core/train/loop\.py:\d+, does not reuse the memory of \d+ arguments.+",
+        rf"<lambda> was compiled 3 times {location}",
+        rf"by_epoch was compiled 3 times {location}",
+        rf"grown was compiled 3 times {location}",
+        rf"add was compiled once {location}",
     ]
     for _ in range(2):
         warnings = [line for line in project.run_stage("train").splitlines() if "warning" in line]
         assert len(warnings) == len(expected), warnings
         for words, line in zip(expected, warnings, strict=True):
             assert re.fullmatch(f"train: warning: {words}", line), warnings
-    with pytest.raises(AssertionError, match="ended with 1") as failure:
-        project.gradtrail("gate")
-    assert re.search(expected[-1], str(failure.value))

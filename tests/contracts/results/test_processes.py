@@ -29,11 +29,8 @@ pytestmark = pytest.mark.slow
 def project(tmp_path: Path) -> Project:
     """A training of four shards, with a checkpoint after every few steps."""
     project = finished_project().copy(tmp_path / "project")
-    project.set("runtime.tracking", False)
-    project.set("runtime.checkpoint_seconds", 0.001)
-    project.set("runtime.steps_per_call", 4)
-    project.set("train.shards", SHARDS)
-    project.set("train.epochs", 6)
+    project.change({"runtime.tracking": False, "runtime.checkpoint_seconds": 0.001, "runtime.steps_per_call": 4})
+    project.change({"train.shards": SHARDS, "train.epochs": 6})
     return project
 
 
@@ -187,8 +184,7 @@ def test_signal_stops_all_at_one_step_with_a_checkpoint(number: signal.Signals, 
 )
 def test_all_kinds_of_training_have_the_same_bytes(changes: dict[str, object], project: Project) -> None:
     project.set("train.epochs", 2)
-    for key, value in changes.items():
-        project.set(key, value)
+    project.change(changes)
     (one, _), (two, _), (four, _) = (train(project, count) for count in (1, 2, 4))
     assert one == two == four
 

@@ -27,9 +27,7 @@ def start(project: Project, stage: str, **env: str) -> tuple[int, str]:
     ("key", "value", "stage", "words"),
     [
         ("preprocess.validation_fraction", 1.5, "preprocess", ["preprocess.validation_fraction", "below 1", "1.5"]),
-        ("fetch.dataset", "cifar", "fetch", ["fetch.dataset", "digits", "cifar"]),
         ("train.accumulation_steps", 3, "train", ["train.accumulation_steps", "divide batch_size 128", "3"]),
-        ("runtime.steps_per_call", 0, "train", ["runtime.steps_per_call", "at least 1", "0"]),
     ],
 )
 def test_bad_params_are_one_line_and_touch_nothing(

@@ -41,7 +41,8 @@ def functions_of(run: dict[str, Any]) -> set[str]:
 def test_stage_is_traced_and_writes_the_same_bytes(stage: str, project: Project) -> None:
     outs = read_pipeline(project.folder / "dvc.yaml")[stage].outs
     before = project.digests(*outs)
-    output = project.run_stage(stage)
+    under = ("env",) if stage in SILENT else ()  # the real interpreter, which has not imported JAX
+    output = project.run_stage(stage, *under)
     assert project.digests(*outs) == before
     assert "warning" not in output
     assert all(path.suffix == ".lock" for path in (project.folder / ".outs").iterdir())

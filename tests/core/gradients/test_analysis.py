@@ -24,10 +24,11 @@ from gradtrail.core.gradients.analysis import (
 )
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
 from gradtrail.core.nn import losses
+from gradtrail.core.nn.losses import CrossEntropy
 from gradtrail.core.nn.models import Model, num_parameters
 
 MODEL = Model(model_config())
-SMOOTHING = 0.1
+LOSS = CrossEntropy(label_smoothing=0.1)
 
 
 def split(number: int, *, seed: int) -> Split:
@@ -47,7 +48,7 @@ TRAJECTORY = Trajectory(params=PARAMS, scored=4, batch_size=8)
 def passes(largest: int = 16) -> GradientPasses:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_passes, "_LARGEST_BATCH", {"cpu": largest, "gpu": largest})
-        return compile_passes(MODEL, SMOOTHING, compiler=new_compiler())
+        return compile_passes(MODEL, LOSS, compiler=new_compiler())
 
 
 VISITS: list[int] = []
@@ -68,7 +69,7 @@ def analysis() -> GradientAnalysis:
 def gradients(epoch: int, name: str) -> np.ndarray:
     """The gradient of each example of a split, float64, by the definition."""
     part = SPLITS[name]
-    function = functools.partial(per_example_grads, MODEL, label_smoothing=SMOOTHING)
+    function = functools.partial(per_example_grads, MODEL, loss=LOSS)
     item = jax.jit(function)(PARAMS[epoch], jnp.asarray(part.images), jnp.asarray(part.labels))
     return np.concatenate([np.asarray(leaf, np.float64).reshape(len(part), -1) for leaf in jax.tree.leaves(item)], 1)
 
@@ -90,7 +91,7 @@ def test_norms_are_kept_of_every_epoch_and_averaged_over_the_training(name: str,
 def test_scores_are_those_of_the_losses(analysis: GradientAnalysis) -> None:
     part, columns = SPLITS["test"], analysis.scores["test"]
     logits, labels = MODEL.apply(PARAMS[4], jnp.asarray(part.images)), jnp.asarray(part.labels)
-    close(columns["loss"], np.asarray(losses.cross_entropy(logits, labels, label_smoothing=SMOOTHING)))
+    close(columns["loss"], np.asarray(LOSS.per_example(logits, labels)))
     close(columns["probability"], np.asarray(jax.nn.softmax(logits))[np.arange(11), part.labels])
     close(columns["entropy"], np.asarray(losses.entropy(logits)))
     np.testing.assert_array_equal(columns["predicted"], jnp.argmax(logits, axis=1))

@@ -12,18 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradtrail.core.gradients import scores
+from gradtrail.core.nn.losses import CrossEntropy
 from gradtrail.core.nn.models import Model
 
-SPLIT = random_split(11)
+SPLIT, LOSS = random_split(11), CrossEntropy(label_smoothing=0.1)
 
 
 @pytest.mark.parametrize(("network", "precision"), [("mlp", "float32"), ("cnn", "float32"), ("mlp", "bfloat16")])
 def test_scores_are_those_in_float64_up_to_rounding(network: str, precision: str) -> None:
     model = Model(model_config(network, precision=precision))
     params = initial_params(model)
-    score = functools.partial(scores.score_batch, model, label_smoothing=0.1)
+    score = functools.partial(scores.score_batch, model, loss=LOSS)
     result = jax.jit(score)(params, SPLIT.images, SPLIT.labels)
-    for name, expected in float64_scores(model, params, SPLIT.images, SPLIT.labels, label_smoothing=0.1).items():
+    for name, expected in float64_scores(model, params, SPLIT.images, SPLIT.labels, loss=LOSS).items():
         error = np.max(np.abs(result[name] - expected) / np.maximum(np.abs(expected), np.sqrt(np.mean(expected**2))))
         least, most = (0, 1e-5) if precision == "float32" else (1e-5, 0.5)
         assert least < error < most, (name, error)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from factories import NUM_CLASSES, SHAPE, initial_params, random_split, train_config
 
-from gradtrail.core.gradients.what_if import WhatIfConfig, log_odds, make_outputs, metasmoothness
-from gradtrail.core.nn.losses import cross_entropy
+from gradtrail.core.gradients.what_if import WhatIfConfig, make_outputs, metasmoothness
+from gradtrail.core.nn.losses import cross_entropy, log_odds
 from gradtrail.core.nn.models import Model, Params
 
 TEST, VALIDATION = random_split(4), random_split(14)[4:]

@@ -9,12 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, SMALL_CNN, SMALL_MIXER, color_split, model_config, new_compiler, random_split
+from factories import NUM_CLASSES, SHAPE, SMALL_CNN, color_split, model_config, new_compiler, random_split
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.cnn import CNN
-from gradtrail.core.nn.features import FeaturesKind, features_of, features_shape, straightened
-from gradtrail.core.nn.mixer import Mixer
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, ModelConfig, num_parameters
 from gradtrail.core.xla.compiler import CompiledFunction
@@ -29,11 +27,6 @@ def perceptron(*hidden: int, dropout: float = 0.0, **overrides: Any) -> ModelCon
 def network(image_shape: tuple[int, ...] = (9, 6), **overrides: Any) -> ModelConfig:
     cnn = {"channels": (4, 6), "convolutions": 2, "hidden": (5,)} | overrides
     return model_config(image_shape=image_shape, network=dataclasses.replace(SMALL_CNN, **cnn))
-
-
-def mixer(image_shape: tuple[int, ...] = (9, 6), **overrides: Any) -> ModelConfig:
-    changes = {"patch_size": 3, "blocks": 2} | overrides
-    return model_config(image_shape=image_shape, network=dataclasses.replace(SMALL_MIXER, **changes))
 
 
 def drawn(config: ModelConfig) -> dict:
@@ -94,12 +87,10 @@ def activation_of(config: ModelConfig) -> str:
 
 def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray:
     """The whole network in NumPy."""
-    if isinstance(config.network, Mixer):
-        return mixed(config.network, params, seen(config, images))
+    pixels = images / 255.0
     if not isinstance(config.network, CNN):
-        inputs = oriented(images) if config.features == "oriented_gradients" else seen(config, images)
-        return classified(params["layers"], inputs.reshape(len(images), -1), activation_of(config))
-    activations = seen(config, images).reshape(*images.shape[:3], -1)
+        return classified(params["layers"], pixels.reshape(len(images), -1), activation_of(config))
+    activations = pixels.reshape(*images.shape[:3], -1)
     for index in sorted(params["blocks"]):
         block = params["blocks"][index]
         activations = convolved(activations, block["convolution"])
@@ -112,50 +103,12 @@ def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray
     return classified(params["layers"], features, activation_of(config))
 
 
-def mixed(network: Mixer, params: dict, images: np.ndarray) -> np.ndarray:
-    """The mixer as in its paper: X + W₂ σ(W₁ norm(X)) on the columns of X (tokens × channels), then on its rows."""
-
-    def mlp(inputs: np.ndarray, block: dict, name: str) -> np.ndarray:
-        first, second = (block[f"{name}_{side}"] for side in ("in", "out"))
-        hidden = ACTIVATIONS[network.activation](inputs @ first["kernel"][0, 0] + first["bias"])
-        return hidden @ second["kernel"][0, 0] + second["bias"]
-
-    def norm(tokens: np.ndarray, layer: dict) -> np.ndarray:
-        deviation = np.sqrt(tokens.var(axis=-1, keepdims=True) + 1e-5)
-        return (tokens - tokens.mean(axis=-1, keepdims=True)) / deviation * layer["scale"] + layer["bias"]
-
-    size, images = network.patch_size, images.reshape(*images.shape[:3], -1)
-    windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), axis=(1, 2))[:, ::size, ::size]
-    patches = np.moveaxis(windows, 3, -1).reshape(len(images), -1, size**2 * images.shape[-1])
-    tokens = patches @ params["embedding"]["kernel"][0, 0] + params["embedding"]["bias"]
-    for index in sorted(params["blocks"]):
-        block = params["blocks"][index]
-        by_channel = np.swapaxes(norm(tokens, block["token_norm"]), 1, 2)
-        tokens = tokens + np.swapaxes(mlp(by_channel, block, "token"), 1, 2)
-        tokens = tokens + mlp(norm(tokens, block["channel_norm"]), block, "channel")
-    return classified(params["layers"], norm(tokens, params["norm"]).mean(axis=1))
-
-
-def oriented(images: np.ndarray) -> np.ndarray:
-    """The features, whose definition has a test of its own."""
-    return np.asarray(features_of(jnp.asarray(images / 255.0, jnp.float32), FEATURES), np.float64)
-
-
-def seen(config: ModelConfig, images: np.ndarray) -> np.ndarray:
-    """The pixels that a network gets; straightening has a test of its own."""
-    if config.features == "none":
-        return images / 255.0
-    return np.asarray(straightened(jnp.asarray(images / 255.0, jnp.float32)), np.float64)
-
-
 def with_activation(config: ModelConfig, activation: str) -> ModelConfig:
     return dataclasses.replace(config, network=dataclasses.replace(config.network, activation=activation))
 
 
 KEY = jax.random.key(0)
 COLOR = (9, 6, 3)  # two poolings leave 2 × 1, after an odd side each
-FEATURES: FeaturesKind = "oriented_gradients"
-(WIDTH,) = features_shape(FEATURES, (28, 28))
 KEYS = jax.random.split(jax.random.key(1), 7)
 
 
@@ -180,24 +133,16 @@ def images_of(shape: tuple[int, ...]) -> np.ndarray:
         network(norm="layer", convolutions=1, kernel_size=5),
         with_activation(perceptron(6, 5), "tanh"),
         with_activation(network(norm="group", convolutions=2), "tanh"),
-        model_config("linear", features=FEATURES),
-        with_activation(perceptron(6, features=FEATURES), "tanh"),
-        perceptron(6, features="straightened_pixels"),
-        dataclasses.replace(network(), features="straightened_pixels"),
-        mixer(dropout=0.5),
-        with_activation(mixer(patch_size=1, blocks=1), "tanh"),
         model_config("linear", image_shape=COLOR),
         perceptron(6, image_shape=COLOR),
         network(COLOR),
-        mixer(COLOR),
         network((9, 6, 2), norm="group"),
         with_activation(network(), "gelu"),
         with_activation(network(norm="layer", convolutions=1), "silu"),
     ],
     ids=[
-        *("linear", "mlp", "cnn", "group", "layer", "mlp tanh", "cnn tanh", "linear features", "mlp tanh features"),
-        *("mlp straightened", "cnn straightened", "mixer", "mixer tanh"),
-        *("color linear", "color mlp", "color cnn", "color mixer", "cnn of two channels"),
+        *("linear", "mlp", "cnn", "group", "layer", "mlp tanh", "cnn tanh"),
+        *("color linear", "color mlp", "color cnn", "cnn of two channels"),
         *("cnn gelu", "cnn silu"),
     ],
 )
@@ -238,12 +183,8 @@ def test_blocks_are_named_by_number_too_with_their_norms() -> None:
         (model_config("linear"), 7_850, "linear"),
         (network(channels=(32, 64), convolutions=1, hidden=(128,)), 421_642, "cnn-32-64+128"),
         (with_activation(perceptron(256, 128), "tanh"), 235_146, "mlp-256-128"),
-        (model_config("linear", features=FEATURES), 10 * (WIDTH + 1), "linear on oriented gradients"),
-        (perceptron(5, features=FEATURES), 5 * (WIDTH + 1) + 60, "mlp-5 on oriented gradients"),
-        (perceptron(5, features="straightened_pixels"), 5 * 785 + 60, "mlp-5 on straightened pixels"),
-        (mixer(patch_size=7, width=96, blocks=2, hidden=(64, 192)), 85_290, "mixer-64-192"),
     ],
-    ids=["mlp", "linear", "cnn", "tanh", "features", "features and hidden units", "straightened", "mixer"],
+    ids=["mlp", "linear", "cnn", "tanh"],
 )
 def test_number_of_parameters_and_name(config: ModelConfig, count: int, name: str) -> None:
     model = Model(dataclasses.replace(config, image_shape=(28, 28), num_classes=10))
@@ -270,9 +211,8 @@ def test_initial_weights_are_he_normal_and_biases_zero() -> None:
     [
         perceptron(50, dropout=0.5),
         network(SHAPE, channels=(8,), convolutions=1, hidden=(50,), dropout=0.5),
-        mixer(SHAPE, patch_size=1, width=50, dropout=0.5),
     ],
-    ids=["mlp", "cnn", "mixer"],
+    ids=["mlp", "cnn"],
 )
 def test_dropout_needs_a_key_and_depends_on_the_example_alone(config: ModelConfig) -> None:
     model, params, images = Model(config), drawn(config), jnp.asarray(IMAGES)
@@ -328,38 +268,6 @@ def test_more_stacks_than_the_image_can_be_halved_are_refused(image_shape: tuple
     halved = f"^cnn.channels: {stacks} stacks, .* leave nothing of {image_shape[0]} × {image_shape[1]} pixels"
     with pytest.raises(ConfigError, match=halved):
         Model(network(image_shape, channels=(4,) * stacks))
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            mixer(patch_size=2),
-            "^mixer.patch_size must divide both sides of images of 9 × 6 pixels: allowed are 1, 3, got 2",
-        ),
-        (model_config("mixer", features=FEATURES), "^features must be none or straightened_pixels with a mixer"),
-        (perceptron(5, image_shape=COLOR, features=FEATURES), "^features must be none for color images, .* got orient"),
-    ],
-    ids=["patches", "features", "color"],
-)
-def test_images_that_a_network_cannot_take_are_refused(config: ModelConfig, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Model(config)
-
-
-def test_a_mixer_of_one_pixel_patches_ignores_their_order_apart_from_token_mixing() -> None:
-    """Permuting the pixels and the weights of token mixing alike leaves the logits unchanged."""
-    config = mixer(SHAPE, patch_size=1)
-    params, order = drawn(config), np.random.default_rng(1).permutation(SHAPE[0] * SHAPE[1])
-    permuted = jax.tree.map(np.copy, params)
-    for block in permuted["blocks"].values():
-        block["token_in"]["kernel"] = block["token_in"]["kernel"][:, :, order]
-        block["token_out"] = jax.tree.map(lambda leaf: leaf[..., order], block["token_out"])
-    run = jax.jit(Model(config).apply)
-    expected = run(params, IMAGES)
-    images = IMAGES.reshape(len(IMAGES), -1)[:, order].reshape(IMAGES.shape)
-    np.testing.assert_allclose(run(permuted, images), expected, rtol=1e-4, atol=1e-4)
-    assert np.abs(run(params, images) - expected).max() > 1e-2
 
 
 @pytest.mark.parametrize(

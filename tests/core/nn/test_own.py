@@ -19,6 +19,7 @@ from gradtrail.core.config import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import identity_tap
+from gradtrail.core.nn.losses import CROSS_ENTROPY, CrossEntropy
 from gradtrail.core.nn.models import Model, by_path
 from gradtrail.core.nn.own import Own
 from gradtrail.core.per_example import Clipping
@@ -124,15 +125,17 @@ def test_per_example_gradients_are_those_of_vmap_grad(
     rng = np.random.default_rng(0)
     images = jnp.asarray(rng.integers(0, 256, (5, *shape), dtype=np.uint8))
     labels = jnp.asarray(rng.integers(0, 3, 5, dtype=np.int32))
-    clipping = Clipping(norm=0.3, copies=1, label_smoothing=0.1)
+    clipping = Clipping(norm=0.3, copies=1, loss=CrossEntropy(label_smoothing=0.1))
 
     @jax.jit
     def computed(params: Any) -> Any:
-        squares, _ = per_example.squared_grad_norms(model, params, images, labels, label_smoothing=0.1)
+        squares, _ = per_example.squared_grad_norms(
+            model, params, images, labels, loss=CrossEntropy(label_smoothing=0.1)
+        )
         direction = jax.tree.map(lambda leaf: leaf[None], params)
-        dots = per_example.grad_dots(model, params, images, labels, direction, label_smoothing=0.1)
+        dots = per_example.grad_dots(model, params, images, labels, direction, loss=CrossEntropy(label_smoothing=0.1))
         clipped = per_example.clipped_grad_sum(model, params, images, labels, jnp.ones(5, bool), clipping)[0]
-        exact = per_example_grads(model, params, images, labels, label_smoothing=0.1)
+        exact = per_example_grads(model, params, images, labels, loss=CrossEntropy(label_smoothing=0.1))
         return squares, dots, clipped, exact
 
     squares, dots, clipped, exact = computed(params)
@@ -193,7 +196,7 @@ def test_private_training_has_the_dropout_of_each_example(make: MakeModel, preci
 
     @jax.jit
     def computed(params: Any) -> Any:
-        clipping = Clipping(norm=1e3, copies=1, label_smoothing=0.0)
+        clipping = Clipping(norm=1e3, copies=1, loss=CROSS_ENTROPY)
         clipped = per_example.clipped_grad_sum(model, params, images, labels, jnp.ones(3, bool), clipping, key=keys)
         return clipped[:2], jax.vmap(jax.grad(loss), (None, 0, 0, 0))(params, images, labels, keys)
 
@@ -214,7 +217,7 @@ def test_an_image_that_overflows_adds_a_finite_gradient_of_bounded_norm(make: Ma
         images,
         jnp.zeros(2, jnp.int32),
         jnp.ones(2, bool),
-        Clipping(norm=0.3, copies=1, label_smoothing=0.0),
+        Clipping(norm=0.3, copies=1, loss=CROSS_ENTROPY),
     )
     norm = float(jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(total))))
     assert norm <= 0.6

@@ -1,10 +1,9 @@
 """Timings come from the clock alone, rates are work over time, and each variant stands once."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,9 +15,6 @@ from gradtrail.core.batching import PADDING
 from gradtrail.core.nn.models import Model
 from gradtrail.core.profile import benchmark
 from gradtrail.core.profile.benchmark import (
-    CALL_PER_STEP,
-    COMPILED,
-    WITHOUT_JIT,
     CompiledVariant,
     FunctionTime,
     Variant,
@@ -31,7 +27,6 @@ from gradtrail.core.profile.benchmark import (
 )
 from gradtrail.core.train.loop import make_program, on_device
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.core.xla.compiler import Compiler
 
 
 def ticking(seconds: float = 1.0) -> Callable[[], float]:
@@ -54,8 +49,8 @@ def compiled(
     return dataclasses.replace(made, functions=functions)
 
 
-def times_of(*variants: CompiledVariant, steps: int, seconds: float, compiler: Compiler) -> list[FunctionTime]:
-    return time_variants(variants, profile_config(steps=steps, seconds=seconds), NUM_CLASSES, compiler=compiler)
+def times_of(*variants: CompiledVariant, steps: int, seconds: float, clock: Callable[[], float]) -> list[FunctionTime]:
+    return time_variants(variants, profile_config(steps=steps, seconds=seconds), NUM_CLASSES, clock)
 
 
 @pytest.mark.parametrize(("seconds", "made"), [(7.0, 7), (100.0, 9), (0.5, 6)])
@@ -71,14 +66,8 @@ def test_batches_of_a_private_training_have_their_mean_size_and_padding() -> Non
     order = _order(40, variant)
     assert order.shape[1] > 4
     assert ((order != PADDING).sum(axis=1) == 4).all()
-    times = times_of(variant, steps=2, seconds=1.0, compiler=new_compiler(ticking()))
-    assert [(item.function, item.way) for item in times] == [
-        ("train_step", COMPILED),
-        ("train_step", CALL_PER_STEP),
-        ("predict", COMPILED),
-        ("score", COMPILED),
-        ("predict", WITHOUT_JIT),
-    ]
+    times = times_of(variant, steps=2, seconds=1.0, clock=ticking())
+    assert [item.function for item in times] == ["train_step", "predict", "score"]
     assert _order(10, compiled()).shape == (3, 4)
 
 
@@ -93,34 +82,17 @@ def test_time_of_a_step_is_that_of_a_round_over_its_steps(num_examples: int, sec
         bounds.append((int(args[-2]), int(args[-1])))
         return step.call(*args)
 
-    locked: list[str] = []
-
-    @contextlib.contextmanager
-    def guard(program: str) -> Iterator[None]:
-        locked.append(program)
-        yield
-        locked.append("released")
-
     watched = dataclasses.replace(
         variant, functions=variant.functions | {"train_step": dataclasses.replace(step, call=call)}
     )
-    times = times_of(watched, steps=7, seconds=seconds, compiler=Compiler(ticking(), guard))
+    times = times_of(watched, steps=7, seconds=seconds, clock=ticking())
     for item in times:
         assert item.rounds == pytest.approx((1 / count,) * (9 if seconds > 1 else 6))
         assert item.seconds == pytest.approx(1 / count)
     assert all(0 <= start < stop <= variant.program.steps_per_epoch for start, stop in bounds)
-    assert [len(item) for item in locked] == [64, 8], "no other process compiles the same operations alongside"
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adam", "lion")),
-        "adamw",
-        "muon",
-        "schedule_free",
-    ],
-)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_timed_steps_stay_finite(optimizer: str) -> None:
     """Arithmetic on NaN and infinity may take another time."""
     config = train_config(optimizer=optimizer, precision="float16", batch_size=4)
@@ -146,19 +118,19 @@ def test_functions_are_timed_interleaved() -> None:
 
         def call(*args: Any) -> Any:
             order.append(variant.variant.precision)
-            now[0] += 2.0 ** ((len(order) - 1) // 3) * (3.0 if variant.variant.precision == "float16" else 1.0)
+            now[0] += 2.0 ** ((len(order) - 1) // 2) * (3.0 if variant.variant.precision == "float16" else 1.0)
             return step.call(*args)
 
         return dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, call=call)})
 
-    times = times_of(*map(slowing, variants), steps=2, seconds=1.0, compiler=new_compiler(lambda: now[0]))
-    assert order[-18:] == ["float32", "float16", "float32"] * 6, "a slow function has six rounds"
+    times = times_of(*map(slowing, variants), steps=2, seconds=1.0, clock=lambda: now[0])
+    assert order[-12:] == ["float32", "float16"] * 6, "a slow function has six rounds"
     assert [half / whole for whole, half in zip(times[0].rounds, times[1].rounds, strict=True)] == [3.0] * 6
 
 
-def test_rates_are_the_work_by_the_median_of_the_times() -> None:
-    ticks = itertools.accumulate(itertools.cycle([0.0, 7.0, 0.0, 1.0, 0.0, 3.0, 0.0, 2.0]))  # a call takes 7, 1, 3, 2
-    rates = benchmark.measure_rates(lambda: next(ticks))
+def test_rates_are_the_work_by_the_shortest_time() -> None:
+    ticks = itertools.accumulate(itertools.cycle([0.0, 1.0, *[0.0, 4.0] * 3, 0.0, 2.0, *[0.0, 3.0] * 2]))
+    rates = benchmark.measure_rates(lambda: next(ticks))  # the first call, which takes 1, is the warm-up
     assert rates.flops_per_second == pytest.approx(2 * 768**3 / 2)
     assert rates.bytes_per_second == pytest.approx(2 * 32 * 2**20 / 2)
 

@@ -146,19 +146,44 @@ def completed(store: Store, comparison: Comparison = RATES) -> dict[tuple[str, i
     return {(result.variant, result.seed): result for result in results}
 
 
-def test_members_of_a_training_count_as_runs_of_their_seeds() -> None:
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([], {}),
+        (
+            [{"accuracy": 0.91}, {"train__rate": 0.9, "train__seed": 1}, {"train__rate": 0.7}, {"train__seed": 2}],
+            {("low", 0): 0.91, ("high", 1): 0.9},
+        ),
+        ([{"until": "train"}, {"train__rate": 0.9, "status": "KILLED"}], {}),
+        ([{"accuracy": 0.8, "fetch__noise": 0.1}], {}),  # of other data
+        (  # members of a training count as runs of their seeds, unless they share random numbers
+            [
+                {"train__members": 2},
+                {"train__rate": 0.9, "train__members": 2, "train__vary": ["order"]},
+                {"accuracy": 0.7, "train__rate": 0.9, "train__seed": 1, "train__members": 3},
+            ],
+            {("low", 0): 0.9, ("low", 1): 0.901, ("high", 1): 0.701},
+        ),
+        ([{"train__members": 2}, {"accuracy": 0.95, "train__seed": 1}], {("low", 0): 0.9, ("low", 1): 0.95}),
+    ],
+    ids=["none", "params", "unfinished", "data", "members", "alone before members"],
+)
+def test_completed_runs_are_those_whose_params_and_data_are_planned(
+    runs: list[dict[str, Any]], expected: dict[tuple[str, int], float]
+) -> None:
     store = Store()
-    store.run(0.9, train__members=2)
-    store.run(0.8, train__rate=0.9, train__members=2, train__vary=["order"])
-    store.run(0.7, train__rate=0.9, train__seed=1, train__members=3)
-    results = {run: (result.test_accuracy, result.train_seconds) for run, result in completed(store).items()}
-    assert results == {
-        ("low", 0): (0.9, 0.5),
-        ("low", 1): (0.901, 0.5),
-        ("high", 1): (pytest.approx(0.701), pytest.approx(7 / 3)),
-    }
-    store.run(0.95, train__seed=1)
-    assert completed(store)[("low", 1)].test_accuracy == 0.95, "one that was trained by itself counts first"
+    for run in runs:
+        store.run(**run)
+    results = completed(store)
+    assert {run: result.test_accuracy for run, result in results.items()} == pytest.approx(expected)
+
+
+def test_completed_run_has_the_metrics_of_its_runs() -> None:
+    store = Store()
+    store.run(0.91, train__members=2)
+    low = completed(store)[("low", 1)]
+    assert (low.test_loss, low.train_seconds, low.dataset) == (pytest.approx(0.09), 0.5, "words e3b0c442")
+    assert low.mlflow_run == store.runs[1].info.run_id, "the training's"
 
 
 def test_training_is_found_without_its_evaluation() -> None:
@@ -203,13 +228,11 @@ def test_constant_of_all_random_choices_is_that_of_the_training() -> None:
     assert {*VARIED} == plan._VARIED
 
 
-def test_members_do_not_count_if_they_share_random_numbers_or_times_matter() -> None:
+def test_members_do_not_count_if_times_matter_or_the_params_share_random_numbers() -> None:
     store = Store()
     store.run(0.9, train__members=2)
-    timed = dataclasses.replace(RATES, timed=True)
-    assert completed(store, RATES) != {} == completed(store, timed)
-    params = {**PARAMS, "train": {**PARAMS["train"], "vary": ["order"]}}
-    write_params(params)
+    assert completed(store, dataclasses.replace(RATES, timed=True)) == {}
+    write_params({**PARAMS, "train": {**PARAMS["train"], "vary": ["order"]}})
     store.run(0.8, train__members=2)
     assert completed(store, RATES) == {}
 
@@ -233,32 +256,6 @@ def test_locked_stage_before_training_needs_no_run(folder: Path) -> None:
     assert completed(store) == {}
 
 
-def test_runs_are_matched_by_their_params() -> None:
-    store = Store()
-    assert completed(store) == {}
-    store.run(0.91)
-    store.run(0.92, train__rate=0.9, train__seed=1)
-    store.run(0.93, train__rate=0.7)
-    store.run(0.94, train__seed=2)
-    results = completed(store)
-    assert {run: result.test_accuracy for run, result in results.items()} == {
-        ("low", 0): 0.91,
-        ("high", 1): 0.92,
-    }
-    low = results[("low", 0)]
-    assert (low.test_loss, low.train_seconds, low.dataset) == (pytest.approx(0.09), 1.0, "words e3b0c442")
-    assert low.mlflow_run == store.runs[1].info.run_id, "the training's"
-
-
-def test_run_without_finished_evaluation_does_not_count() -> None:
-    store = Store()
-    store.run(until="train")
-    store.run(train__rate=0.9, status="KILLED")
-    assert completed(store) == {}
-    store.run()
-    assert list(completed(store)) == [("low", 0)]
-
-
 @pytest.mark.parametrize("name", ["fetch.py", "train.py", "evaluate.py", "pipeline/versions.yaml"])
 def test_run_of_other_code_or_versions_does_not_count(name: str) -> None:
     store = Store()
@@ -274,9 +271,7 @@ def test_data_are_traced_through_upstream_stages() -> None:
     store = Store()
     store.run(0.9)
     store.run(0.8, fetch__noise=0.1)
-    results = completed(store, NOISES)
-    assert [result.test_accuracy for result in results.values()] == [0.9, 0.8]
-    assert list(completed(store)) == [("low", 0)], "the noisy one is of other data"
+    assert [result.test_accuracy for result in completed(store, NOISES).values()] == [0.9, 0.8]
 
 
 def test_executed_run_is_preferred_to_a_rebuilt_one() -> None:

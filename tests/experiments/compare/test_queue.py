@@ -1,7 +1,7 @@
 """What is missing of a comparison is given to an engine; DVC's queue is waited for as long as a worker may run it."""
 
+import contextlib
 import json
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +10,8 @@ from factories import ROOT
 
 from gradtrail.experiments.compare import main
 from gradtrail.experiments.compare import queue as module
-from gradtrail.experiments.compare.main import Changes, compare
-from gradtrail.experiments.compare.plan import trainings_of
+from gradtrail.experiments.compare.main import Changes, run_missing
 from gradtrail.experiments.compare.queue import DvcQueue, Tasks
-from gradtrail.experiments.compare.spec import Comparison, parse_params
 from gradtrail.stages.common.params import PARAMS, changed
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
@@ -56,11 +54,6 @@ def test_queue_waits_for_its_experiments_and_prints_their_ends(capsys: pytest.Ca
     assert queue.read() == tasks("x"), "a task that was not waited for"
 
 
-def test_waiting_ends_if_no_worker_is_left(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Queue(tasks("b", has_worker=False)).wait(LABELS, "clipping") == ["b"]
-    assert "clipping: no worker is left for b: `dvc queue status` shows them" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("states", "failed", "num_starts"),
     [
@@ -71,10 +64,12 @@ def test_waiting_ends_if_no_worker_is_left(capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_worker_that_ends_early_is_replaced_if_it_finished_an_experiment(
-    states: list[Tasks], failed: list[str], num_starts: int
+    states: list[Tasks], failed: list[str], num_starts: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     queue = Queue(*states)
     assert (queue.wait(LABELS, "clipping"), queue.num_starts) == (failed, num_starts)
+    remains = f"clipping: no worker is left for {', '.join(failed)}: `dvc queue status` shows them"
+    assert (remains in capsys.readouterr().err) == bool(failed)
 
 
 @pytest.mark.parametrize("num_faults", [3, 4])
@@ -143,54 +138,34 @@ def test_edit_that_got_into_an_experiment_is_refused(monkeypatch: pytest.MonkeyP
     assert removed == [("queue", "remove", "one", "two", "three")]
 
 
-class Planner:
-    """Plans trainings of one seed each, of which some are made."""
-
-    def __init__(self, made: set[str]):
-        self._made = made
-
-    def completed(self, comparison: Comparison) -> list[object]:
-        return []
-
-    def trainings(self, comparison: Comparison, completed: list[object] | None = None) -> Changes:
-        trainings = trainings_of(comparison, comparison.runs, together=False)
-        return {label: trainings[label] for label in trainings if completed is None or label not in self._made}
-
-
 class Engine:
-    """Makes all but what it is told to fail."""
+    """Runs all experiments but one that fails."""
 
-    def __init__(self, made: set[str], fails: Mapping[str, str]):
-        self.made, self.fails = made, fails
-        self.requests: list[tuple[Changes, Changes, str]] = []
+    def __init__(self, failing: str):
+        self.failing, self.made, self.requests = failing, {"a"}, list[tuple[list[str], list[str], str]]()
 
-    def prepare(self) -> int:
-        return 0
+    def prepare(self) -> None:
+        self.made.add("b")  # queued before
 
     def run(self, title: str, planned: Changes, missing: Changes, stage: str) -> dict[str, str]:
-        self.requests.append((planned, missing, stage))
-        self.made |= {label for label in missing if label not in self.fails}
-        return dict(self.fails)
+        self.requests.append(([*planned], [*missing], stage))
+        self.made |= {label for label in missing if label != self.failing}
+        return {label: "its log says why" for label in missing if label == self.failing}
+
+    def plan(self) -> tuple[Changes, Changes, int]:
+        changes: Changes = {label: {} for label in "abcd"}
+        return changes, {label: {} for label in changes if label not in self.made}, len(self.made)
 
 
-def test_engine_runs_only_missing_trainings_and_failures_are_named(
+def test_engine_runs_only_what_is_missing_and_failures_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    comparison = parse_params(["train.clip_norm=1.0,null", "train.seed=0,1"])
-    everything = {*trainings_of(comparison, comparison.runs, together=False)}
-    made = {"clip_norm=1.0, seed 0"}
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(main, "read_store", lambda: Planner(made))
-    engine = Engine(made, {"clip_norm=None, seed 1": "its log says why"})
-    assert compare(comparison, engine, markdown=False) == 1
-    ((planned, missing, stage),) = engine.requests
-    assert stage == "evaluate"
-    assert {*planned} == everything
-    assert {*missing} == everything - {"clip_norm=1.0, seed 0"}
-    assert missing["clip_norm=None, seed 1"] == {"train.clip_norm": None, "train.seed": 1, "train.members": 1}
-    assert capsys.readouterr().err.endswith("clip_norm=None, seed 1: failed; its log says why\n")
-    engine.fails = {}
-    assert compare(comparison, engine, markdown=False) == 0
-    assert len(engine.requests) == 2
-    assert compare(comparison, engine, markdown=False) == 0
-    assert len(engine.requests) == 2, "nothing was missing"
+    monkeypatch.setattr(main, "comparison_lock", contextlib.nullcontext)
+    engine = Engine("d")
+    assert run_missing("clipping", engine.plan, engine, "evaluate") == (3, {"d": {}})
+    assert engine.requests == [([*"abcd"], [*"cd"], "evaluate")]
+    assert capsys.readouterr().err == "d: failed; its log says why\n"
+    engine.failing = ""
+    for _ in range(2):
+        assert run_missing("clipping", engine.plan, engine, "evaluate") == (4, {})
+    assert len(engine.requests) == 2, "nothing was missing the second time"

@@ -62,6 +62,9 @@ def test_variants_are_compared_with_the_first_in_pairs() -> None:
     assert ratio is not None
     assert ratio.mean == pytest.approx(math.log(0.5), abs=0.01)
     assert ratio.is_significant
+    assert "× baseline |" in as_markdown([*summaries.values()], "")
+    in_blocks = [replace(run, began=run.began + 600, ended=run.ended + 600) for run in completed("better", BETTER)]
+    assert "× baseline |" not in as_markdown([*of(completed("plain", PLAIN), in_blocks).values()], ""), "drift"
 
 
 def test_single_variant_and_single_seeds_have_no_columns_of_differences() -> None:
@@ -119,15 +122,6 @@ def test_times_are_comparable_for_runs_in_turn_on_one_kind_of_machine(
     better = replace(better, **changes)
     assert are_times_comparable(better, plain[0], [*plain, better, rest]) == is_comparable
     assert are_times_comparable(plain[0], better, [*plain, better, rest]) == is_comparable
-
-
-def test_runs_in_blocks_of_a_variant_have_no_time_ratio() -> None:
-    """As they are trained where the queue was filled variant by variant: what drifts looks like a difference."""
-    better = [replace(run, began=run.began + 600, ended=run.ended + 600) for run in completed("better", BETTER)]
-    summaries = list(of(completed("plain", PLAIN), better).values())
-    assert "× baseline |" not in as_markdown(summaries, "")
-    in_turn = list(of(completed("plain", PLAIN), completed("better", BETTER)).values())
-    assert "× baseline |" in as_markdown(in_turn, "")
 
 
 def drawn(summaries: list[Summary], path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:

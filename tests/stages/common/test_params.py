@@ -64,7 +64,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 
 
 # The blocks of kinds that params.yaml does not choose
-UNCHOSEN = {"cnn", "mixer", "own", *OPTIMIZERS, *SCHEDULES} - {"adamw", "warmup_cosine"}
+UNCHOSEN = {"cnn", "own", "focal", *OPTIMIZERS, *SCHEDULES} - {"adamw", "warmup_cosine"}
 
 
 def test_sections_of_the_repository_load() -> None:
@@ -263,15 +263,18 @@ def test_missing_file_or_section_is_named(tmp_path: Path) -> None:
 FLAT_TRAIN = flatten({"train": TRAIN})
 
 
+SHARED = {*SHARED_BLOCKS, "cross_entropy"}
+
+
 def blocks(**changes: str | bool) -> set[str]:
     active = active_params(FLAT_TRAIN | {f"train.{key}": value for key, value in changes.items()})
     return {key.split(".")[1] for key in active if key.count(".") == 2}
 
 
 def test_blocks_of_chosen_types_are_active() -> None:
-    assert blocks(model="mlp", optimizer="adamw", schedule="cosine") == {"mlp", "adamw", "cosine"} | SHARED_BLOCKS
-    assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear"} | SHARED_BLOCKS
-    assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine"} | SHARED_BLOCKS
+    assert blocks(model="mlp", optimizer="adamw", schedule="cosine") == {"mlp", "adamw", "cosine", *SHARED}
+    assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear", *SHARED}
+    assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine", *SHARED}
     assert blocks(precision="float16") == blocks() | {"loss_scaling"}
     for enabled in (True, "True", "true"):
         assert blocks(**{"privacy.enabled": enabled}) == blocks() | {"privacy"}

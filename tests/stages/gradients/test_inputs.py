@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for chunk in train(engine, state, examples, steps_per_call=100):
         if chunk.ends_epoch:
             history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 0.1 * chunk.epoch})
-    tables.write_all_weights(folder / "models", history, model_config(), 0.1, dataset_info())
+    tables.write_all_weights(folder / "models", history, model_config(), train_config().loss, dataset_info())
     tables.write_tables(folder / "results", history, SPLIT.example_id)
     return folder
 
@@ -108,7 +108,7 @@ def test_even_sample_is_chosen_and_announced(
     splits = {"train": random_split(60), "test": random_split(9)}
     params = {epoch: initial_params(model, epoch) for epoch in range(20)}
     trajectory = Trajectory(params=params, scored=19, batch_size=4)
-    passes = compile_passes(model, 0.1, compiler=new_compiler())
+    passes = compile_passes(model, train_config().loss, compiler=new_compiler())
     sample = take_train(splits, choose_examples(passes, gradients_config(), splits, trajectory))["train"]
     expected = random_split(60).example_id[:: 3 if costly else 1]
     np.testing.assert_array_equal(sample.example_id, expected)

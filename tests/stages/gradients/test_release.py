@@ -11,6 +11,7 @@ from stage_results import a_guarantee, learning_dynamics
 
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
 from gradtrail.core.gradients.passes import compile_passes
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model
 from gradtrail.stages.dp.guarantee import REDACTED
 from gradtrail.stages.gradients import figures, outputs, summary
@@ -32,7 +33,7 @@ OF_TRAINING = ("noise_scale", "classes")
 def analyses() -> tuple[GradientAnalysis, GradientAnalysis, list[int]]:
     """Of all examples, and of those that may be told of; and the visits that the latter took."""
     visits: list[int] = []
-    passes = compile_passes(MODEL, 0.1, compiler=new_compiler())
+    passes = compile_passes(MODEL, CROSS_ENTROPY, compiler=new_compiler())
     whole = analyze(passes, TRAJECTORY, SPLITS, CONFIG, NUM_CLASSES)
     public_splits = scored_splits(SPLITS, PUBLISHED)
     part = analyze(

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from gradtrail.core.evaluate import Evaluation, evaluate_logits
+from gradtrail.core.nn.losses import CrossEntropy
 from gradtrail.core.nn.models import Model
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import as_written
@@ -22,7 +23,7 @@ from gradtrail.stages.model.members import weights_paths, write_seeds
 from gradtrail.stages.model.weights import WeightsInfo, read_weights, require_same_data, write_weights
 from gradtrail.support.errors import UserError
 
-INFO = WeightsInfo(model=model_config(), label_smoothing=0.1, dataset=dataset_info(), epoch=3)
+INFO = WeightsInfo(model=model_config(), loss=CrossEntropy(label_smoothing=0.1), dataset=dataset_info(), epoch=3)
 PARAMS = jax.device_get(jax.jit(lambda key: Model(INFO.model).init(key=key))(jax.random.key(0)))
 
 
@@ -62,7 +63,7 @@ def test_equal_weights_are_equal_bytes_in_every_process(tmp_path: Path) -> None:
     """Another digest is right only where the format changes on purpose: all weights in DVC's cache then change too."""
     params = jax.tree.map(lambda leaf: np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape), PARAMS)
     write_weights(tmp_path / "w", params, INFO)
-    assert digest(tmp_path / "w") == "1ee41d94912c631ccd11578fe0fff739"
+    assert digest(tmp_path / "w") == "41a497290f35968f5f1a6fe2fa42bff0"
 
 
 def test_tensors_are_readable_by_safetensors(path: Path) -> None:
@@ -78,7 +79,7 @@ class Bomb:
 
 BIAS = np.asarray(PARAMS["layers"][0]["bias"])
 FLIPPED = (BIAS.view(np.uint32) ^ np.uint32(1)).view(np.float32)
-MODEL_WITHOUT_FEATURES = {key: value for key, value in as_written(INFO.model).items() if key != "features"}
+MODEL_WITHOUT_PRECISION = {key: value for key, value in as_written(INFO.model).items() if key != "precision"}
 
 
 @pytest.mark.parametrize(
@@ -91,8 +92,8 @@ MODEL_WITHOUT_FEATURES = {key: value for key, value in as_written(INFO.model).it
         (lambda path: path.write_bytes(pickle.dumps(Bomb())), ""),
         (lambda path: rewrite(path, other="1"), "no weights file of this project"),
         (
-            lambda path: rewrite(path, gradtrail=json.dumps(as_written(INFO) | {"model": MODEL_WITHOUT_FEATURES})),
-            "model.features",
+            lambda path: rewrite(path, gradtrail=json.dumps(as_written(INFO) | {"model": MODEL_WITHOUT_PRECISION})),
+            "model.precision",
         ),
         (Path.unlink, "dvc repro"),
     ],

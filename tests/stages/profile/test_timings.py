@@ -8,7 +8,7 @@ import pytest
 from factories import ROOT
 from stage_results import CONFIGURED, cost_rows, timings_of
 
-from gradtrail.core.profile.benchmark import CALL_PER_STEP, COMPILED, FunctionTime, Variant
+from gradtrail.core.profile.benchmark import FunctionTime, Variant
 from gradtrail.stages.common import plotting
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.params import load_section
@@ -23,18 +23,8 @@ def test_nothing_is_timed_without_tracking_or_under_a_debug_switch() -> None:
         assert not timings.is_timed(dataclasses.replace(runtime, **{switch: True}), is_tracked=True)
 
 
-def test_metrics_of_given_times() -> None:
-    metrics = timings.metrics(timings_of())
-    assert metrics["jit/speedup"] == pytest.approx(100)
-    assert metrics["jit/seconds_per_call"] == metrics["scan/seconds_per_step"] == pytest.approx(0.042)
-    assert metrics["scan/speedup"] == pytest.approx(1.25)
-    assert {name.partition("/")[0] for name in metrics} == {"jit", "scan"}
-
-
-def time_of(
-    variant: Variant, rounds: Sequence[float], function: str = "train_step", way: str = COMPILED
-) -> FunctionTime:
-    return FunctionTime(function=function, variant=variant, way=way, rounds=tuple(rounds))
+def time_of(variant: Variant, rounds: Sequence[float], function: str = "train_step") -> FunctionTime:
+    return FunctionTime(function=function, variant=variant, rounds=tuple(rounds))
 
 
 def test_precisions_are_compared_with_float32_at_the_configured_batch_size() -> None:
@@ -45,7 +35,6 @@ def test_precisions_are_compared_with_float32_at_the_configured_batch_size() -> 
             time_of(half, [50.0] * 9, "predict"),
             time_of(dataclasses.replace(CONFIGURED, batch_size=64), [70.0] * 9),
             time_of(CONFIGURED, [1.0] * 9),
-            time_of(CONFIGURED, [60.0] * 9, way=CALL_PER_STEP),
             time_of(dataclasses.replace(CONFIGURED, remat=True), [90.0] * 9),
         ]
         ratios = timings.precision_ratios(times, configured)

@@ -91,7 +91,7 @@ def test_gallery_is_filtered_by_group_split_label_prediction_and_score(opened: B
 
 def test_charts_say_their_values_under_the_pointer_and_by_keyboard(opened: Browser) -> None:
     tip = "document.querySelector('#loss .tip').textContent"
-    last = "epoch 3\ntraining (cross-entropy): 0.1000\ntraining (with label smoothing): 0.5000\nvalidation: 0.2000"
+    last = "epoch 3\ntraining (cross-entropy): 0.1000\ntraining (minimized loss): 0.5000\nvalidation: 0.2000"
     opened.run("document.querySelector('#loss svg').focus()")
     opened.press("End")
     assert opened.run(tip) == last

@@ -75,7 +75,7 @@ def test_loss_scales_and_skipped_steps_are_on_record() -> None:
 
 
 def test_weights_are_written_under_the_names_of_their_epochs(history: History, tmp_path: Path) -> None:
-    tables.write_all_weights(tmp_path, history, model_config(), 0.1, dataset_info())
+    tables.write_all_weights(tmp_path, history, model_config(), train_config().loss, dataset_info())
     epochs = {
         path.relative_to(tmp_path).as_posix(): read_weights(path)[2].epoch for path in tmp_path.rglob("*.safetensors")
     }

@@ -26,13 +26,15 @@ from gradtrail.core.audit.labels import (
     stream,
 )
 from gradtrail.core.config import Bounds, ConfigError, Count, GallerySize, PositiveShare, Seed, config
-from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.inference import abstract_batch
+from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
@@ -101,7 +103,6 @@ class AuditConfig:
                 activation="relu",
                 dropout=0.0,
             ),
-            features="none",
             precision=self.precision,
             loss_scaling=LossScalingConfig(
                 initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
@@ -113,8 +114,8 @@ class AuditConfig:
             schedule=OneCycle(warmup_fraction=0.3, div_factor=25.0, final_div_factor=10_000.0),
             clip_norm=1.0,
             average_decay=None,
-            label_smoothing=0.0,
-            augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+            loss=CROSS_ENTROPY,
+            augmentation=NO_AUGMENTATION,
             changes=NO_CHANGES,
             privacy=NOT_PRIVATE,
             keep_epochs=(),
@@ -130,7 +131,7 @@ class CrossValidation:
             return {"logits": model.apply(params, images)}
 
         def grad_norms(params: Params, images: Array, labels: Array) -> dict[str, Array]:
-            squares, _ = squared_grad_norms(model, params, images, labels, label_smoothing=0.0)
+            squares, _ = squared_grad_norms(model, params, images, labels, loss=CROSS_ENTROPY)
             return {"grad_norm": jnp.sqrt(sum(squares.values(), start=jnp.float32(0)))}
 
         self.config, self.num_classes = config, model.config.num_classes
@@ -229,4 +230,4 @@ class CrossValidation:
                 )
             state = epoch.state
             advance(1)
-        return jax.tree.map(np.asarray, self.training.evaluation_params(state))
+        return jax.tree.map(np.asarray, state.evaluation_params)

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from gradtrail.core import per_example
 from gradtrail.core.gradients.scores import compile_score
 from gradtrail.core.nn.inference import abstract_batch
+from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass, compile_within
@@ -39,7 +40,7 @@ class GradientPasses:
         return [compiled.function for compiled in (self.score, self.dots, self.sums)]
 
 
-def compile_passes(model: Model, label_smoothing: float, *, compiler: Compiler) -> GradientPasses:
+def compile_passes(model: Model, loss: Loss, *, compiler: Compiler) -> GradientPasses:
     """Compile all passes for microbatches of at most 512 examples whose temporary arrays take at most 24 MiB.
 
     A single example may take more, and so may the 8 examples of a sum.
@@ -48,14 +49,14 @@ def compile_passes(model: Model, label_smoothing: float, *, compiler: Compiler) 
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
 
     def dots(params: Params, directions: Params, images: Array, labels: Array) -> dict[str, Array]:
-        rows = per_example.grad_dots(model, params, images, labels, directions, label_smoothing=label_smoothing)
+        rows = per_example.grad_dots(model, params, images, labels, directions, loss=loss)
         return {"dots": rows}
 
     def compile_dots(rows: int) -> CompiledFunction:
         return compiler.compile("grad_dots", dots, params, two, *abstract_batch(model, rows))
 
     def compile_sums(rows: int) -> CompiledFunction:
-        sums = functools.partial(per_example.summed_grad, model, label_smoothing=label_smoothing)
+        sums = functools.partial(per_example.summed_grad, model, loss=loss)
         mask = jax.ShapeDtypeStruct((rows,), bool)
         return compiler.compile("sum_grads", sums, params, *abstract_batch(model, rows), mask)
 
@@ -66,7 +67,7 @@ def compile_passes(model: Model, label_smoothing: float, *, compiler: Compiler) 
         return compile_within(_TEMPORARY_BYTES[device], _LARGEST_BATCH[device], compile_at, at_least=at_least)
 
     return GradientPasses(
-        score=largest(lambda rows: compile_score(model, label_smoothing, rows, compiler=compiler)),
+        score=largest(lambda rows: compile_score(model, loss, rows, compiler=compiler)),
         dots=largest(compile_dots),
         sums=largest(compile_sums, at_least=_FEWEST_SUMMED),
     )

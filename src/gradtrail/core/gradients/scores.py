@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.inference import abstract_batch
+from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
@@ -46,23 +47,23 @@ def score_batch(
     images: UInt8[Array, "batch height width *channels"],
     labels: Int[Array, " batch"],
     *,
-    label_smoothing: float,
+    loss: Loss,
 ) -> dict[str, Array]:
     """Return the scores of each example of a batch.
 
     Returns:
         Arrays of shape (batch,), float32 unless stated otherwise: `grad_norm`, ‖∇ℓᵢ‖₂ over all parameters (GraNd, Paul
-        et al., arXiv 2107.07075), and `grad_norm_<layer>` over those of a layer; `el2n`; `loss` in nats, label
-        smoothing included; `probability` of the label; `margin` in logits; `entropy` of the prediction in nats;
+        et al., arXiv 2107.07075), and `grad_norm_<layer>` over those of a layer; `el2n`; `loss`, the one
+        that was minimized; `probability` of the label; `margin` in logits; `entropy` of the prediction in nats;
         `input_norm`, the L2 norm of the pixels scaled to 0..1; `predicted`, the class, int32.
     """
-    by_layer, logits = squared_grad_norms(model, params, images, labels, label_smoothing=label_smoothing)
+    by_layer, logits = squared_grad_norms(model, params, images, labels, loss=loss)
     pixels = images.reshape(images.shape[0], -1).astype(jnp.float32) / 255.0
     return {
         "grad_norm": jnp.sqrt(sum(by_layer.values(), start=jnp.float32(0))),
         **{f"{LAYER}{name}": jnp.sqrt(squares) for name, squares in by_layer.items()},
         "el2n": losses.el2n(logits, labels),
-        "loss": losses.cross_entropy(logits, labels, label_smoothing=label_smoothing),
+        "loss": loss.per_example(logits, labels),
         "probability": losses.label_probability(logits, labels),
         "margin": losses.margin(logits, labels),
         "entropy": losses.entropy(logits),
@@ -71,9 +72,9 @@ def score_batch(
     }
 
 
-def compile_score(model: Model, label_smoothing: float, batch_size: int, *, compiler: Compiler) -> CompiledFunction:
+def compile_score(model: Model, loss: Loss, batch_size: int, *, compiler: Compiler) -> CompiledFunction:
     """Compile `score_batch` for one batch size: params, images, labels → scores."""
-    function = functools.partial(score_batch, model, label_smoothing=label_smoothing)
+    function = functools.partial(score_batch, model, loss=loss)
     return compiler.compile("score", function, model.abstract_params(), *abstract_batch(model, batch_size))
 
 

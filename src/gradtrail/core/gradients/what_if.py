@@ -56,19 +56,6 @@ def positions_of(names: Sequence[int], test: Split, key: str) -> Int[np.ndarray,
     return np.array([positions[name] for name in names], np.int64)
 
 
-def log_odds(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:
-    """Return the margin of the label: its logit minus log Σ exp of the other logits, in nats.
-
-    This is log(p / (1 - p)) of the label's probability p, positive if p is above one half.
-
-    >>> log_odds(jnp.zeros((1, 3)), jnp.array([0])).round(4)
-    Array([-0.6931], dtype=float32)
-    """
-    is_label = jax.nn.one_hot(labels, logits.shape[1], dtype=bool)
-    log_sum = jax.nn.logsumexp(jnp.where(is_label, -jnp.inf, logits), axis=1)
-    return jnp.sum(jnp.where(is_label, logits, 0.0), axis=1) - log_sum
-
-
 def make_outputs(model: Model, test: Split, validation: Split, batch_size: int) -> Outputs:
     """Return the function from parameters to the margin of each example of `test` and the mean validation loss.
 
@@ -91,7 +78,7 @@ def _outputs(
         return total + jnp.sum(weights * losses.cross_entropy(model.apply(params, images), labels)), None
 
     loss, _ = jax.lax.scan(add_batch, jnp.float32(0), batches)
-    return jnp.append(log_odds(model.apply(params, images), labels), loss)
+    return jnp.append(losses.log_odds(model.apply(params, images), labels), loss)
 
 
 def metasmoothness(

@@ -19,9 +19,7 @@ from gradtrail.core.batching import normalize
 from gradtrail.core.config import Bounds, ConfigError, Count, config
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
-from gradtrail.core.nn.features import FeaturesKind, features_of, features_shape, require_pixels
 from gradtrail.core.nn.layers import Layer, identity_tap
-from gradtrail.core.nn.mixer import Mixer
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.own import WRAPPER, Own, faults
 
@@ -32,7 +30,7 @@ WeightsKind = Literal["final", "best"]
 _PATCHES_BYTES = 8 * 2**20  # patches of a tile's largest convolution; half and twice as much take as long or longer
 
 
-Network: TypeAlias = Linear | MLP | CNN | Mixer | Own
+Network: TypeAlias = Linear | MLP | CNN | Own
 
 
 @config
@@ -40,20 +38,18 @@ class ModelConfig:
     """Everything that determines a network and the shapes of its parameters; stored with the weights."""
 
     network: Network
-    features: FeaturesKind  # fixed features instead of pixels; not `oriented_gradients` with a CNN
     precision: Precision
     image_shape: tuple[Count, ...]  # height and width in pixels; in color also the number of channels
     num_classes: Count
 
     def check(self) -> None:
         Bounds(at_least=2, at_most=3).check("image_shape: number of axes", len(self.image_shape))
-        require_pixels(self.network.kind, self.features)
 
     @property
     def name(self) -> str:
         """A short name for tables, such as `mlp-256-128`."""
         name: str = self.network.name
-        return name if self.features == "none" else f"{name} on {self.features.replace('_', ' ')}"
+        return name
 
 
 class Model:
@@ -91,8 +87,7 @@ class Model:
             tap: (name of a layer, layer, inputs) → outputs; called instead of every layer with parameters. Switches
                 rematerialization off.
         """
-        pixels = normalize(images) if images.dtype == jnp.uint8 else images
-        inputs = features_of(pixels, self.config.features)
+        inputs = normalize(images) if images.dtype == jnp.uint8 else images
         network: Any = nnx.merge(self._graphdef, nnx.State(params))
         if tap is None:
             return network(inputs, key, identity_tap)
@@ -165,8 +160,9 @@ class Model:
 
     def _make_network(self, rngs: nnx.Rngs) -> nnx.Module:
         config = self.config
-        shape = features_shape(config.features, config.image_shape)
-        network: Any = config.network.build(shape, config.num_classes, precision=config.precision, rngs=rngs)
+        network: Any = config.network.build(
+            config.image_shape, config.num_classes, precision=config.precision, rngs=rngs
+        )
         if not isinstance(config.network, Own):  # of whose module it may be another attribute
             network.remat = self._remat
         return network

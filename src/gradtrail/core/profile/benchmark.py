@@ -6,7 +6,6 @@ the data set's shapes. The caller passes the clock. Out of scope: whether a vari
 
 import dataclasses
 import functools
-import hashlib
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from gradtrail.core import batching
 from gradtrail.core.config import Bounds, Positive, config
 from gradtrail.core.gradients.scores import compile_score
 from gradtrail.core.nn.arithmetic import Precision
-from gradtrail.core.nn.inference import compile_predict, predict_batch
+from gradtrail.core.nn.inference import compile_predict
 from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import replicated
 from gradtrail.core.train.config import TrainConfig
@@ -33,8 +32,6 @@ from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 ROUNDS = 9  # timings of each function, for a median and its interval
 _LEAST_ROUNDS = 6  # timings of a slow function
-COMPILED, CALL_PER_STEP, WITHOUT_JIT = "compiled", "one call per step", "without jit"  # ways to run a function
-_OPERATIONS = hashlib.sha256(b"operations without jit").hexdigest()  # program digest for the guard of a compiler
 _BatchSize = Annotated[int, Bounds(at_least=1, at_most=2**30)]
 
 
@@ -87,11 +84,10 @@ class CompiledVariant:
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionTime:
-    """Time of a function of a variant."""
+    """Time of a function of a variant, as the stages run it: `train_step` in a loop on the device."""
 
     function: str
     variant: Variant
-    way: str  # `COMPILED`: as the stages run it, `train_step` in a loop on the device
     rounds: tuple[float, ...]  # seconds of a call or step in each round; a round times all functions in turn
 
     @property
@@ -161,47 +157,36 @@ def compile_variant(
     program = make_program(train_config, model, num_examples, jax.local_devices(), noise)
     functions = [program.compile_run_steps(compiler)]
     if is_configured:
-        batch_size, smoothing = train_config.batch_size, train_config.label_smoothing
+        batch_size, loss = train_config.batch_size, train_config.loss
         functions.append(compile_predict(model, batch_size, compiler=compiler))
-        functions.append(compile_score(model, smoothing, batch_size, compiler=compiler))
+        functions.append(compile_score(model, loss, batch_size, compiler=compiler))
     by_name = {function.name: function for function in functions}
     return CompiledVariant(variant=variant, model=model, program=program, functions=by_name)
 
 
 def time_variants(
-    compiled: Sequence[CompiledVariant], config: ProfileConfig, num_classes: int, *, compiler: Compiler
+    compiled: Sequence[CompiledVariant], config: ProfileConfig, num_classes: int, clock: Callable[[], float]
 ) -> list[FunctionTime]:
-    """Time each function of the variants, and of the first one two other ways to run a function.
-
-    These are `train_step` with one call per step in place of a loop on the device, and `predict` without jit.
-    """
+    """Time each function of the variants, of which the configured one is the first; `clock` returns seconds."""
     configured, program = compiled[0], compiled[0].program
     examples = _random_examples(program, num_classes)
     on_devices = jax.device_put(examples, replicated(program.mesh))
-    loops = [_Loop(variant, on_devices) for variant in compiled]
-    rows = _order(len(examples.labels), configured)[0]
-    batch = rows[rows != batching.PADDING]
+    batch = np.resize(np.arange(len(examples.labels)), configured.variant.batch_size)
     arguments = jax.device_put(
         (random_state(program).params, examples.images[batch], examples.labels[batch]), jax.local_devices()[0]
     )
-
-    runs = [("train_step", variant, COMPILED, loop.scanned) for variant, loop in zip(compiled, loops, strict=True)]
-    runs.append(("train_step", configured, CALL_PER_STEP, loops[0].one_by_one))
-    for name, function in configured.functions.items():
-        if name != "train_step":
-            runs.append((name, configured, COMPILED, functools.partial(_repeat, function, arguments)))
-    by_operation = functools.partial(predict_batch, configured.model)
-    runs.append(("predict", configured, WITHOUT_JIT, functools.partial(_repeat_without_jit, by_operation, arguments)))
-
-    with compiler.guarded(_OPERATIONS):  # the warm-up without jit compiles each operation by itself
-        counts = [_fitting(run, config, compiler.clock) for *_, run in runs]
+    runs: list[tuple[str, Variant, Callable[[int], Any]]] = []
+    for variant in compiled:
+        for name, function in variant.functions.items():
+            is_step = name == "train_step"
+            run = _Loop(variant, on_devices) if is_step else functools.partial(_repeat, function, arguments)
+            runs.append((name, variant.variant, run))
+    counts = [_fitting(run, config, clock) for *_, run in runs]
     calls = [functools.partial(run, count) for (*_, run), count in zip(runs, counts, strict=True)]
-    timings = interleaved(calls, compiler.clock, seconds=config.seconds)
+    timings = interleaved(calls, clock, seconds=config.seconds)
     return [
-        FunctionTime(
-            function=name, variant=variant.variant, way=way, rounds=tuple(seconds / count for seconds in rounds)
-        )
-        for (name, variant, way, _), count, rounds in zip(runs, counts, timings, strict=True)
+        FunctionTime(function=name, variant=variant, rounds=tuple(seconds / count for seconds in rounds))
+        for (name, variant, _), count, rounds in zip(runs, counts, timings, strict=True)
     ]
 
 
@@ -244,11 +229,6 @@ def _repeat(function: Callable[..., Any], arguments: Sequence[Any], count: int) 
     return [jax.block_until_ready(function(*arguments)) for _ in range(count)][-1]
 
 
-def _repeat_without_jit(function: Callable[..., Any], arguments: Sequence[Any], count: int) -> Any:
-    with jax.disable_jit():
-        return _repeat(function, arguments, count)
-
-
 class _Loop:
     """An endless training over one order of random examples; every call continues from the last state."""
 
@@ -261,22 +241,13 @@ class _Loop:
         self._run = compiled.functions["train_step"]
         self._length = program.steps_per_epoch
 
-    def scanned(self, count: int) -> Array:
+    def __call__(self, count: int) -> Array:
         """Make steps in one call per epoch; return an array that becomes ready with the last step."""
         for start in range(0, count, self._length):
-            self._call(self._run, 0, min(self._length, count - start))
+            stop = min(self._length, count - start)
+            arguments = (self._examples, self._order, np.int32(0), np.int32(stop))
+            self._state, self._records = self._run(self._state, self._records, *arguments)
         return self._state.step
-
-    def one_by_one(self, count: int) -> Array:
-        """Make the same steps in one call each, without waiting in between."""
-        for index in range(count):
-            start = index % self._length
-            self._call(self._run.call, start, start + 1)
-        return self._state.step
-
-    def _call(self, run: Callable[..., Any], start: int, stop: int) -> None:
-        arguments = (self._examples, self._order, np.int32(start), np.int32(stop))
-        self._state, self._records = run(self._state, self._records, *arguments)
 
 
 def _random_examples(program: Program, num_classes: int) -> Examples:
@@ -313,30 +284,25 @@ def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
 
 
 def measure_rates(clock: Callable[[], float]) -> MachineRates:
-    """Measure both rates as medians of three calls after a warm-up; `clock` returns seconds."""
+    """Measure both rates by the fastest of six calls after a warm-up; `clock` returns seconds."""
     side, size = 768, 32 * 2**20  # rows of the matrices; bytes, more than the caches of most processors
     matrix = jnp.full((side, side), 1 / side, jnp.float32)  # equal to its square
     vector = jnp.ones(size // 4, jnp.float32)
     return MachineRates(
-        flops_per_second=2 * side**3 / _median_seconds(_square, matrix, clock),
-        bytes_per_second=2 * size / _median_seconds(_negate, vector, clock),
+        flops_per_second=2 * side**3 / _shortest_time(_square, matrix, clock),
+        bytes_per_second=2 * size / _shortest_time(_negate, vector, clock),
     )
 
 
-@jax.jit
-def _square(matrix: Array) -> Array:
-    return matrix @ matrix
+_square = jax.jit(lambda matrix: matrix @ matrix)
+_negate = jax.jit(jnp.negative, donate_argnums=0)  # in place: newly allocated memory is slower
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _negate(vector: Array) -> Array:  # in place: newly allocated memory is slower
-    return -vector
-
-
-def _median_seconds(function: Callable[[Array], Array], array: Array, clock: Callable[[], float]) -> float:
+def _shortest_time(function: Callable[[Array], Array], array: Array, clock: Callable[[], float]) -> float:
+    """Return the time without other load, which can only make a call slower."""
     seconds = []
-    for _ in range(4):
+    for _ in range(7):
         started = clock()
         array = jax.block_until_ready(function(array))
         seconds.append(clock() - started)
-    return statistics.median(seconds[1:])
+    return min(seconds[1:])

@@ -1,18 +1,18 @@
 """The section `train` of `params.yaml`.
 
-The fields `model`, `optimizer` and `schedule` hold the config of the kind that is chosen. `params.yaml` has the blocks
-of all kinds beside the name of the chosen one, so that one override switches the kind.
+The fields `model`, `optimizer`, `schedule` and `loss` hold the config of the kind that is chosen. `params.yaml` has the
+blocks of all kinds beside the name of the chosen one, so that one override switches the kind.
 """
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from gradtrail.core.config import Bounds, Count, CountOrZero, Positive, PositiveShare, Seed, Share, config
-from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.config import Bounds, Count, CountOrZero, Positive, PositiveShare, Seed, config
 from gradtrail.core.nn.arithmetic import Precision
-from gradtrail.core.nn.features import FeaturesKind, require_pixels
+from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import ModelConfig, Network
+from gradtrail.core.train.augmentation import AugmentationConfig
 from gradtrail.core.train.changes import ChangesConfig
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import Optimizer
@@ -56,7 +56,6 @@ class TrainConfig:
     # XLA, which is faster within one process
     reduction: Literal["ordered", "fastest"]
     model: Network
-    features: FeaturesKind
     precision: Precision
     loss_scaling: LossScalingConfig  # for `precision: float16` only
     remat: bool  # True if the backward pass recomputes activations instead of storing them
@@ -65,7 +64,7 @@ class TrainConfig:
     clip_norm: Positive | None  # global norm to which larger gradients are scaled down; None for no clipping
     # decay of the moving average of the weights, which is then evaluated and kept instead of them; None for none
     average_decay: PositiveShare | None
-    label_smoothing: Share  # share of the target that is spread evenly over all classes
+    loss: Loss
     augmentation: AugmentationConfig
     changes: ChangesConfig
     privacy: PrivacyConfig
@@ -74,7 +73,6 @@ class TrainConfig:
     patience: Count | None  # epochs without a better validation accuracy that end the training; None for no limit
 
     def check(self) -> None:
-        require_pixels(self.model.kind, self.features)
         if (most := 2**32 - self.seed) < self.members:
             raise ValueError(f"members must be at most {most:,} with seed {self.seed:,}, got {self.members:,}")
         if not self.vary or len({*self.vary}) < len(self.vary):
@@ -91,11 +89,6 @@ class TrainConfig:
         if (part := self.batch_size // self.accumulation_steps) % self.shards:
             name = "batch_size" if self.accumulation_steps == 1 else "batch_size / accumulation_steps"
             raise ValueError(f"shards must divide {name}, {part}, got {self.shards}")
-        if self.average_decay is not None and self.optimizer.averages:
-            raise ValueError(
-                f"average_decay must be null with optimizer {self.optimizer.kind}, which averages by itself, "
-                f"got {self.average_decay}"
-            )
         if self.privacy.enabled:
             self._check_privacy()
 
@@ -116,7 +109,6 @@ class TrainConfig:
         """Return the config of the network for a data set's image shape and number of classes."""
         return ModelConfig(
             network=self.model,
-            features=self.features,
             precision=self.precision,
             image_shape=image_shape,
             num_classes=num_classes,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 from gradtrail.core import batching
-from gradtrail.core.augmentation import augment
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train.augmentation import augment
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import squared_norm
 
@@ -77,8 +77,8 @@ class RowRecord:
 class BatchGradient:
     """Sums over rows divided by `Shared.weight`."""
 
-    loss: Float[Array, ""]  # training loss in nats, not scaled
-    cross_entropy: Float[Array, ""]  # cross-entropy in nats, without label smoothing
+    loss: Float[Array, ""]  # loss to minimize, in nats, not scaled
+    cross_entropy: Float[Array, ""]  # in nats
     accuracy: Float[Array, ""]  # share of correct predictions
     grads: Params  # gradient of the scaled loss
     # sum of the squared norms of the gradients of the batch's parts; None for a single part
@@ -98,10 +98,9 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
         def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
             images, key = network_inputs(config, part)
             logits = model.apply(params, images, key=key)
-            loss = losses.cross_entropy(logits, part.labels, label_smoothing=config.label_smoothing)
+            loss = config.loss.per_example(logits, part.labels)
             if part.weights is not None:
-                by_class = losses.cross_entropies(logits, label_smoothing=config.label_smoothing)
-                loss = jnp.sum(part.weights * by_class, axis=1)
+                loss = jnp.sum(part.weights * config.loss.per_class(logits), axis=1)
             metrics, record = batch_metrics(part, loss, logits, shared)
             return metrics["loss"] if shared.scale is None else metrics["loss"] * shared.scale, (metrics, record)
 

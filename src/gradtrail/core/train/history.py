@@ -24,11 +24,11 @@ class EpochRecord:
     """Metrics of one epoch."""
 
     epoch: int  # number of the epoch, from 1
-    # mean training loss over the steps that have examples and were not skipped, in nats, label smoothing included
+    # mean of the minimized loss over the steps that have examples and were not skipped, in nats
     loss: float
-    cross_entropy: float  # the same loss without label smoothing
+    cross_entropy: float  # mean cross-entropy over the same steps, in nats
     accuracy: float  # mean training accuracy over the same steps, with dropout and augmentation
-    validation_loss: float  # validation loss after the epoch, in nats, without label smoothing
+    validation_loss: float  # validation loss after the epoch, in nats: the cross-entropy
     validation_accuracy: float  # validation accuracy after the epoch
 
 

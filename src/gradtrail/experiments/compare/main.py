@@ -7,13 +7,13 @@ Consecutive seeds are the members of one training, in one process.
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from filelock import FileLock, Timeout
 
-from gradtrail.experiments.compare.plan import CompletedRun, Planner, read_store
+from gradtrail.experiments.compare.plan import CompletedRun, Planner, read_store, trainings_of
 from gradtrail.experiments.compare.report import as_markdown, draw_comparison, print_table
 from gradtrail.experiments.compare.spec import SEARCH, STAGE, Comparison, read_entries, with_seeds
 from gradtrail.experiments.compare.statistics import summarize
@@ -25,15 +25,17 @@ from gradtrail.support.git import head_commit
 from gradtrail.support.paths import private_folder
 
 _REPORTS = Path("results/comparisons")
+_READING = "compare: reading the runs in MLflow"  # which takes a while after many commits
 _MOST_LABELS = 8  # more variants are listed by their number
+Result = TypeVar("Result")
 Changes = Mapping[str, Mapping[str, Any]]  # label of an experiment → dotted key → value
 
 
 class Engine(Protocol):
     """Runs experiments."""
 
-    def prepare(self) -> int:
-        """Prepare to run experiments; return an exit status, or raise UserError."""
+    def prepare(self) -> None:
+        """Prepare to run experiments, or raise UserError or SystemExit."""
         ...
 
     def run(self, title: str, planned: Changes, missing: Changes, stage: str) -> dict[str, str]:
@@ -43,7 +45,8 @@ class Engine(Protocol):
 
 def list_entries() -> None:
     """Print each entry, what is there of it, and what the rest would take."""
-    planner = _first_planner()
+    print(_READING, file=sys.stderr)
+    planner = read_store()
     for name, entry in read_entries().items():
         if isinstance(entry, Comparison):
             print(f"{name}: {entry.about}\n    {_describe(entry, planner)}")
@@ -53,7 +56,8 @@ def list_entries() -> None:
 
 def print_results(seeds: Sequence[int] | None, *, markdown: bool) -> None:
     """Print the results that are there: a table for each comparison, and one for all entries of one variant."""
-    planner = _first_planner()
+    print(_READING, file=sys.stderr)
+    planner = read_store()
     singles: list[CompletedRun] = []
     for entry in read_entries().values():
         if isinstance(entry, Comparison):
@@ -66,30 +70,47 @@ def print_results(seeds: Sequence[int] | None, *, markdown: bool) -> None:
     _report(Comparison(name="entries of one variant"), singles, markdown=markdown)
 
 
-def compare(comparison: Comparison, engine: Engine, seeds: Sequence[int] | None = None, *, markdown: bool) -> int:
+def run_comparison(
+    comparison: Comparison, engine: Engine, seeds: Sequence[int] | None = None, *, markdown: bool
+) -> int:
     """Run the missing trainings of a comparison, print its table, and write it to `results/comparisons/`.
 
-    Returns the exit status: 0, 1 if a run failed, or that of `dvc repro` if it failed.
+    Returns the exit status: 0, or 1 if a run failed.
     """
     comparison = with_seeds(comparison, seeds)
-    planner = _first_planner()
-    completed = planner.completed(comparison)
-    failed: dict[str, str] = {}
-    if missing := planner.trainings(comparison, completed):
-        require_valid(missing, comparison.name)
-        with comparison_lock():
-            if status := engine.prepare():
-                return status
-            planner = read_store()  # earlier experiments and `dvc repro` may have made some
-            if missing := planner.trainings(comparison, planner.completed(comparison)):
-                failed = engine.run(comparison.name, planner.trainings(comparison), missing, STAGE)
-                planner = read_store()
+    require_valid(trainings_of(comparison, comparison.runs, together=True), comparison.name)
+    print(_READING, file=sys.stderr)
+
+    def plan() -> tuple[Changes, Changes, list[CompletedRun]]:
+        planner = read_store()
         completed = planner.completed(comparison)
-        missing = planner.trainings(comparison, completed)
-    for label in missing:
-        print(f"{label}: {f'failed; {failed[label]}' if label in failed else 'has no run in MLflow'}", file=sys.stderr)
+        return planner.trainings(comparison), planner.trainings(comparison, completed), completed
+
+    completed, missing = run_missing(comparison.name, plan, engine, STAGE)
     _report(comparison, completed, markdown=markdown, is_saved=True)
     return 1 if missing else 0
+
+
+def run_missing(
+    title: str, plan: Callable[[], tuple[Changes, Changes, Result]], engine: Engine, stage: str
+) -> tuple[Result, Changes]:
+    """Run the missing ones of the planned experiments up to a stage, and print why any are still missing.
+
+    `plan` returns the planned experiments, the missing ones and a result. Return the result in the end, and what is
+    missing then.
+    """
+    planned, missing, result = plan()
+    failed: dict[str, str] = {}
+    if missing:
+        with comparison_lock():
+            engine.prepare()
+            planned, missing, result = plan()  # earlier experiments and `dvc repro` may have made some
+            if missing:
+                failed = engine.run(title, planned, missing, stage)
+                _, missing, result = plan()
+    for label in missing:
+        print(f"{label}: {f'failed; {failed[label]}' if label in failed else 'has no run in MLflow'}", file=sys.stderr)
+    return result, missing
 
 
 @contextlib.contextmanager
@@ -113,11 +134,6 @@ def comparison_lock() -> Iterator[None]:
         lock.release()
 
 
-def _first_planner() -> Planner:
-    print("compare: reading the runs in MLflow", file=sys.stderr)  # which takes a while after many commits
-    return read_store()
-
-
 def require_valid(trainings: Changes, name: str) -> None:
     """Refuse params that a stage would refuse, before any experiment starts."""
     from gradtrail.experiments.param_classes import SECTIONS  # late: the configs import JAX
@@ -138,12 +154,13 @@ def _describe(comparison: Comparison, planner: Planner) -> str:
     if not trainings:
         return text
     text += f"; {len(trainings)} training{'s' if len(trainings) > 1 else ''} to run"
-    times = [planner.seconds(changes) for changes in trainings.values()]
-    known = [time for time in times if time is not None]
-    if len(known) < len(times):
+    estimates = [planner.seconds(changes) for changes in trainings.values()]
+    if None in estimates:
         return text
-    minutes, runs = max(1, round(sum(seconds for seconds, _ in known) / 60)), {str(run) for _, run in known}
-    return f"{text}, about {minutes} min, as {min(runs) if len(runs) == 1 else f'{len(runs)} similar runs'}"
+    seconds, runs = zip(*filter(None, estimates), strict=True)
+    similar = {*map(str, runs)}
+    source = min(similar) if len(similar) == 1 else f"{len(similar)} similar runs"
+    return f"{text}, about {max(1, round(sum(seconds) / 60))} min, as {source}"
 
 
 def _report(

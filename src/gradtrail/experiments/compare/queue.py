@@ -52,15 +52,16 @@ class DvcQueue:
     def __init__(self, jobs: int = 1):
         self._jobs = jobs
 
-    def prepare(self) -> int:
-        """Wait for experiments that were queued before, and run `dvc repro`; return its exit status.
+    def prepare(self) -> None:
+        """Wait for experiments that were queued before, and run `dvc repro`; exit with its status if it fails.
 
         It runs all stages, as an experiment fails if DVC's cache lacks any output that `dvc.lock` names.
         """
         require_copies()
         tasks = self.read()
         self.wait({task: task for task in (*tasks.running, *tasks.waiting)}, "experiments queued before")
-        return _dvc("repro", stdout=sys.stderr.fileno()).returncode
+        if status := _dvc("repro", stdout=sys.stderr.fileno()).returncode:
+            raise SystemExit(status)
 
     def run(
         self, title: str, planned: Mapping[str, Mapping[str, Any]], missing: Mapping[str, Mapping[str, Any]], stage: str

@@ -177,8 +177,8 @@ def _is_config(hint: Any) -> bool:
 
 
 def _kinds(hint: Any) -> dict[str, Any]:
-    """Return the configs of a union by their attribute `kind`; empty for any other type."""
-    return {cls.kind: cls for cls in typing.get_args(hint) if hasattr(cls, "kind")}
+    """Return the configs of a union, or of a single kind, by their attribute `kind`; empty for any other type."""
+    return {cls.kind: cls for cls in typing.get_args(hint) or (hint,) if hasattr(cls, "kind")}
 
 
 def as_written(config: Any) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def compile_all(member: MemberInputs, *, compiler: Compiler) -> GradientPasses:
 
     Layers whose per-example gradients have no fast implementation cost a warning of one line.
     """
-    model, label_smoothing = member.model, member.about.label_smoothing
-    passes = compile_passes(model, label_smoothing, compiler=compiler)
+    model = member.model
+    passes = compile_passes(model, member.about.loss, compiler=compiler)
     if layers := unknown_layers(model):
         score, sums = (compiled.function.cost.flops / compiled.batch_size for compiled in (passes.score, passes.sums))
         print(

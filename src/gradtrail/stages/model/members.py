@@ -5,7 +5,6 @@
 weights of the first.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradtrail.core.intervals import Interval, mean_interval
+from gradtrail.core.intervals import TAILS, Interval
 from gradtrail.stages.common.files import read_json, write_json
 
 if TYPE_CHECKING:  # it imports JAX, and tracking reads the list of members
@@ -70,8 +69,11 @@ def spread(name: str, values: Sequence[float]) -> Interval:
     It is clipped to the range of the metric, such as 0 to 1 for an accuracy.
     """
     lowest, highest = next(ends for pattern, ends in _RANGES.items() if re.search(pattern, name))
-    interval = mean_interval(values)
-    return dataclasses.replace(interval, low=max(interval.low, lowest), high=min(interval.high, highest))
+    from scipy.special import stdtrit  # here: only several members need it
+
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
+    half = float(stdtrit(len(values) - 1, TAILS[1])) * deviation / math.sqrt(len(values))
+    return Interval(value=mean, low=max(mean - half, lowest), high=min(mean + half, highest))
 
 
 def over_members(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

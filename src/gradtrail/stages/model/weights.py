@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import Model, ModelConfig, Params, by_path
 from gradtrail.stages.common.params import as_written, validate
 from gradtrail.stages.data.data_files import DatasetInfo
@@ -23,7 +24,7 @@ class WeightsInfo:
     """The metadata of a weights file."""
 
     model: ModelConfig
-    label_smoothing: float  # label smoothing of the loss that was minimized
+    loss: Loss  # the loss that was minimized
     dataset: DatasetInfo  # data set of the training
     epoch: int  # epochs of training behind these weights; 0 for the initial ones
 

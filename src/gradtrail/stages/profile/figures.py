@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from gradtrail.core.profile.benchmark import COMPILED, MachineRates, Variant
+from gradtrail.core.profile.benchmark import MachineRates, Variant
 from gradtrail.stages.common import plotting
 
 _MARKERS = ("s", "^", "D", "v")
@@ -77,42 +77,37 @@ def _draw_over_batch_size(axis: Axes, rows: Rows, configured: Variant) -> None:
 
 
 def draw_times(rows: Rows, configured: Variant, title: str) -> Figure:
-    """Draw the time of each function in an epoch by phase, and that of a call in each way to run it."""
+    """Draw the time of each function in an epoch by phase, and that of an example over the batch size."""
     figure, axes = plotting.new_figure(f"Where the time goes · {title}", columns=2, size=(13, 4))
+    phases, by_size = axes[0]
     chosen = sorted(variant_rows(rows, configured), key=lambda row: [*_COLOURS].index(row["function"]))
-    phases, ways = axes[0]
-
-    compiled = [
-        {**row, "epoch_seconds": row["steps_per_epoch"] * row["seconds"]} for row in chosen if row["way"] == COMPILED
-    ]
-    names = [f"{row['function']}{', from the cache' if row['cached'] else ''}" for row in compiled]
-    lefts = [0.0] * len(compiled)
+    names = [f"{row['function']}{', from the cache' if row['cached'] else ''}" for row in chosen]
+    lefts = [0.0] * len(chosen)
     for label, (column, colour) in _PHASES.items():
-        widths = [row[column] for row in compiled]
+        widths = [
+            row["steps_per_epoch"] * row["seconds"] if column == "epoch_seconds" else row[column] for row in chosen
+        ]
         phases.barh(names, widths, left=lefts, color=colour, label=label)
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     for place, total in enumerate(lefts):
-        phases.text(total, place, f" {_seconds(total)}", va="center")
+        phases.text(total, place, f" {total:,.3g} s", va="center")
     phases.set(title="an epoch of calls", xlabel="seconds")
+    phases.invert_yaxis()
+    phases.margins(x=0.15)
+    phases.grid(visible=False, axis="y")
+    figure.legend(*phases.get_legend_handles_labels(), loc="outside lower left", ncols=5, fontsize=9)
 
-    labels = [f"{row['function']}, {row['way']}" for row in chosen]
-    bars = ways.barh(
-        labels, [1e3 * row["seconds"] for row in chosen], color=[_COLOURS[row["function"]] for row in chosen]
-    )
-    ways.bar_label(bars, labels=[_seconds(row["seconds"]) for row in chosen], padding=3)
-    ways.set(title="a call, or a training step", xlabel="milliseconds")
-    for axis in (phases, ways):
-        axis.invert_yaxis()
-        axis.margins(x=0.15)
-        axis.grid(visible=False, axis="y")
-    figure.legend(loc="outside lower left", ncols=5, fontsize=9)
+    drawn = [{**row, "drawn": 1e6 / row["examples_per_second"]} for row in rows]
+    _draw_over_batch_size(by_size, drawn, configured)
+    by_size.set(title="a steady call", xlabel="batch size", ylabel="µs per example", ylim=(0, None))
+    by_size.legend(fontsize=9)
     return figure
 
 
 def draw_roofline(rows: Rows, configured: Variant, rates: MachineRates, title: str) -> Figure:
     """Draw the achieved FLOP/s of each function over its arithmetic intensity, below the limits of the machine."""
     figure, axes = plotting.new_figure(f"Roofline · {title}", size=(9, 6))
-    axis, drawn = axes[0, 0], [row for row in rows if row["arithmetic_intensity"] > 0 and row["way"] == COMPILED]
+    axis, drawn = axes[0, 0], [row for row in rows if row["arithmetic_intensity"] > 0]
     _draw_roof(axis, [row["arithmetic_intensity"] for row in drawn], rates)
     for row in drawn:
         place, colour = (row["arithmetic_intensity"], row["flops_per_second"]), _COLOURS[row["function"]]
@@ -148,12 +143,6 @@ def _draw_roof(axis: Axes, intensities: Sequence[float], rates: MachineRates) ->
     axis.plot([low, ridge, high], roof, color=plotting.GREY, label=label)
     axis.set(xscale="log", yscale="log", xlim=(low, high))
     axis.set(xlabel="arithmetic intensity, FLOPs per byte read or written", ylabel="FLOP/s of a steady call")
-
-
-def _seconds(value: float) -> str:
-    if value < 1e-3:
-        return f"{1e6 * value:,.0f} µs"
-    return f"{1e3 * value:,.3g} ms" if value < 1 else f"{value:,.2f} s"
 
 
 def _giga(value: float) -> str:

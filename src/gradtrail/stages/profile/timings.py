@@ -20,16 +20,7 @@ import jax
 from gradtrail.core.batching import WINDOW
 from gradtrail.core.intervals import median_interval
 from gradtrail.core.profile import benchmark
-from gradtrail.core.profile.benchmark import (
-    CALL_PER_STEP,
-    COMPILED,
-    WITHOUT_JIT,
-    CompiledVariant,
-    FunctionTime,
-    MachineRates,
-    ProfileConfig,
-    Variant,
-)
+from gradtrail.core.profile.benchmark import CompiledVariant, FunctionTime, MachineRates, ProfileConfig, Variant
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common import plotting
@@ -114,14 +105,9 @@ def take(
     fitting = [variant for variant in compiled if _fits(variant)]
     if compiled[0] not in fitting:
         return None
-    with compiler.log.planned():  # without jit each operation is compiled: that is what is timed
-        before = benchmark.measure_rates(compiler.clock)
-        times = benchmark.time_variants(fitting, config, num_classes, compiler=compiler)
-        after = benchmark.measure_rates(compiler.clock)
-    rates = MachineRates(  # the highest: other load on the machine can only lower a rate
-        flops_per_second=max(before.flops_per_second, after.flops_per_second),
-        bytes_per_second=max(before.bytes_per_second, after.bytes_per_second),
-    )
+    with compiler.log.planned():
+        times = benchmark.time_variants(fitting, config, num_classes, compiler.clock)
+        rates = benchmark.measure_rates(compiler.clock)
     ratios = precision_ratios(times, compiled[0].variant)
     return Timings(rows=time_rows(times, compiled, rates), rates=rates, precisions=ratios)
 
@@ -138,7 +124,6 @@ def time_rows(times: Sequence[FunctionTime], compiled: Sequence[CompiledVariant]
         rows.append(
             {
                 "function": time.function,
-                "way": time.way,
                 **dataclasses.asdict(time.variant),
                 "seconds": time.seconds,
                 "examples_per_second": time.variant.batch_size / time.seconds,
@@ -167,7 +152,7 @@ def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict
     rounds: dict[str, tuple[float, ...]] = {
         time.variant.precision: time.rounds
         for time in times
-        if (time.function, time.way) == ("train_step", COMPILED)
+        if time.function == "train_step"
         and dataclasses.replace(time.variant, precision=configured.precision) == configured
     }
     values: dict[str, float] = {}
@@ -177,21 +162,6 @@ def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict
             name = f"{precision}_over_{_REFERENCE}"
             values |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
     return values
-
-
-def metrics(timings: Timings) -> dict[str, float]:
-    """Return the gains of jit, of the loop on the device and of precisions as metrics."""
-    seconds = {(row["function"], row["way"]): row["seconds"] for row in reversed(timings.rows)}  # the configured last
-    call, step = seconds["predict", COMPILED], seconds["train_step", COMPILED]
-    without_jit, one_by_one = seconds["predict", WITHOUT_JIT], seconds["train_step", CALL_PER_STEP]
-    return timings.precisions | {
-        "jit/seconds_per_call": call,
-        "jit/seconds_per_call_without": without_jit,
-        "jit/speedup": without_jit / call,
-        "scan/seconds_per_step": step,
-        "scan/seconds_per_step_without": one_by_one,
-        "scan/speedup": one_by_one / step,
-    }
 
 
 def write(folder: Path, timings: Timings, configured: Variant, title: str) -> None:

@@ -112,8 +112,8 @@ def make_charts(sources: Sources) -> dict[str, Chart]:
     errors = [("validation", "validation", "validation_accuracy")]
     if not sources.is_redacted:
         errors.insert(0, ("training", "train", "accuracy"))
-        if sources.params["train"]["label_smoothing"]:
-            losses.insert(0, ("training (with label smoothing)", "smoothed", "loss"))
+        if sources.has_other_loss:
+            losses.insert(0, ("training (minimized loss)", "smoothed", "loss"))
             losses.insert(0, ("training (cross-entropy)", "train", "cross_entropy"))
         else:
             losses.insert(0, ("training", "train", "cross_entropy"))

@@ -39,7 +39,7 @@ _NAMES = dict.fromkeys(("class", "label", "predicted"), str)  # columns whose va
 _LARGEST_MATRIX = 30  # classes; a larger confusion matrix is a figure
 _SHADES = 9  # of the cells of the confusion matrix
 
-_IN_MODEL_NAME = {"model", "hidden", "channels", "features"}
+_IN_MODEL_NAME = {"model", "hidden", "channels"}
 _NOT_SHOWN = {"keep_epochs", "secret_sha256", "sampling"}
 _SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown if they are not 0, false or null
 _OFF = {  # params that are shown only if they have another value
@@ -74,6 +74,12 @@ class Sources:
     def is_redacted(self) -> bool:
         """Whether the outputs leave out everything that was computed from training examples without noise."""
         return self.guarantee is not None and self.guarantee.release
+
+    @property
+    def has_other_loss(self) -> bool:
+        """Whether the training minimized another loss than the cross-entropy."""
+        epochs = self.table("train/epochs")
+        return any(not math.isclose(row["loss"], row["cross_entropy"], rel_tol=1e-5) for row in epochs)
 
     def table(self, name: str) -> list[Row]:
         """Return the rows of a CSV table, such as `evaluate/per_class`."""
@@ -165,7 +171,7 @@ def model_name(params: dict[str, Any]) -> str:
     train = params["train"]
     block = train.get(train["model"]) or {}
     widths = {key: block.get(key, ()) for key in ("channels", "hidden")}
-    return names.model_name(block.get("file", train["model"]), **widths, features=train["features"])
+    return names.model_name(block.get("file", train["model"]), **widths)
 
 
 def params_in_force(params: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +180,7 @@ def params_in_force(params: dict[str, Any]) -> dict[str, Any]:
     An ambiguous name begins with that of its block.
     """
     train = params["train"]
-    kinds = [train[name] for name in ("model", "optimizer", "schedule")]
+    kinds = [train[name] for name in ("model", "optimizer", "schedule", "loss")]
     data = {f"preprocess.{name}": params["preprocess"][name] for name in ("label_noise", "corrections")}
     in_force: dict[str, Any] = {}
     for key, value in active_params(flatten({"train": train}) | data).items():

@@ -81,6 +81,7 @@ def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> s
         dataset=title(sources.info.name),
         is_stand_in=bool(stands_in_for(sources.info.name)),
         is_redacted=sources.is_redacted,
+        has_other_loss=not sources.is_redacted and sources.has_other_loss,
         warning=NOT_COVERED if sources.guarantee and not sources.guarantee.release else "",
         charts=charts.make_charts(sources),
         plot=charts,

@@ -63,7 +63,7 @@ class Outputs:
         history = redacted_history(trained.history, config.privacy)
         self._first = self._first or dataclasses.replace(trained, history=history)
         model = training.model.config
-        tables.write_all_weights(folder / _MODELS, history, model, config.label_smoothing, training.info)
+        tables.write_all_weights(folder / _MODELS, history, model, config.loss, training.info)
         tables.write_tables(
             folder / _RESULTS, history, training.sampled_id, training.epsilons, removed=training.removed_id
         )

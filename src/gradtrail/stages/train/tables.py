@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Int
 
 from gradtrail.core import noise_scale
+from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import HostParams, ModelConfig, num_parameters
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import EpochRecord, History, LearningDynamics
@@ -98,14 +99,12 @@ def write_epochs(folder: Path, epochs: pd.DataFrame) -> None:
     epochs.to_csv(folder / "epochs.csv", index=False, float_format=_DIGITS)
 
 
-def write_all_weights(
-    folder: Path, history: History, config: ModelConfig, label_smoothing: float, dataset: DatasetInfo
-) -> None:
+def write_all_weights(folder: Path, history: History, config: ModelConfig, loss: Loss, dataset: DatasetInfo) -> None:
     """Write the weights of a training: `final`, `best`, and `epochs/NNN` for the kept epochs."""
     (folder / "epochs").mkdir(parents=True)  # an output even if no epoch is kept
     params = {f"epochs/{weights.epoch:03d}": weights for weights in history.kept}
     for name, weights in {"final": history.final, "best": history.best, **params}.items():
-        info = WeightsInfo(model=config, label_smoothing=label_smoothing, dataset=dataset, epoch=weights.epoch)
+        info = WeightsInfo(model=config, loss=loss, dataset=dataset, epoch=weights.epoch)
         write_weights(folder / f"{name}.safetensors", weights.params, info)
 
 

@@ -1,4 +1,4 @@
-"""Fixed features of images, computed in front of the network: they have no parameters and look at one image alone.
+"""A perceptron on fixed features of images, which have no parameters and look at one image alone.
 
 In a private training they cost no privacy, and a linear layer on them needs few noised gradients (Tramèr and Boneh,
 arXiv 2011.11660).
@@ -10,11 +10,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from flax import nnx
+from jaxtyping import Array, Float, Key
 
-from gradtrail.core.config import ConfigError
+from gradtrail.core.config import ConfigError, Share, config
+from gradtrail.core.nn.arithmetic import Precision
+from gradtrail.core.nn.layers import ActivationKind, Tap
+from gradtrail.core.nn.mlp import Perceptron, Width
 
-FeaturesKind = Literal["none", "straightened_pixels", "oriented_gradients"]
 CELLS = 8  # cells along each side of an image, whatever its size
 ORIENTATIONS = 8  # directions of a whole turn
 NUM_FEATURES = CELLS**2 * (ORIENTATIONS + ORIENTATIONS * (ORIENTATIONS + 1) // 2)
@@ -29,31 +32,35 @@ _FAINT = 1e-6  # added to ‖h‖², before products are divided by it
 _TINY = 1e-9  # added to squares before a root or a quotient, so that an image of one gray level has no NaN
 
 
-def features_shape(kind: FeaturesKind, image_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the features of an image, which is that of its pixels except for `oriented_gradients`.
+@config
+class Network:
+    """The keys of `train.own`, beside `file`."""
 
-    Raises ConfigError for features of color images: they are defined by the brightness of a stroke.
-    """
-    if kind != "none" and len(image_shape) == 3:
-        raise ConfigError(f"features must be none for color images, of which no features are defined, got {kind}")
-    return (NUM_FEATURES,) if kind == "oriented_gradients" else image_shape
+    # oriented gradients are `gradient_features` of straightened images
+    kind: Literal["oriented_gradients", "straightened_pixels"] = "oriented_gradients"
+    hidden: tuple[Width, ...] = ()  # width of each hidden layer; none for a linear layer
+    activation: ActivationKind = "relu"
+    dropout: Share = 0.0  # probability that a training step sets a hidden unit to zero
+
+    def build(self, shape: tuple[int, ...], num_classes: int, *, precision: Precision, rngs: nnx.Rngs) -> "OnFeatures":
+        """Return the network; raise ConfigError for color images: features are of the brightness of a stroke."""
+        if len(shape) == 3:
+            raise ConfigError(f"fixed_features must have grayscale images, got images of shape {shape}")
+        num_features = NUM_FEATURES if self.kind == "oriented_gradients" else math.prod(shape)
+        widths = [num_features, *self.hidden, num_classes]
+        network = OnFeatures(widths, self.activation, self.dropout, precision=precision, rngs=rngs)
+        network.kind = self.kind
+        return network
 
 
-def require_pixels(model: str, features: FeaturesKind) -> None:
-    """Raise ValueError for features that a network cannot work on."""
-    if model == "cnn" and features == "oriented_gradients":
-        raise ValueError(
-            f"features must be none or straightened_pixels with a cnn, which convolves pixels, got {features}: "
-            f"they are for the kinds linear and mlp"
-        )
+class OnFeatures(Perceptron):
+    """Dense layers on features."""
 
+    kind: str
 
-def features_of(images: Float[Array, "batch height width *channels"], kind: FeaturesKind) -> Float[Array, "batch ..."]:
-    """Return what the network gets of the images; oriented gradients are `gradient_features` of straightened ones."""
-    if kind == "none":
-        return images
-    upright = straightened(images)
-    return gradient_features(upright) if kind == "oriented_gradients" else upright
+    def __call__(self, inputs: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
+        upright = straightened(inputs)
+        return super().__call__(gradient_features(upright) if self.kind == "oriented_gradients" else upright, key, tap)
 
 
 def straightened(images: Float[Array, "batch height width"]) -> Float[Array, "batch height width"]:

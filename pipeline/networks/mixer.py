@@ -5,63 +5,47 @@ on the transposed image; their per-example gradients are those of `Convolution`.
 """
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from gradtrail.core.config import Bounds, ConfigError, Share, config
-from gradtrail.core.names import model_name
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import ActivationKind, Convolution, LayerNorm, Tap, activate, dropout, folded
 from gradtrail.core.nn.mlp import MAX_LAYERS, DenseLayers, Width
 
 
 @config
-class Mixer:
-    """Patches as tokens; blocks that mix tokens, then channels; a dense layer on the mean of all tokens."""
+class Network:
+    """The keys of `train.own`, beside `file`."""
 
-    kind: ClassVar = "mixer"
-    patch_size: Width  # side of each patch in pixels, a divisor of both sides of the image
-    width: Width  # number of channels of each token
-    blocks: Annotated[int, Bounds(at_least=1, at_most=MAX_LAYERS // 4)]  # each has four layers
-    hidden: tuple[Width, Width]  # width of the hidden layer of token mixing, and of channel mixing
-    activation: ActivationKind  # activation of the hidden layers
-    dropout: Share  # probability with which a training step sets an input of the last layer to zero
+    patch_size: Width = 7  # side of each patch in pixels, a divisor of both sides of the image
+    width: Width = 96  # number of channels of each token
+    blocks: Annotated[int, Bounds(at_least=1, at_most=MAX_LAYERS // 4)] = 2  # each has four layers
+    hidden: tuple[Width, Width] = (64, 192)  # width of the hidden layer of token mixing, and of channel mixing
+    activation: ActivationKind = "relu"  # activation of the hidden layers
+    dropout: Share = 0.0  # probability with which a training step sets an input of the last layer to zero
 
-    @property
-    def name(self) -> str:
-        return model_name(self.kind, hidden=self.hidden)
-
-    def build(
-        self, shape: tuple[int, ...], num_classes: int, *, precision: Precision, rngs: nnx.Rngs
-    ) -> "MixerNetwork":
-        """Return the network for images of this shape.
-
-        Raises:
-            ConfigError: the patches do not cover the image exactly, or there is no image.
-        """
-        if len(shape) == 1:
-            raise ConfigError(
-                "features must be none or straightened_pixels with a mixer, which cuts pixels into patches"
-            )
+    def build(self, shape: tuple[int, ...], num_classes: int, *, precision: Precision, rngs: nnx.Rngs) -> "Mixer":
+        """Return the network for images of this shape; raise ConfigError if patches do not cover them exactly."""
         height, width = shape[:2]
         allowed = [size for size in range(1, min(height, width) + 1) if height % size == width % size == 0]
         if self.patch_size not in allowed:
             raise ConfigError(
-                f"mixer.patch_size must divide both sides of images of {height} × {width} pixels: "
+                f"train.own.patch_size must divide both sides of images of {height} × {width} pixels: "
                 f"allowed are {', '.join(map(str, allowed))}, got {self.patch_size}"
             )
         num_tokens = height * width // self.patch_size**2
         num_inputs = self.patch_size**2 * math.prod(shape[2:])
-        return MixerNetwork(self, num_inputs, num_tokens, num_classes, precision=precision, rngs=rngs)
+        return Mixer(self, num_inputs, num_tokens, num_classes, precision=precision, rngs=rngs)
 
 
 class MixerBlock(nnx.Module):
     """Token mixing and channel mixing, each a normalization and a perceptron of two layers beside an identity."""
 
-    def __init__(self, mixer: Mixer, num_tokens: int, *, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, mixer: Network, num_tokens: int, *, precision: Precision, rngs: nnx.Rngs):
         for_tokens, for_channels = mixer.hidden
         self.token_norm = LayerNorm(mixer.width)
         self.token_in = Convolution(1, num_tokens, for_tokens, precision, rngs=rngs)
@@ -79,11 +63,18 @@ class MixerBlock(nnx.Module):
         return mixed + tap(self.channel_out, hidden)
 
 
-class MixerNetwork(DenseLayers):
+class Mixer(DenseLayers):
     """The embedding of patches, the blocks, a normalization, and a dense layer on the mean of all tokens."""
 
     def __init__(
-        self, mixer: Mixer, num_inputs: int, num_tokens: int, num_classes: int, *, precision: Precision, rngs: nnx.Rngs
+        self,
+        mixer: Network,
+        num_inputs: int,
+        num_tokens: int,
+        num_classes: int,
+        *,
+        precision: Precision,
+        rngs: nnx.Rngs,
     ):
         self.embedding = Convolution(1, num_inputs, mixer.width, precision, rngs=rngs)
         self.blocks = nnx.List(

@@ -14,7 +14,6 @@ from jaxtyping import Array, Int, Key
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
-from gradtrail.core.nn import losses
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import Clipping, clipped_grad_sum
@@ -130,14 +129,14 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
     """
     privacy, tile = config.privacy, mechanism.tile
     copies = privacy.augmentation_multiplicity
-    clipping = Clipping(norm=privacy.example_clip_norm, copies=copies, label_smoothing=config.label_smoothing)
+    clipping = Clipping(norm=privacy.example_clip_norm, copies=copies, loss=config.loss)
 
     def gradient_of_tile(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
         copied = _copied(batch, copies)
         images, key = network_inputs(config, copied)
         grads, _, logits = clipped_grad_sum(model, shared.params, images, copied.labels, batch.mask, clipping, key=key)
         logits = logits[::copies]  # those of the first copy
-        loss = losses.cross_entropy(logits, batch.labels, label_smoothing=config.label_smoothing)
+        loss = config.loss.per_example(logits, batch.labels)
         metrics, record = batch_metrics(batch, loss, logits, shared)
         return BatchGradient(**metrics, grads=grads, squared_norms=None), record
 
