@@ -124,7 +124,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     run = client.create_run(experiment_id(client, "models"))
     engine, examples = make_engine(SHORT, SPLIT)
     state = run_training(engine, examples)[-1].state
-    weights = on_host(engine.evaluation_params(state))
+    weights = on_host(state.evaluation_params)
     info = WeightsInfo(
         model=SHORT.model_config(SHAPE, 3),
         loss=SHORT.loss,
