@@ -1,7 +1,7 @@
 """Splits, subsets and label noise: complete, stratified, and a function of the seed."""
 
 import numpy as np
-from factories import preprocess_config, random_split
+from factories import preprocess_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,10 +95,3 @@ def test_each_other_class_is_equally_likely() -> None:
     counts = np.bincount(symmetric_noise(labels, 0.5, 4, seed=0), minlength=4)
     assert counts[2] == 15_000
     assert np.all(np.abs(counts[[0, 1, 3]] - 5_000) < 5 * np.sqrt(5_000))
-
-
-TRAIN = random_split(50, shape=(20, 10))
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)

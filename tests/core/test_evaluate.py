@@ -88,12 +88,6 @@ def test_reliability_equals_a_loop(rows: list[tuple[float, bool]], num_bins: int
     assert bins.expected_calibration_error == pytest.approx(error)
 
 
-def test_certainty_falls_into_the_last_bin_and_an_edge_into_the_upper_one() -> None:
-    bins = evaluate.fill_bins(np.array([1.0, 0.5, 0.0]), np.array([True, False, True]), 2)
-    np.testing.assert_array_equal(bins.count, [1, 2])
-    assert bins.expected_calibration_error == pytest.approx((1 * 1 + 2 * abs(0.5 - 0.75)) / 3)
-
-
 def drawn(num_examples: int, *, sharpness: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return logits, multiplied by `sharpness`, and labels that were drawn before that."""
     rng = np.random.default_rng(seed)

@@ -49,7 +49,6 @@ def test_bound_is_above_epsilon_with_a_planted_fault_only(fault: str | None, mon
     result = audit(settings, training, train, canaries, epsilon=3.0, delta=1e-5)
     assert (result.lower_bound > 3) == bool(fault), result.lower_bound
     assert result.guesses == guess(result.scores, result.coins, 0.1)
-    assert result.lower_bound > 0
 
 
 @pytest.mark.parametrize(("share", "guesses", "correct"), [(0.4, 2, 2), (0.8, 4, 2), (0.0, 0, 0), (1.0, 5, 2)])

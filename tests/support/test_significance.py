@@ -29,13 +29,6 @@ def test_mcnemar_is_the_binomial_sum_and_agrees_with_its_interval(gained: int, l
     assert result.is_worse == (lost > gained and result.p_value < 0.05)
 
 
-@pytest.mark.slow
-def test_mcnemar_rarely_calls_an_equal_model_worse():
-    rng = np.random.default_rng(0)
-    lost = rng.binomial(40, 0.5, 2000)
-    assert np.mean([mcnemar(40 - number, number, 500).is_worse for number in lost]) <= 0.035  # 2.5 % on this side
-
-
 def test_welch_is_scipys_and_says_nothing_without_spread():
     rng = np.random.default_rng(1)
     values, baseline = rng.normal(0.98, 0.002, 5), rng.normal(0.97, 0.004, 7)

@@ -17,7 +17,7 @@ from jaxtyping import Array
 from sklearn.datasets import load_sample_images
 
 from gradtrail.core.audit.networks import AuditConfig
-from gradtrail.core.data import AugmentationConfig, PreprocessConfig, Split
+from gradtrail.core.data import PreprocessConfig, Split
 from gradtrail.core.gradients.analysis import GradientsConfig
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.losses import CrossEntropy
@@ -28,12 +28,12 @@ from gradtrail.core.privacy_audit import PrivacyAuditConfig
 from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train import schedules
 from gradtrail.core.train.changes import NO_CHANGES, changed_labels, weight_changes
-from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program, make_program, on_device, train
-from gradtrail.core.train.loss_scaling import LossScalingConfig
-from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop, ScheduleFree
+from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop
+from gradtrail.core.train.plain import PLAIN
 from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
 from gradtrail.core.train.schedules import (
     Constant,
@@ -84,9 +84,6 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": AdamW(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05),
     "lion": Lion(learning_rate=0.001, b1=0.9, b2=0.99, weight_decay=0.05),
     "muon": Muon(learning_rate=0.02, adam_learning_rate=0.01, beta=0.95, weight_decay=0.05),
-    "schedule_free": ScheduleFree(
-        learning_rate=0.01, warmup_fraction=0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05
-    ),
 }
 SCHEDULES: dict[str, Schedule] = {
     "constant": Constant(warmup_fraction=0.0),
@@ -102,31 +99,16 @@ SCHEDULES: dict[str, Schedule] = {
 
 def train_config(**overrides: Any) -> TrainConfig:
     """A config of a small training; `model`, `optimizer` and `schedule` may be names of kinds."""
-    config = TrainConfig(
-        seed=0,
-        members=1,
-        vary=VARIED,
+    config = dataclasses.replace(
+        PLAIN,
         epochs=2,
         batch_size=4,
-        accumulation_steps=1,
-        shards=1,
-        reduction="ordered",
         model=NETWORKS["mlp"],
-        precision="float32",
-        loss_scaling=LossScalingConfig(
-            initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
-        ),
-        remat=False,
         optimizer=OPTIMIZERS["sgd"],
         schedule=SCHEDULES["warmup_cosine"],
         clip_norm=1.0,
-        average_decay=None,
         loss=CrossEntropy(label_smoothing=0.1),
-        augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
-        changes=NO_CHANGES,
-        privacy=NOT_PRIVATE,
         keep_epochs=(0, 1),
-        patience=None,
     )
     kinds: dict[str, Any] = {"model": NETWORKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
     for field in kinds.keys() & overrides.keys():

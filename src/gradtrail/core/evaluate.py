@@ -65,8 +65,7 @@ def fit_temperature(logits: Float[np.ndarray, "*networks examples classes"], lab
     def slope(beta: float) -> float:
         return float(np.mean(np.sum(np.exp(log_softmax(beta * logits)) * logits, axis=-1)) - label_logit)
 
-    low, high = bisect(lambda beta: slope(beta) < 0, 1 / HIGHEST, 1 / LOWEST, halvings=40)
-    return 2 / (low + high)
+    return 1 / bisect(lambda beta: slope(beta) < 0, 1 / HIGHEST, 1 / LOWEST, halvings=40)
 
 
 @dataclass(frozen=True, kw_only=True)

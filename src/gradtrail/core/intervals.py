@@ -24,12 +24,12 @@ class Interval:
     high: float
 
 
-def bisect(holds: Callable[[float], bool], low: float, high: float, *, halvings: int) -> tuple[float, float]:
-    """Return bounds of the largest number in an interval for which a condition holds; below that it always holds."""
+def bisect(is_below: Callable[[float], bool], low: float, high: float, *, halvings: int) -> float:
+    """Return the number of an interval that `is_below` tells smaller numbers from larger ones by."""
     for _ in range(halvings):
         middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low, high
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return (low + high) / 2
 
 
 def share_interval(hits: int, total: int) -> Interval:

@@ -25,8 +25,8 @@ from gradtrail.core.per_example import bounded_forward, forward_of, layer_metric
 from gradtrail.core.sharding import replicated, with_sharding
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.dp_sgd import Mechanism
 from gradtrail.core.train.gradient import Examples
-from gradtrail.core.train.private import Mechanism
 from gradtrail.core.train.step import StepRecord, TrainState, make_step, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
@@ -167,38 +167,27 @@ def canary_products(
 ) -> tuple[Float[Array, "layers canaries"], Float[Array, "layers canaries"]]:
     """Return products and signals of every canary in each layer for one step; `grads` goes to the optimizer.
 
-    A canary's direction d in a layer is its clipped gradient, made of the layer's inputs less their mean over the
-    canaries of its tile, and without the bias: what all images share is large and irrelevant. A layer without a bias
-    of its own has the whole clipped gradient.
-
     Returns:
-        products: inner products ⟨d, Σ + σ C z⟩ / C² with the sum for the optimizer, in units of the clip norm C.
-        signals: squares ‖d‖² / C², about what a canary in the batch adds to the product.
+        products: inner products ⟨g, Σ + σ C z⟩ / C² of the canary's clipped gradient with the sum for the optimizer, in
+            units of the clip norm C.
+        signals: squares ‖g‖² / C², about what a canary in the batch adds to the product.
     """
     clip = config.privacy.example_clip_norm
     directions = model.split_by_layer(jax.tree.map(lambda leaf: leaf[None] * (config.batch_size / clip), grads))
 
-    def measure(layer: Layer, direction: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array, Array]:
-        squared = layer.squared_grad_norms(inputs, cotangent)
-        if "bias" not in direction:  # such as any module, whose gradient may not be linear in the inputs
-            return squared, squared, layer.grad_dots(inputs, cotangent, direction)[:, 0]
-        centred = inputs - jnp.mean(inputs, axis=layer.batch_axis, keepdims=True)
-        kernel_direction = {**direction, "bias": jnp.zeros_like(direction["bias"])}
-        dots = layer.grad_dots(centred, cotangent, kernel_direction)[:, 0]
-        bias_norms = layer.squared_grad_norms(jnp.zeros_like(inputs), cotangent)  # the gradient's only other part is 0
-        signals = jnp.maximum(0.0, layer.squared_grad_norms(centred, cotangent) - bias_norms)
-        return squared, signals, dots
+    def measure(layer: Layer, direction: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
+        return layer.squared_grad_norms(inputs, cotangent), layer.grad_dots(inputs, cotangent, direction)[:, 0]
 
     def tile_products(images: Array, labels: Array) -> tuple[Array, Array]:
         forward = bounded_forward(forward_of(model, params, images, labels, config.loss))
         by_layer, _ = layer_metrics(model, forward, measure, directions)
-        squared, signals, dots = (jnp.stack(parts) for parts in zip(*by_layer.values(), strict=True))
+        squared, dots = (jnp.stack(parts) for parts in zip(*by_layer.values(), strict=True))
         factors = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(jnp.sum(squared, axis=0), 1e-30))) / clip
-        return dots * factors[None], signals * factors[None] ** 2
+        return dots * factors[None], squared * factors[None] ** 2
 
     tiles = -(-len(labels) // model.tile_size(_TILE))
     size = -(-len(labels) // tiles)
-    rows = jnp.arange(tiles * size).reshape(tiles, size) % len(labels)  # means count the padding
+    rows = jnp.arange(tiles * size).reshape(tiles, size) % len(labels)
     by_tile = jax.lax.map(lambda tile: tile_products(images[tile], labels[tile]), rows)
     products, signals = (jnp.moveaxis(part, 1, 0).reshape(part.shape[1], -1)[:, : len(labels)] for part in by_tile)
     return products, signals

@@ -19,12 +19,12 @@ from scipy.special import ndtr, ndtri
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data import Split
 from gradtrail.core.privacy_audit import AuditedTraining, Canaries, Coins, PrivacyAuditConfig, Scores
-from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.stages.common import plotting
 from gradtrail.stages.dp.accounting import gaussian_epsilon
 
-_PURPOSES = ("initialization", "order", "augmentation", "dropout", "noise")
+_PURPOSES = (*VARIED, "noise")  # of `MemberSeeds`
 _LARGEST_MU = 20.0
 _HISTOGRAM_BINS = 40
 

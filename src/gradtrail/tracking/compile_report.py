@@ -45,7 +45,7 @@ def compiling(run: LiveRun) -> Iterator[Compiler]:
             yield compiler
         finally:  # also if the stage fails
             num_rejected, cache_warnings = take_cache_faults()
-            for line in (*compiler.warnings, *cache_warnings):
+            for line in (*log.warnings, *cache_warnings):
                 print(f"{run.stage.name}: warning: {line}", file=sys.stderr)
     if run.is_open and compiler.functions:
         with run.best_effort():

@@ -218,7 +218,7 @@ def probability_wrong(positions: Scores, ratio: Float[np.ndarray, " bins"], shar
     largest = (number + 1) / (number + 2)
     bins = _bins(positions)
     counts = np.bincount(bins, minlength=len(ratio))
-    scale, _ = bisect(
+    scale = bisect(
         lambda scale: bool(np.sum(counts * np.minimum(scale * ratio, largest)) < number), 0.0, 1e12, halvings=100
     )
     return np.minimum(scale * ratio, largest)[bins]

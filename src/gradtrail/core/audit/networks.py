@@ -26,7 +26,7 @@ from gradtrail.core.audit.labels import (
     stream,
 )
 from gradtrail.core.config import Bounds, ConfigError, Count, GallerySize, PositiveShare, Seed, config
-from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.inference import abstract_batch
@@ -34,12 +34,10 @@ from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.train import loop
-from gradtrail.core.train.changes import NO_CHANGES
-from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import AdamW
-from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.core.train.plain import PLAIN
 from gradtrail.core.train.schedules import OneCycle
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import BUDGET, Pass, compile_within
@@ -83,15 +81,11 @@ class AuditConfig:
 
     def train_config(self) -> TrainConfig:
         """Return the training of one network: a small CNN, with AdamW and the one-cycle schedule."""
-        return TrainConfig(
+        return dataclasses.replace(
+            PLAIN,
             seed=self.seed,
-            members=1,
-            vary=VARIED,
             epochs=self.epochs,
             batch_size=self.batch_size,
-            accumulation_steps=1,
-            shards=1,
-            reduction="ordered",
             model=CNN(
                 channels=self.channels,
                 convolutions=1,
@@ -103,22 +97,11 @@ class AuditConfig:
                 dropout=0.0,
             ),
             precision=self.precision,
-            loss_scaling=LossScalingConfig(
-                initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
-            ),
-            remat=False,
             optimizer=AdamW(
                 learning_rate=self.learning_rate, b1=0.9, b2=0.999, eps=1e-8, weight_decay=self.weight_decay
             ),
             schedule=OneCycle(warmup_fraction=0.3, div_factor=25.0, final_div_factor=10_000.0),
             clip_norm=1.0,
-            average_decay=None,
-            loss=CROSS_ENTROPY,
-            augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
-            changes=NO_CHANGES,
-            privacy=NOT_PRIVATE,
-            keep_epochs=(),
-            patience=None,
         )
 
 
@@ -229,4 +212,4 @@ class CrossValidation:
                 )
             state = epoch.state
             advance(1)
-        return jax.tree.map(np.asarray, self.training.evaluation_params(state))
+        return jax.tree.map(np.asarray, state.evaluation_params)

@@ -31,7 +31,7 @@ from gradtrail.core.train.step import TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 ROUNDS = 9  # timings of each function, for a median and its interval
-_LEAST_ROUNDS = 6  # timings of a slow function
+_FEWEST_ROUNDS = 6  # timings of a slow function
 _BatchSize = Annotated[int, Bounds(at_least=1, at_most=2**30)]
 
 
@@ -201,7 +201,7 @@ def interleaved(calls: Sequence[Callable[[], Any]], clock: Callable[[], float], 
     timings: list[list[float]] = [[] for _ in calls]
     for turn in range(ROUNDS):
         for call, call_timings in zip(calls, timings, strict=True):
-            if turn < _LEAST_ROUNDS or sum(call_timings) < seconds:
+            if turn < _FEWEST_ROUNDS or sum(call_timings) < seconds:
                 call_timings.append(_timed(call, clock))
     return timings
 

@@ -11,7 +11,7 @@ import sysconfig
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,17 @@ class CompileLog:
             self._thread.is_planned = before
 
     @property
+    def warnings(self) -> list[str]:
+        """A line for each function and place of an unplanned compilation, 20 at most and one for the rest."""
+        lines = [
+            f"{compilation.function} was compiled {'once' if count == 1 else f'{count} times'} by a call at "
+            f"{compilation.line}"
+            for compilation, count in Counter(self.unplanned).items()
+        ]
+        left_out = lines[_MOST_LINES:]
+        return lines[:_MOST_LINES] + [f"{len(left_out)} more functions were compiled by calls"] * bool(left_out)
+
+    @property
     def _is_planned(self) -> bool:
         return getattr(self._thread, "is_planned", False)
 
@@ -102,17 +113,6 @@ def cache_hits() -> Iterator[list[str]]:
         yield hits
     finally:
         jax.monitoring.unregister_event_listener(listen)
-
-
-def describe(compilations: Iterable[Compilation]) -> list[str]:
-    """Describe unplanned compilations in a line per function and place, 20 at most and one for the rest."""
-    lines = [
-        f"{compilation.function} was compiled {'once' if count == 1 else f'{count} times'} by a call at "
-        f"{compilation.line}"
-        for compilation, count in Counter(compilations).items()
-    ]
-    left_out = lines[_MOST_LINES:]
-    return lines[:_MOST_LINES] + [f"{len(left_out)} more functions were compiled by calls"] * bool(left_out)
 
 
 def _project_line() -> str:

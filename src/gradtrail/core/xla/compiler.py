@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jax_core
 
-from gradtrail.core.xla.compile_log import CompileLog, cache_hits, describe
+from gradtrail.core.xla.compile_log import CompileLog, cache_hits
 
 TIMED_CALLS = 12  # timed calls of each function: the first, and enough others for a median
 _ALIAS = re.compile(r"\((\d+), \{[^}]*\}, (?:may|must)-alias\)")  # in a program's header: parameter of a result
@@ -143,15 +143,6 @@ class Compiler:
         """Return a compiler for a variant of the same functions: `compiled` is shared, `functions` is not."""
         return dataclasses.replace(self, variant=f" ({label})", functions={})
 
-    def guarded(self, program: str) -> contextlib.AbstractContextManager[object]:
-        """Return the context to compile a program in, given its digest."""
-        return self.guard(program) if self.guard else contextlib.nullcontext()
-
-    @property
-    def warnings(self) -> list[str]:
-        """A line for each function that calls compiled, unplanned."""
-        return describe(self.log.unplanned)
-
     @property
     def compilations(self) -> Counter[str]:
         """Number of compilations by name."""
@@ -192,7 +183,8 @@ class Compiler:
             lowered = traced.lower()
             lowered_at = self.clock()
             stablehlo = lowered.as_text()
-            with self.guarded(hashlib.sha256(stablehlo.encode()).hexdigest()), cache_hits() as hits:
+            guard = self.guard or contextlib.nullcontext
+            with guard(hashlib.sha256(stablehlo.encode()).hexdigest()), cache_hits() as hits:
                 compile_started = self.clock()
                 executable = lowered.compile()
                 compile_ended = self.clock()
@@ -274,7 +266,7 @@ def _repeated_costs(jaxpr: jax_core.Jaxpr) -> dict[str, float]:
         length = equation.params["length"] if is_scan else _largest_length(equation)
         inner = map(_repeated_costs, jax_core.jaxprs_in_params(equation.params))
         terms += [(1 if length is None else length, costs) for costs in inner]
-        if length is not None:
+        if length is not None and length != 1:
             body = equation.params["jaxpr" if is_scan else "body_jaxpr"]
             terms.append((length - 1, _iteration_cost(body)))
     return {name: sum(factor * costs.get(name, 0.0) for factor, costs in terms) for name in _COUNTED}
