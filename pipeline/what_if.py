@@ -8,15 +8,11 @@ import dataclasses
 import sys
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradtrail.core.gradients.metagradient import compile_metagradient, require_differentiable
 from gradtrail.core.gradients.what_if import SMOOTH, WhatIfConfig, make_outputs, positions_of
-from gradtrail.core.nn.inference import compile_predict_within
-from gradtrail.core.nn.losses import log_odds
-from gradtrail.core.nn.models import HostParams, Model, Params
+from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.xla.compiler import static_costs
@@ -41,13 +37,8 @@ def main(stage: Stage) -> None:
 
     with tracked(stage) as run, compiling(run) as compiler:
         # The outputs of the trained networks
-        predict = compile_predict_within(model, compiler=compiler)
-        logits = jax.ShapeDtypeStruct((len(test), info.num_classes), jnp.float32)
-        compiled_log_odds = compiler.compile("log_odds", log_odds, logits, test.labels)
-
-        def margins(params: Params | HostParams) -> np.ndarray:
-            return np.asarray(compiled_log_odds(predict(params, test.images, test.labels)["logits"], test.labels))
-
+        margins = what_if.compile_margins(model, test, compiler=compiler)
+        predict = margins.predict
         networks = what_if.predict_members(predict, margins, weights_paths(Path("models"), "final"), info, splits)
         train_config = dataclasses.replace(train_config, loss=networks.loss)
         is_mistake = networks.test.argmax(axis=1) != test.labels
@@ -59,7 +50,7 @@ def main(stage: Stage) -> None:
         metagradient = compile_metagradient(
             train_config, model, len(train), output_function, memory_bytes=config.memory_mib * 2**20, compiler=compiler
         )
-        functions = [predict.function, compiled_log_odds, *metagradient.functions]
+        functions = [predict.function, margins.log_odds, *metagradient.functions]
         require_memory_for_model("what_if", functions, host_bytes=0)
         unchanged = np.zeros((len(train), info.num_classes), np.float32)
         examples = on_device(train.images, train.labels, metagradient.program.mesh, unchanged)

@@ -24,7 +24,6 @@ from factories import (
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
 from gradtrail.core.gradients.what_if import make_outputs
-from gradtrail.core.nn.inference import compile_predict_within
 from gradtrail.core.nn.losses import CROSS_ENTROPY, cross_entropy, log_odds
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.gradient import Examples
@@ -110,8 +109,8 @@ def test_outputs_are_means_over_members(tmp_path: Path) -> None:
     paths = {seed: tmp_path / f"{seed}.safetensors" for seed in (0, 1)}
     for seed, params in enumerate(each):
         write_weights(paths[seed], params, about)
-    predict = compile_predict_within(MODEL, compiler=new_compiler())
-    networks = what_if.predict_members(predict, margins, paths, dataset_info(), SPLITS)
+    compiled_margins = what_if.compile_margins(MODEL, TEST, compiler=new_compiler())
+    networks = what_if.predict_members(compiled_margins.predict, compiled_margins, paths, dataset_info(), SPLITS)
     labels = jnp.asarray(validation.labels)
     losses = [cross_entropy(logits_of(params, validation), labels).mean() for params in each]
     np.testing.assert_allclose(networks.margins, np.mean([margins(params) for params in each], axis=0), rtol=1e-5)

@@ -16,13 +16,14 @@ from gradtrail.core.data import Split
 from gradtrail.core.gradients.metagradient import Metagradient
 from gradtrail.core.gradients.scores import largest
 from gradtrail.core.gradients.what_if import SMOOTH, metasmoothness
-from gradtrail.core.nn.inference import validate
-from gradtrail.core.nn.losses import Loss
-from gradtrail.core.nn.models import HostParams, Params
+from gradtrail.core.nn.inference import compile_predict_within, validate
+from gradtrail.core.nn.losses import Loss, log_odds
+from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.train.changes import NO_CHANGES, changed_labels, weight_changes
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass
 from gradtrail.stages.data.data_files import DatasetInfo
 from gradtrail.stages.model.weights import read_members
@@ -32,6 +33,30 @@ _SUBSETS, _SUBSET_SHARE = 2, 0.01  # random subsets by which metasmoothness is m
 TRAININGS = 1 + 2 * _SUBSETS  # number of trainings for metasmoothness
 
 Margins = Callable[[Params | HostParams], Float[np.ndarray, " tests"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledMargins:
+    """The function from the parameters of a network to its margins of the test examples."""
+
+    predict: Pass
+    log_odds: CompiledFunction
+    test: Split
+
+    def __call__(self, params: Params | HostParams) -> Float[np.ndarray, " tests"]:
+        """Return the margins, in nats."""
+        labels = self.test.labels
+        return np.asarray(self.log_odds(self.predict(params, self.test.images, labels)["logits"], labels))
+
+
+def compile_margins(model: Model, test: Split, *, compiler: Compiler) -> CompiledMargins:
+    """Compile the predictions of a network and the margins of the test examples."""
+    logits = jax.ShapeDtypeStruct((len(test), model.config.num_classes), np.float32)
+    return CompiledMargins(
+        predict=compile_predict_within(model, compiler=compiler),
+        log_odds=compiler.compile("log_odds", log_odds, logits, test.labels),
+        test=test,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Networks of one's own: what a file may hold, and per-example gradients against `vmap(grad)`."""
 
 import dataclasses
+import itertools
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import ROOT, initial_params, train_config
+from factories import ROOT, cases, initial_params, train_config
 from flax import nnx
 from gradient_oracles import per_example_grads, per_example_norm
 
@@ -109,17 +110,21 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeModel]
         yield make
 
 
-CASES = [
-    ("transformer", (6, 8), {"patch": 2, "width": 4, "heads": 2, "blocks": 2}),
-    *((text, (4, 3), fields) for text, fields in FILES.values()),
-]
+CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "transformer": ("transformer", (4, 6), {"patch": 2, "width": 4, "heads": 2, "blocks": 1}),
+    **{name: (text, (4, 3), fields) for name, (text, fields) in FILES.items()},
+}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("text", "shape", "fields"), CASES, ids=["transformer", *FILES])
-def test_per_example_gradients_are_those_of_vmap_grad(
-    make: MakeModel, text: str, shape: tuple[int, ...], fields: dict[str, Any], precision: Precision
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    cases(
+        itertools.product(CASES, ("float32", "bfloat16")),
+        fast=[("transformer", "float32"), ("raw", "bfloat16"), ("mixed", "float32"), ("mixed", "bfloat16")],
+    ),
+)
+def test_per_example_gradients_are_those_of_vmap_grad(make: MakeModel, name: str, precision: Precision) -> None:
+    text, shape, fields = CASES[name]
     model = make(text, shape, precision, **fields)
     params = initial_params(model)
     rng = np.random.default_rng(0)
