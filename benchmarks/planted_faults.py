@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from gradtrail.core.train import private, step
+from gradtrail.core.train import dp_sgd, step
 from gradtrail.core.train.optimizers import squared_norm
 
 PARTS = 8  # that a batch is taken to be worked in
@@ -18,14 +18,14 @@ PARTS = 8  # that a batch is taken to be worked in
 def _noise_of_a_part(grads: Any, config: Any, mechanism: Any, *, key: Any) -> Any:
     """Add noise that is divided by the size of a batch of as many parts, where the sum is divided by that of one."""
     weaker = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / PARTS)
-    return private.noised_mean(grads, config, weaker, key=key)
+    return dp_sgd.noised_mean(grads, config, weaker, key=key)
 
 
 def _clipped_mean(config: Any, model: Any, mechanism: Any) -> Any:
     """Clip the mean gradient of the batch in place of each example's."""
     clip = config.privacy.example_clip_norm
     privacy = dataclasses.replace(config.privacy, example_clip_norm=1e9)
-    gradient = private.make_private_gradient(dataclasses.replace(config, privacy=privacy), model, mechanism)
+    gradient = dp_sgd.make_private_gradient(dataclasses.replace(config, privacy=privacy), model, mechanism)
 
     def clipped(shared: Any, rows: Any) -> Any:
         found, record = gradient(shared, rows)

@@ -246,10 +246,10 @@ def project_train_config(
     model: ModelName, batch_size: int, precision: Precision = "float32", optimizer: Optimizer = "adam"
 ) -> "TrainConfig":
     """Return the params of the project with everything replaced that the work of a step depends on."""
-    from gradtrail.core.data import AugmentationConfig
     from gradtrail.core.nn.cnn import CNN
     from gradtrail.core.nn.losses import CROSS_ENTROPY
     from gradtrail.core.nn.mlp import MLP
+    from gradtrail.core.train.augmentation import NO_AUGMENTATION
     from gradtrail.core.train.config import TrainConfig
     from gradtrail.core.train.optimizers import Adam, AdamW, Muon
     from gradtrail.core.train.privacy import NOT_PRIVATE
@@ -291,7 +291,7 @@ def project_train_config(
         clip_norm=None,
         average_decay=None,
         loss=CROSS_ENTROPY,
-        augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+        augmentation=NO_AUGMENTATION,
         patience=None,
         privacy=NOT_PRIVATE,
     )

@@ -10,7 +10,7 @@ from gradtrail.core.gradient_check import check_gradients
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit import AuditedTraining, PrivacyAuditConfig, draw_canaries
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.private import rows_at_once
+from gradtrail.core.train.dp_sgd import rows_at_once
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages import privacy_audit
 from gradtrail.stages.common.environment import set_cpu_devices

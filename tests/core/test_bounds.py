@@ -118,10 +118,6 @@ def test_values_out_of_range_are_refused_by_name(config: Any, key: str, value: A
         ),
         (lambda: train_config(accumulation_steps=3), "accumulation_steps must divide batch_size 4, got 3$"),
         (
-            lambda: train_config(optimizer="schedule_free", average_decay=0.9),
-            r"average_decay must be null .*, got 0\.9$",
-        ),
-        (
             lambda: train_config(members=2, vary=("dropout",)),
             r"vary must .*initialization or order, got \['dropout'\]: all members would be the same",
         ),

@@ -27,7 +27,7 @@ from gradtrail.core import batching, per_example
 from gradtrail.core.gradients import scores as scores_module
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm
-from gradtrail.core.nn.losses import CROSS_ENTROPY, CrossEntropy
+from gradtrail.core.nn.losses import CROSS_ENTROPY, CrossEntropy, Focal, Loss
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example import Clipping, clipped_grad_sum
@@ -37,6 +37,7 @@ LABELS = jnp.asarray(SPLIT.labels)
 PERCEPTRON, LINEAR = Model(model_config()), Model(model_config("linear"))
 SMOOTHINGS = [0.0, 0.2]
 LOSS = CrossEntropy(label_smoothing=0.2)
+FOCAL = Focal(gamma=2.0, class_weights=(0.5, 1.0, 3.0))
 IS_CPU = jax.default_backend() == "cpu"
 SLACK = 1 if IS_CPU else 30  # a GPU adds in another order, and rounds other intermediate results to 16 bits
 
@@ -90,20 +91,23 @@ NETWORKS = {
     "color cnn": {"network": SMALL_CNN, "image_shape": (4, 4, 3)},
 }
 FAST = [
-    ("mlp", "float32"),
-    ("linear on features", "float32"),
-    ("cnn with group norm", "bfloat16"),
-    ("cnn with layer norm", "float32"),
-    ("mixer", "bfloat16"),
-    ("color cnn", "float32"),
+    ("mlp", "float32", LOSS),
+    ("linear on features", "float32", LOSS),
+    ("cnn with group norm", "bfloat16", LOSS),
+    ("cnn with layer norm", "float32", LOSS),
+    ("mixer", "bfloat16", LOSS),
+    ("color cnn", "float32", LOSS),
 ]
 
 
 @pytest.mark.parametrize(
-    ("network", "precision"),
-    cases(itertools.product(NETWORKS, ("float32", "bfloat16", "float16")), fast=FAST),
+    ("network", "precision", "loss"),
+    [
+        *cases([(*case, LOSS) for case in itertools.product(NETWORKS, ("float32", "bfloat16", "float16"))], fast=FAST),
+        ("mlp", "float32", FOCAL),
+    ],
 )
-def test_norms_and_inner_products_are_those_of_the_gradients(network: str, precision: str) -> None:
+def test_norms_and_inner_products_are_those_of_the_gradients(network: str, precision: str, loss: Loss) -> None:
     """Norms layer by layer, products with directions; by the definition."""
     model = Model(model_config(precision=precision, **NETWORKS[network]))
     params = params_of(model)
@@ -111,17 +115,17 @@ def test_norms_and_inner_products_are_those_of_the_gradients(network: str, preci
     images = jnp.asarray(random_split(13, shape=model.config.image_shape).images)
     directions = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(2, *leaf.shape)), jnp.float32), params)
 
-    def loss(params: dict, image: jax.Array, label: jax.Array) -> jax.Array:
-        return LOSS.per_example(model.apply(params, image[None]), label[None])[0]
+    def example_loss(params: dict, image: jax.Array, label: jax.Array) -> jax.Array:
+        return loss.per_example(model.apply(params, image[None]), label[None])[0]
 
     @jax.jit
     def measure(params: dict, directions: dict) -> tuple:
         arguments = (model, params, images, LABELS)
         result = (
-            per_example.squared_grad_norms(*arguments, loss=LOSS),
-            per_example.grad_dots(*arguments, directions, loss=LOSS),
+            per_example.squared_grad_norms(*arguments, loss=loss),
+            per_example.grad_dots(*arguments, directions, loss=loss),
         )
-        return result, jax.vmap(jax.grad(loss), (None, 0, 0))(params, images, LABELS)
+        return result, jax.vmap(jax.grad(example_loss), (None, 0, 0))(params, images, LABELS)
 
     ((squares, logits), dots), item = measure(params, directions)
     assert logits.shape == (13, NUM_CLASSES)
@@ -213,18 +217,19 @@ def inputs(copies: int, shape: tuple[int, ...] = SHAPE) -> tuple[jax.Array, jax.
         return jnp.asarray(images), jnp.asarray(labels), jax.random.split(jax.random.key(copies), len(labels))
 
 
-def grads_of_each(model: Model, params: Params, copies: int) -> Params:
+def grads_of_each(model: Model, params: Params, copies: int, loss: Loss = LOSS) -> Params:
     """The gradient of the mean loss of each example's rows, by `vmap(grad)`."""
 
-    def loss(params: Params, image: jax.Array, label: jax.Array, key: jax.Array) -> jax.Array:
-        return LOSS.per_example(model.apply(params, image, key=key), label).mean()
+    def mean_loss(params: Params, image: jax.Array, label: jax.Array, key: jax.Array) -> jax.Array:
+        return loss.per_example(model.apply(params, image, key=key), label).mean()
 
     of_example = [
         leaf.reshape(NUM_EXAMPLES, copies, *leaf.shape[1:]) for leaf in inputs(copies, model.config.image_shape)
     ]
-    return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0, 0))(params, *of_example)
+    return jax.vmap(jax.grad(mean_loss), in_axes=(None, 0, 0, 0))(params, *of_example)
 
 
+@pytest.mark.parametrize("loss", [LOSS, FOCAL], ids=["cross-entropy", "focal"])
 @pytest.mark.parametrize(
     ("network", "copies"),
     cases(
@@ -232,14 +237,14 @@ def grads_of_each(model: Model, params: Params, copies: int) -> Params:
         fast=[("mlp", 3), ("cnn with group norm", 1), ("linear on features", 3), ("mixer", 3), ("color cnn", 3)],
     ),
 )
-def test_clipped_sum_equals_the_definition(network: str, copies: int) -> None:
+def test_clipped_sum_equals_the_definition(network: str, copies: int, loss: Loss) -> None:
     model = Model(model_config(**{"image_shape": SHAPE} | NETWORKS[network]))
     params = initial_params(model)
-    item = jit(functools.partial(grads_of_each, model, copies=copies))(params)
+    item = jit(functools.partial(grads_of_each, model, copies=copies, loss=loss))(params)
     norms = np.asarray(per_example_norm(item))
     limit = float(np.median(norms))  # some are clipped, some are not
     images, labels, keys = inputs(copies, model.config.image_shape)
-    clipping = Clipping(norm=limit, copies=copies, loss=LOSS)
+    clipping = Clipping(norm=limit, copies=copies, loss=loss)
     mask = jnp.asarray(MASK)
     grads, bounds, _ = jit(lambda p: clipped_grad_sum(model, p, images, labels, mask, clipping, key=keys))(params)
     np.testing.assert_allclose(bounds, norms, rtol=5e-4)  # upper bounds

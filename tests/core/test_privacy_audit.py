@@ -37,11 +37,11 @@ from gradtrail.core.privacy_audit import (
 )
 from gradtrail.core.sharding import make_mesh
 from gradtrail.core.train.config import MemberSeeds
+from gradtrail.core.train.dp_sgd import Mechanism
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.core.train.private import Mechanism
 from gradtrail.core.train.step import make_init, make_step, take
 
 NOISE, CLIP = 0.5, 0.3

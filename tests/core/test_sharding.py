@@ -21,7 +21,7 @@ import numpy as np
 from factories import NUM_CLASSES, SHAPE, new_compiler, private_config, random_split, seed_keys, train_config
 
 from gradtrail.core.sharding import data_parallel, make_mesh, over_batch, put
-from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.keys import keys_of
@@ -35,10 +35,10 @@ CONFIGS = {
         batch_size=16,
         precision="float16",
         model=MLP(hidden=(5,), activation="relu", dropout=0.5),
-        augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=2),
+        augmentation=dataclasses.replace(NO_AUGMENTATION, cutout=2),
     ),
-    "schedule-free in parts, by the fastest sums": train_config(
-        batch_size=16, optimizer="schedule_free", accumulation_steps=2, reduction="fastest"
+    "adam in parts, by the fastest sums": train_config(
+        batch_size=16, optimizer="adam", accumulation_steps=2, reduction="fastest"
     ),
 }
 
@@ -49,7 +49,7 @@ def trained(config):
     examples = on_device(SPLIT.images, SPLIT.labels, engine.mesh)
     initial = jax.device_get(engine.init(seed_keys(0)).params)
     *_, chunk = train(engine, engine.init(seed_keys(0)), examples, steps_per_call=2)
-    evaluated = engine.evaluation_params(chunk.state)
+    evaluated = chunk.state.evaluation_params
     arrays = jax.tree.leaves((chunk.state, chunk.records, evaluated, examples))
     return {
         "initial": initial,
@@ -116,7 +116,7 @@ by_devices = {shards: difference(alone, private(shards)) for shards in (2, 4)}
 compared |= {"ordered sums are exact": ordered_sums_are_exact()}
 print(json.dumps({**compared, "private": by_devices}))
 """
-TRAINED = ["mlp", "cnn in bfloat16", "noisy mlp in float16", "schedule-free in parts, by the fastest sums"]
+TRAINED = ["mlp", "cnn in bfloat16", "noisy mlp in float16", "adam in parts, by the fastest sums"]
 
 
 @pytest.fixture(scope="module")

@@ -273,19 +273,6 @@ def test_run_of_an_optional_pipeline_is_brought_back_with_its_lock(project: Proj
 
 
 @pytest.mark.slow
-def test_run_of_an_earlier_commit_is_found_by_its_file(project: Project) -> None:
-    run = project.runs_of("train")[-1]
-    elsewhere = shutil.copy(project.folder / MODEL, project.folder.parent / "a copy")
-    project.set(LR, 0.75)
-    project.dvc("repro")
-    project.commit("another learning rate")
-    project.gradtrail("checkout", str(elsewhere))
-    assert outs_of(project, run) == run["outs"]
-    assert project.git("log", "-1", "--format=%s").strip() == "results"
-    assert project.dvc("status").strip() == "Data and pipelines are up to date."
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["dvc repro", "dvc pull"])
 def test_missing_outs_are_computed_or_pulled_after_the_rest_is_there(
     way: str, project: Project, tmp_path: Path

@@ -5,13 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from factories import NETWORKS, OPTIMIZERS, ROOT, SCHEDULES
 from rich.console import Console
 
 from gradtrail.experiments import list_runs
 from gradtrail.experiments.list_runs import as_table, print_runs
-from gradtrail.stages.common.params import SHARED_BLOCKS
-from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.store import experiment_id, open_store
 from gradtrail.tracking.trainings import find_trainings
@@ -116,9 +113,3 @@ def test_empty_store_points_to_sync(
     monkeypatch.chdir(tmp_path)
     print_runs(sort_by="eval/accuracy", ascending=False, where={"train.model": "mlp"}, limit=50)
     assert "`gradtrail sync` adds those of earlier results" in capsys.readouterr().out
-
-
-def test_blocks_of_train_are_kinds_or_shared() -> None:
-    train = read_yaml(ROOT / "params.yaml")["train"]
-    blocks = {name for name, value in train.items() if isinstance(value, dict)}
-    assert blocks - {*NETWORKS, "own", *OPTIMIZERS, *SCHEDULES} == {*SHARED_BLOCKS, "loss_scaling", "privacy"}

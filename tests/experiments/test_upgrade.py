@@ -1,5 +1,6 @@
 """`gradtrail upgrade`: which versions it accepts, how it resolves the lock, and what it reports."""
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,18 +39,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("word", "message"),
     [
-        (["jax"], "jax: must be PACKAGE==VERSION, such as"),
-        (["jax>=1"], "jax>=1: must be"),
-        (["jax==1; rm"], "must be"),
-        (["jaxs==1.0"], "locks/base.lock has no package jaxs; did you mean 'jax'?"),
+        ("jax", "jax: must be PACKAGE==VERSION, such as"),
+        ("jax>=1", "jax>=1: must be"),
+        ("jax==1; rm", "must be"),
+        ("jaxs==1.0", "locks/base.lock has no package jaxs; did you mean 'jax'?"),
     ],
 )
-def test_invalid_version_is_one_line(words: list[str], message: str) -> None:
-    with pytest.raises(UserError) as raised:
-        read_pins(words)
-    assert message in str(raised.value)
+def test_invalid_version_is_one_line(word: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_pins([word])
 
 
 def test_lock_begins_from_the_present_one_without_the_bounds_of_changed_packages(
@@ -87,6 +87,7 @@ def test_outputs_are_equal_only_with_equal_digests(monkeypatch: pytest.MonkeyPat
 
 
 _SAME_VERSIONS = """
+import re
 import sys
 from pathlib import Path
 from gradtrail.experiments import upgrade

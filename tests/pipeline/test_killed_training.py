@@ -270,9 +270,9 @@ def test_millions_of_examples_take_less_memory_than_they_have_and_a_kill_changes
             "train.cnn.hidden": [16],
             "train.precision": "float16",
         },
-        {"train.optimizer": "schedule_free"},
+        {"train.average_decay": 0.9},
     ],
-    ids=["mlp with dropout and augmentation", "cnn in float16", "schedule-free"],
+    ids=["mlp with dropout and augmentation", "cnn in float16", "averaged weights"],
 )
 def test_kills_at_random_moments_change_no_byte(params: dict[str, object], tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project")

@@ -167,6 +167,7 @@ def test_dropout_of_the_mixer_depends_on_the_key_of_the_example_alone() -> None:
     assert np.all(np.any(result[1:] != other[1:], axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "count"), [("mixer", 85_290), ("fixed_features", 10 * (2816 + 1))])
 def test_defaults_have_fast_and_exact_per_example_gradients(file: str, count: int) -> None:
     model = Model(model_config(own_network(file), image_shape=(28, 28), num_classes=10))

@@ -145,32 +145,21 @@ def serve_mirror(internet: MirrorServer, route: str, files: dict[str, bytes]) ->
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
-@pytest.mark.parametrize(("dataset", "variable"), [("mnist", "MNIST_DIR"), ("fashion_mnist", "FASHION_MNIST_DIR")])
 def test_folder_comes_first(
-    acquisition: Acquisition,
-    internet: MirrorServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dataset: str,
-    variable: str,
-    *,
-    gzipped: bool,
+    acquisition: Acquisition, internet: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, gzipped: bool
 ) -> None:
-    monkeypatch.setenv(variable, str(write_folder(tmp_path / "folder", gzipped=gzipped)))
-    info = acquisition.acquire(dataset, mirrors=(internet.base(),), openml=True)
+    monkeypatch.setenv("MNIST_DIR", str(write_folder(tmp_path / "folder", gzipped=gzipped)))
+    info = acquisition.acquire(mirrors=(internet.base(),), openml=True)
     assert acquisition.written() == SMALL
-    assert (info.name, info.image_shape, info.num_classes) == (dataset, (28, 28), 10)
-    entry = DATASETS[dataset]
+    assert (info.name, info.image_shape, info.num_classes) == ("mnist", (28, 28), 10)
+    entry = DATASETS["mnist"]
     assert acquisition.reports() == [f"{entry.title} from {tmp_path / 'folder'}; cite {entry.citation}"]
     assert internet.requests == []
 
 
-FAULTS: dict[str, tuple[str, bytes | None, str]] = {
-    "missing": ("", None, f"there is neither {LAST} nor {LAST}.gz"),
+FAULTS: dict[str, tuple[str, bytes, str]] = {
     "other bytes": ("", SMALL[LAST][:-1] + b"?", "SHA-256 of its 18 bytes is "),
-    "truncated": ("", SMALL[LAST][:-1], "SHA-256 of its 17 bytes is "),
     "no gzip": (".gz", SMALL[LAST], "no valid gzip"),
-    "pointer of Git LFS": (".gz", LFS_POINTER, "a Git LFS pointer, not the file itself; `git lfs pull` fetches it"),
     "truncated gzip": (".gz", gzip.compress(SMALL[LAST])[:-1], "no valid gzip"),
 }
 
@@ -182,8 +171,7 @@ def test_faulty_folder_is_reported_and_next_source_is_used(
     suffix, data, reason = FAULTS[fault]
     folder = write_folder(tmp_path / "folder")
     (folder / LAST).unlink()
-    if data is not None:
-        (folder / (LAST + suffix)).write_bytes(data)
+    (folder / (LAST + suffix)).write_bytes(data)
     monkeypatch.setenv("MNIST_DIR", str(folder))
     acquisition.refusal()
     [report] = acquisition.reports()
@@ -317,32 +305,15 @@ def test_unreachable_network_is_one_line_per_host_and_advice(
     assert (tmp_path / "flag").exists()
 
 
-@pytest.mark.parametrize(
-    ("dataset", "title", "variable", "openml"),
-    [
-        ("fashion_mnist", "Fashion-MNIST", "FASHION_MNIST_DIR", True),
-        ("idx", "IDX files", "IDX_DIR", True),
-        ("mnist", "MNIST", "MNIST_DIR", False),
-        ("cifar10", "CIFAR-10", "CIFAR10_DIR", True),
-        ("folder", "folder of images", "IMAGES_DIR", True),
-        ("csv", "images of a CSV file", "IMAGES_CSV", True),
-    ],
-)
+@pytest.mark.parametrize("dataset", [name for name, entry in DATASETS.items() if entry.folder_variable])
 def test_without_a_source_to_ask_only_mnist_has_a_stand_in(
-    acquisition: Acquisition,
-    internet: MirrorServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dataset: str,
-    title: str,
-    variable: str,
-    *,
-    openml: bool,
+    acquisition: Acquisition, internet: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str
 ) -> None:
     monkeypatch.setenv(NO_SOURCE_FLAG, str(tmp_path / "flag"))
-    mirrors = () if dataset != "idx" else None
-    assert acquisition.refusal(dataset, mirrors=mirrors, openml=openml).startswith(
-        f"no source of {title} to ask, as {variable} is not set: set {variable} to {DATASETS[dataset].folder_content}"
+    entry = DATASETS[dataset]
+    assert acquisition.refusal(dataset, openml=dataset != "mnist").startswith(
+        f"no source of {entry.title} to ask, as {entry.folder_variable} is not set: set {entry.folder_variable} to "
+        f"{entry.folder_content}"
     )
     assert internet.requests == []
     assert (tmp_path / "flag").exists() == (dataset == "mnist")

@@ -158,7 +158,6 @@ def test_csv_names_files_relative_to_itself(folder: Path) -> None:
 CSV_FORMS: dict[str, bytes] = {
     "semicolons": b"path;label;photographer\nowl/000.png;owl;x, y\ncat/000.png;cat;\n",
     "tabs": b"label\tpath\nowl\towl/000.png\ncat\tcat/000.png\n",
-    "named delimiter": b"sep=;\r\npath;label\r\nowl/000.png;owl\r\ncat/000.png;cat\r\n",
     "quotes": b'"path";"label"\n"owl/000.png";"owl"\n"cat/000.png";" cat"\n',
     "empty rows and columns": b"path,label,,\nowl/000.png,owl,,\n,,,\n\ncat/000.png,cat,,\n,\n , ,\n",
 }
@@ -311,8 +310,6 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
     "no column": (b"file,label\n", "list.csv: no column 'path'; it needs path and label"),
     "empty file": (b"", "list.csv: no column 'label'"),
     "no rows": (b"path,label\n", "classes: 2 to 256 are allowed, found 0"),
-    "a column twice": (b"path,label,label\n", "list.csv: column 'label' occurs 2 times"),
-    "pointer of Git LFS": (LFS_POINTER, "list.csv: a Git LFS pointer, not the file itself; `git lfs pull` fetches it"),
     "many faults": (
         b"path,label,split\n" + b"cat/x.png,cat,\n" * 9 + b"cat/000.png,,\n,cat,train\n",
         "list.csv: 11 faulty lines: line 2: split is ''; allowed are train and test; line 3: split is ''; allowed are "
@@ -327,8 +324,7 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
     "a device": (b"path,label\n/dev/zero,cat\n", "line 2: /dev/zero: no such file"),
     "other split": (b"path,label,split\ncat/000.png,cat,val\n", "line 2: split is 'val'; allowed are train and test"),
     "a comma more": (b"path,label\ncat/000.png,cat,\n", "line 2: 3 values for 2 columns"),
-    "open quote": (b'path,label\n"cat/000.png,cat\n', "not readable as CSV"),
-    "UTF-16": ("path,label\n".encode("utf-16"), "list.csv: not UTF-8 at byte 0"),
+    "UTF-16": ("path,label\n".encode("utf-16"), "list.csv: not readable as CSV in UTF-8: "),
 }
 
 
@@ -346,12 +342,9 @@ def test_missing_source_is_one_line(tmp_path: Path, source: str) -> None:
     )
 
 
-def test_too_many_classes_and_too_many_pixels_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_classes_are_refused(folder: Path) -> None:
     many: Splits = {"all": [(folder, f"{number:03}") for number in range(257)]}
     assert "found 257: 000, 001, 002, 003, 004 and 252 more" in str(refusal(lambda: read_images(many, PICTURES)))
-    monkeypatch.setattr(image_files, "_MAX_BYTES", 1000)
-    line = refusal(lambda: read_images(list_folder(folder), PICTURES))
-    assert line == "16 images of fetch.pictures.size [8, 6] have 2,304 bytes; at most 1,000 are allowed"
 
 
 @fuzz(60)

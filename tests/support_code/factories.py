@@ -32,7 +32,7 @@ from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program, make_program, on_device, train
-from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop, ScheduleFree
+from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop
 from gradtrail.core.train.plain import PLAIN
 from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
 from gradtrail.core.train.schedules import (
@@ -84,9 +84,6 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": AdamW(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05),
     "lion": Lion(learning_rate=0.001, b1=0.9, b2=0.99, weight_decay=0.05),
     "muon": Muon(learning_rate=0.02, adam_learning_rate=0.01, beta=0.95, weight_decay=0.05),
-    "schedule_free": ScheduleFree(
-        learning_rate=0.01, warmup_fraction=0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05
-    ),
 }
 SCHEDULES: dict[str, Schedule] = {
     "constant": Constant(warmup_fraction=0.0),

@@ -57,7 +57,6 @@ TABLES = {
     "train/parameters": "parameter,shape,number\nlayers/0/bias,256,256\nall,,256",
     "evaluate/per_class": "class,precision,recall,f1\n0,1,1,1\n5,0.5,0.6,0.55",
     "evaluate/calibration": "count,confidence,accuracy\n7,0.24,0\n9993,0.9,0.99",
-    "evaluate/calibration_uncalibrated": "count,confidence,accuracy\n10000,0.8,0.9859",
     "evaluate/mistakes": "example_id,label,predicted,probability,loss\n2654,4,9,0.93,4.6",
     "gradients/noise_scale": "epoch,noise_scale,low,high\n0,77.3,68,83\n3,382509,29519,inf",
     "gradients/largest": "split,example_id,label,predicted,grad_norm\ntest,720,5,3,26.8",
@@ -71,7 +70,7 @@ TABLES = {
     ),
 }
 FIGURES = (
-    *("preprocess/samples", "train/steps", "profile/costs"),
+    *("preprocess/samples", "train/learning_curves", "train/steps", "evaluate/reliability", "profile/costs"),
     *(f"gradients/{name}" for name in ("histograms", "relations", "course", "classes")),
 )
 SUMMARY = "# Summary of per-example gradients: mlp-256-128\n\n## Noise\n\nThe gradient noise scale is 77.\n"
@@ -158,27 +157,17 @@ def make_members(folder: Path) -> None:
     rows = "".join(f"\n{seed},0.98{seed},0.05,0.01,0.6" for seed in range(3))
     path = folder / "results/evaluate/members.csv"
     path.write_text(f"seed,accuracy,loss,expected_calibration_error,temperature{rows}")
-
-    path = folder / "results/train/epochs.csv"
-    ends = {"validation_loss": (0.25, 0.35), "validation_accuracy": (0.95, 0.97)}  # of the first epoch alone
-    bands = {
-        f"{key}_{name}": [end, None]
-        for key, pair in ends.items()
-        for name, end in zip(("low", "high"), pair, strict=True)
-    }
-    pd.read_csv(path).assign(**bands).to_csv(path, index=False)
     set_params(folder, "train", members=3, vary=["order", "dropout"])
 
 
 def make_private(folder: Path, guarantee: PrivacyGuarantee) -> None:
     """Make the folder that of a private training; without what is left out if it is to be published."""
-    path = folder / "results/train/epochs.csv"
-    epochs = pd.read_csv(path).assign(epsilon=[1.25, 2.96])
     write_guarantee(folder / "results/train", guarantee)
     privacy = read_yaml(folder / "params.yaml")["train"]["privacy"]
     set_params(folder, "train", privacy=privacy | {"enabled": True, "release": guarantee.release})
     if guarantee.release:
-        epochs = epochs.assign(loss=None, cross_entropy=None, accuracy=None)
+        path = folder / "results/train/epochs.csv"
+        pd.read_csv(path).assign(loss=None, cross_entropy=None, accuracy=None).to_csv(path, index=False)
         write_metrics(folder, "train", {key: value for key, value in METRICS["train"].items() if key != "accuracy"})
         public = ("num_examples", "validation_grad_norm_median", "test_grad_norm_median")
         write_metrics(folder, "gradients", {key: METRICS["gradients"][key] for key in public})
@@ -186,7 +175,6 @@ def make_private(folder: Path, guarantee: PrivacyGuarantee) -> None:
             (folder / f"results/gradients/{name}.png").unlink()
         suspects = folder / "results/gradients/suspects.csv"
         suspects.write_text(suspects.read_text().replace("train,42566,9,4\n", ""))
-    epochs.to_csv(path, index=False)
 
 
 def render_page(folder: Path, title: str = "A title") -> str:

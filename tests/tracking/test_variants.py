@@ -15,7 +15,6 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 from model_store import enter_store
 from PIL import Image
-from small_project import finished_small_project
 
 from gradtrail.experiments.list_runs import print_runs
 from gradtrail.support.errors import UserError
@@ -125,6 +124,22 @@ def test_parent_shows_mean_and_interval_over_the_seeds(client: MlflowClient) -> 
         assert figure.width < 700, "MLflow's UI does not scale figures"
 
 
+def test_newest_training_of_a_seed_counts_and_the_parent_follows_later_evaluations(client: MlflowClient) -> None:
+    older = training(client, 0, weights="of another machine", began=-500)
+    client.log_metric(older, "train/validation_accuracy", 0.0, step=0, timestamp=2)
+    run_ids = [older, training(client, 0), training(client, 1)]
+    update_parent(client, NAME)
+    first = assert_is_parent_of(client, [0, 1], run_ids)
+    client.update_run(run_ids[1], status="RUNNING")  # it is executed again
+    for run_id, accuracy in zip(run_ids[1:], (0.9, 0.8), strict=True):
+        assert "eval/accuracy" not in parents(client)[0].data.metrics
+        evaluate(client, run_id, accuracy)
+        update_parent(client, NAME)
+    (parent,) = parents(client)
+    assert parent.info.run_id == first.info.run_id
+    assert parent.data.metrics["eval/accuracy"] == 0.85
+
+
 def test_nothing_changes_if_it_is_up_to_date(client: MlflowClient) -> None:
     for seed in CURVES:
         evaluate(client, training(client, seed), 0.9 + seed / 100)
@@ -133,20 +148,6 @@ def test_nothing_changes_if_it_is_up_to_date(client: MlflowClient) -> None:
     update_parents(client, RunIndex(client).runs())
     update_parent(client, NAME)
     assert contents(client) == before
-
-
-def test_later_evaluation_changes_the_parent_once_all_trainings_have_it(client: MlflowClient) -> None:
-    run_ids = [training(client, seed) for seed in (0, 1)]
-    update_parent(client, NAME)
-    (first,) = parents(client)
-    evaluate(client, run_ids[0], 0.9)
-    update_parent(client, NAME)
-    assert "eval/accuracy" not in parents(client)[0].data.metrics
-    evaluate(client, run_ids[1], 0.8)
-    update_parent(client, NAME)
-    (parent,) = parents(client)
-    assert parent.info.run_id == first.info.run_id
-    assert parent.data.metrics["eval/accuracy"] == 0.85
 
 
 def test_other_trainings_lead_to_another_parent_and_fewer_than_two_to_none(client: MlflowClient) -> None:
@@ -198,17 +199,6 @@ def test_training_has_no_parent_without_another_seed(client: MlflowClient, chang
     update_parents(client, RunIndex(client).runs())
     update_parent(client, NAME)
     assert contents(client) == before
-
-
-def test_of_several_trainings_of_a_seed_the_newest_counts_and_reopened_ones_stay(client: MlflowClient) -> None:
-    older = training(client, 0, weights="of another machine", began=-500)
-    client.log_metric(older, "train/validation_accuracy", 0.0, step=0, timestamp=2)
-    run_ids = [older, training(client, 0), training(client, 1)]
-    update_parent(client, NAME)
-    parent = assert_is_parent_of(client, [0, 1], run_ids)
-    client.update_run(run_ids[1], status="RUNNING")
-    update_parent(client, NAME)
-    assert parents(client)[0].info.run_id == parent.info.run_id
 
 
 def test_parent_whose_process_was_killed_is_made_again(client: MlflowClient) -> None:
@@ -270,30 +260,3 @@ def test_no_query_takes_the_parent_for_the_run_of_a_state(
     print_runs(sort_by="train/validation_accuracy", ascending=False, where={}, limit=50)
     assert "2 training runs" in capsys.readouterr().out
     assert_is_parent_of(client, [0, 1], run_ids)
-
-
-@pytest.mark.slow
-def test_stages_and_sync_make_the_same_parent(tmp_path: Path) -> None:
-    project = finished_small_project().copy(tmp_path / "project")
-    project.set("train.seed", 1)
-    project.dvc("repro")
-    project.commit("another seed")
-    (first,) = (run for run in project.runs() if TRAININGS in run["tags"])
-    trainings = project.runs_of("train")
-    assert {run["tags"][PARENT] for run in trainings} == {first["id"]}
-    assert first["metrics"]["eval/loss"] == first["metrics"]["eval/loss_low"] == 2.0
-    number = len(project.runs()) - 1
-    assert project.sync() == f"{number} runs present\n"
-    for path in project.folder.glob("mlflow.db*"):
-        path.unlink()
-    project.sync()
-    (second,) = (run for run in project.runs() if TRAININGS in run["tags"])
-    assert second["name"] == first["name"] == "mlp adamw digits · 2 seeds"
-    assert second["metrics"] == first["metrics"]
-    assert second["params"] == first["params"]
-    assert {run["tags"][PARENT] for run in project.runs_of("train")} == {second["id"]}
-    before = project.runs()
-    assert project.sync() == f"{number} runs present\n"
-    (project.folder / ".gradtrail/synced.json").unlink()
-    assert project.sync() == f"{number} runs present\n"
-    assert project.runs() == before

@@ -5,12 +5,12 @@ Imports no JAX, which reading params and whole splits does not need.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Int, Integer, UInt8
 
-from gradtrail.core.config import Bounds, CountOrZero, NotNegative, PositiveFraction, PositiveShare, Seed, Share, config
+from gradtrail.core.config import PositiveFraction, PositiveShare, Seed, Share, config
 
 SeedSequence: TypeAlias = int | tuple[int, ...]
 REMOVED = -1  # in place of a label: the example is not in the training set
@@ -34,29 +34,6 @@ class Split:
 
     def __getitem__(self, rows: slice | np.ndarray) -> "Split":
         return Split(**{field.name: getattr(self, field.name)[rows] for field in dataclasses.fields(self)})
-
-
-@config
-class AugmentationConfig:
-    """Ranges of random changes to images; each is drawn uniformly between the negative and the positive value."""
-
-    shift: NotNegative  # translation along both axes, in pixels
-    rotation: Annotated[float, Bounds(at_least=0, at_most=180)]  # angle about the centre, in degrees
-    scale: Share  # relative change of size; 0.1 for 90 % to 110 %
-    shear: Annotated[float, Bounds(at_least=0, below=90)]  # slant of the rows, in degrees
-    # side of a square that is set to 0, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre is uniform over
-    # the image
-    cutout: CountOrZero
-
-    @property
-    def moves(self) -> bool:
-        """Whether any geometric change is configured."""
-        return bool(self.shift or self.rotation or self.scale or self.shear)
-
-    @property
-    def enabled(self) -> bool:
-        """Whether any change is configured."""
-        return any(dataclasses.astuple(self))
 
 
 @config

@@ -25,8 +25,8 @@ from gradtrail.core.per_example import bounded_forward, forward_of, layer_metric
 from gradtrail.core.sharding import replicated, with_sharding
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.dp_sgd import Mechanism
 from gradtrail.core.train.gradient import Examples
-from gradtrail.core.train.private import Mechanism
 from gradtrail.core.train.step import StepRecord, TrainState, make_step, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 

@@ -27,7 +27,6 @@ from gradtrail.stages.data.data_files import read_info, read_splits, sample_rows
 from gradtrail.stages.data.parquet import read_parquet
 from gradtrail.stages.preprocess.corrections import (
     Correction,
-    check_text,
     disagreements,
     read_corrections,
     require_fit,
@@ -65,7 +64,7 @@ def review(path: Path, *, reviewer: str | None, split: str | None, limit: int, p
 
     Without a reviewer, decisions have the name of git's user, or else of the system's. Port 0 is a free one.
     """
-    reviewer = check_text("--reviewer", reviewer or git("config", "user.name") or getpass.getuser())
+    reviewer = reviewer or git("config", "user.name") or getpass.getuser()
     splits, info = read_splits(_DATA), read_info(_DATA)
     require_fit([*_read(path).values()], splits, info.num_classes, path)
     suspects = choose_suspects(splits, split, limit)
@@ -127,7 +126,7 @@ def make_app(
             new=decision.new,
             reviewer=reviewer,
             time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            reason=check_text("reason", decision.reason),
+            reason=decision.reason.strip(),
         )
         rows = _read(path) | {correction.example: correction}
         write_corrections(path, rows.values())

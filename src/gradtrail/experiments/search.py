@@ -23,7 +23,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import TrialState, create_trial
 
 from gradtrail.core.config import Bounds, Count, config
-from gradtrail.experiments.compare.main import Engine, comparison_lock
+from gradtrail.experiments.compare.main import NO_RUN, Engine, comparison_lock
 from gradtrail.experiments.compare.queue import DvcQueue
 from gradtrail.experiments.compare.spec import PATH, STAGE
 from gradtrail.stages.common.params import MEMBERS, as_options, changed, require_known, validate
@@ -180,7 +180,7 @@ def _train(name: str, search: Search, stages: PlannedStages, on: Engine, trial: 
         if "training diverged" in why:
             trial.curve = []
         elif not _read(trial, stages, params, until):
-            raise UserError(f"{name}: {trial}: {why or 'has no run in MLflow'}")
+            raise UserError(f"{name}: {trial}: {why or NO_RUN}")
     print(f"{name}: {trial}: validation {trial.accuracy(until):.2%} (epoch {until})", file=sys.stderr)
 
 

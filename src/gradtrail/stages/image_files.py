@@ -3,8 +3,6 @@
 import csv
 import hashlib
 import itertools
-import math
-import re
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -15,7 +13,6 @@ import numpy as np
 
 from gradtrail.core.config import Bounds, PositiveShare, Seed, config
 from gradtrail.core.data import TEST_SPLIT, stratified_split
-from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer
 from gradtrail.stages.common.params import IMAGE_FILES
 from gradtrail.stages.data.data_files import RawArrays
 from gradtrail.stages.data.pictures import cropped, read_picture
@@ -25,7 +22,6 @@ from gradtrail.support.progress import progress_bar
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
 _MAX_CLASSES = 256  # labels are uint8
 _MAX_NAME = 100  # characters of the name of a class
-_MAX_BYTES = 2**32  # of all pixels, which are in memory together
 _SHOWN = 3  # faults of one message
 _LEAST_CONTRAST = 16  # smallest difference of the pixels, in a channel, of an image that is not blank
 _NEARLY_ALL = 0.9
@@ -69,11 +65,6 @@ def read_images(splits: Splits, pictures: PicturesConfig) -> tuple[RawArrays, tu
 
     shape = (*pictures.size, *((3,) if pictures.color else ()))
     count = sum(map(len, splits.values()))
-    if (size := count * math.prod(shape)) > _MAX_BYTES:
-        raise UserError(
-            f"{count:,} images of fetch.pictures.size {list(pictures.size)} have {size:,} bytes; at most "
-            f"{_MAX_BYTES:,} are allowed"
-        )
     arrays, faults, longer = [], list[str](), list[Path]()
     with progress_bar("images", count, unit="steps") as bar:
         for files in (splits["train"], splits["test"]):
@@ -218,41 +209,25 @@ def list_csv(path: Path) -> Splits:
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """Return the line and the values by column of each row of a CSV file; rows without a value are left out."""
-    line = 1
     rows = []
     try:
-        if is_lfs_pointer(path):
-            raise UserError(f"{path}: {LFS_POINTER}")
         with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
-            names_delimiter = re.fullmatch(r'"?sep=(.)"?\s*', first)  # written by Excel
-            header = file.readline() if names_delimiter else first
-            delimiter = names_delimiter[1] if names_delimiter else _delimiter(header)
-            reader = csv.reader(itertools.chain([header], file), delimiter=delimiter, strict=True)
-            columns = [name.strip() for name in next(reader, [])]
+            header = file.readline()
+            delimiter = next((mark for mark in ";\t" if mark in header), ",")  # Excel's depends on the language
+            columns = [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])]
             if missing := {"path", "label"} - set(columns):
                 raise UserError(f"{path}: no column {min(missing)!r}; it needs path and label, and may have split")
-            if twice := [name for name in ("path", "label", "split") if columns.count(name) > 1]:
-                raise UserError(f"{path}: column {twice[0]!r} occurs {columns.count(twice[0])} times")
+            reader = csv.reader(file, delimiter=delimiter)
             for row in reader:
-                line = reader.line_num + bool(names_delimiter)
-                values = [value.strip() for value in row]
+                values, line = [value.strip() for value in row], reader.line_num + 1
                 if any(values) and len(values) != len(columns):
                     raise UserError(f"{path}: line {line}: {len(values)} values for {len(columns)} columns")
                 rows += [(line, dict(zip(columns, values, strict=True)))] if any(values) else []
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); a CSV file is needed") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    except csv.Error as error:
-        raise UserError(f"{path}: after line {line}: not readable as CSV: {error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: not readable as CSV in UTF-8: {error}") from None
     return rows
-
-
-def _delimiter(header: str) -> str:
-    """Return the delimiter by which a header has the needed columns; Excel's depends on the language."""
-    cells = {mark: {cell.strip(' "\r\n') for cell in header.split(mark)} for mark in ",;\t"}
-    return next((mark for mark in cells if cells[mark] >= {"path", "label"}), ",")
 
 
 def _few(names: list[str]) -> str:

@@ -95,7 +95,7 @@ def measure_smoothness(
         changed = dataclasses.replace(examples, weight_changes=jax.device_put(changes))
         _, states = metagradient.train(keys_of(config.seeds_of(config.seed)), changed)
         advance(metagradient.program.num_steps)
-        return margins(metagradient.program.evaluation_params(states[-1]))
+        return margins(states[-1].evaluation_params)
 
     num_classes = metagradient.program.examples.weight_changes.shape[1]
     share = max(_SUBSET_SHARE, 1 / len(train))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage, Run, ViewType
+from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 
 from gradtrail.stages.common.files import write_json
@@ -78,9 +78,8 @@ def restore_run(name: str) -> DeletedRun:
         labels = ", ".join(f"{one.run_id[:8]} ({one.name})" for one in matches or deleted_runs) or "none"
         why = "name or id of several deleted runs" if matches else "not the name or id of any of the deleted runs"
         raise UserError(f"--restore {one_line(name)[:100]}: {why}: {labels}")
-    with contextlib.suppress(MlflowException):  # purged, or of a database that was lost
-        if client.get_run(matches[0].run_id).info.lifecycle_stage == LifecycleStage.DELETED:
-            client.restore_run(matches[0].run_id)
+    with contextlib.suppress(MlflowException):  # purged, of a database that was lost, or restored by now
+        client.restore_run(matches[0].run_id)
     _write(one for one in deleted_runs if one != matches[0])
     return matches[0]
 

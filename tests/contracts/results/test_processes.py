@@ -15,6 +15,7 @@ import psutil
 import pytest
 from projects import ROOT, Project, besides_progress, finished_project
 from servers import free_port
+from warm_python import warm_python
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
@@ -34,14 +35,14 @@ def project(tmp_path: Path) -> Project:
     return project
 
 
-def start(project: Project, count: int) -> subprocess.Popen[str]:
-    command = (sys.executable, "-m", "gradtrail.cluster.launch", "-n", str(count), "pipeline.train")
+def start(project: Project, count: int, python: str = sys.executable) -> subprocess.Popen[str]:
+    command = (python, "-m", "gradtrail.cluster.launch", "-n", str(count), "pipeline.train")
     return project.start(*command, env={"PYTHONPATH": str(project.folder / "src")})
 
 
 def train(project: Project, count: int) -> tuple[dict[str, str], str]:
     """Train to the end with so many processes; return the digests of the outs, and what was printed."""
-    process = start(project, count)
+    process = start(project, count, str(warm_python()))
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     return project.digests(*STAGES["train"].outs), output
@@ -126,7 +127,7 @@ def test_fault_of_one_process_is_a_line_with_its_number_and_its_traceback_is_in_
     whole, begin = code.read_text(), "    training.run(NullListener()"  # of a process that follows process 0
     assert whole.count(begin) == 1
     code.write_text(whole.replace(begin, f"    1 / 0\n{begin}"))
-    launcher = start(project, 2)
+    launcher = start(project, 2, str(warm_python()))
     output, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 2, output
     (line,) = besides_progress(output.splitlines())

@@ -210,7 +210,9 @@ def weights(project: Project) -> dict[str, str]:
     return dict(pairs)
 
 
-@pytest.mark.parametrize("record", [edit_too_late, freeze, save_as_experiment, commit_by_force])
+@pytest.mark.parametrize(
+    "record", [pytest.param(edit_too_late, marks=pytest.mark.slow), freeze, save_as_experiment, commit_by_force]
+)
 def test_outs_that_other_params_made_have_no_run(
     project: Project, record: Callable[[Project], None], here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +238,7 @@ def test_outs_that_other_params_made_have_no_run(
     assert after["0.7"] not in before.values()
 
 
+@pytest.mark.slow
 def test_a_rebuilt_run_is_replaced_once_an_execution_contradicts_it(project: Project, here: None) -> None:
     commit_by_force(project)
     project.commit("a lock that names another learning rate")

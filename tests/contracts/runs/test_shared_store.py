@@ -96,6 +96,7 @@ def test_an_execution_of_a_deleted_state_makes_a_run(project: Project, client: M
     assert project.sync() == "0 runs present; rebuilt: fetch, train, evaluate, gradients\n"
 
 
+@pytest.mark.slow
 def test_a_deleted_run_of_several_states_of_code_stays_deleted(project: Project, client: MlflowClient) -> None:
     with (project.folder / "pipeline/gradients.py").open("a") as code:
         code.write("# a comment\n")

@@ -31,12 +31,12 @@ from jaxtyping import Array
 
 from gradtrail.core.batching import normalize
 from gradtrail.core.config import ConfigError
-from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.gradients.metagradient import Metagradient, choose_length, compile_metagradient, floats_of
 from gradtrail.core.nn.losses import cross_entropy
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train import optimizers
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
@@ -55,7 +55,7 @@ CONFIGS = {
     NOISY: dataclasses.replace(
         SMOOTH,
         model=MLP(hidden=(5,), activation="silu", dropout=0.3),
-        augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+        augmentation=dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
         average_decay=0.9,
     ),
     "accumulated": dataclasses.replace(SMOOTH, accumulation_steps=2, optimizer=PLAIN_SGD),

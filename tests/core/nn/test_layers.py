@@ -11,7 +11,9 @@ import pytest
 import scipy.special
 from flax import nnx
 from jaxtyping import PyTree
+from sklearn.utils.class_weight import compute_class_weight
 
+from gradtrail.core.config import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import ROUNDING, Convolution, Dense, GroupNorm, Layer, LayerNorm, dropout
@@ -158,6 +160,51 @@ def test_the_gradient_is_softmax_less_target_and_agrees_with_finite_differences(
     np.testing.assert_allclose(np.sum(gradient * np.asarray(direction)), difference, rtol=1e-6)
     targets = (1 - smoothing) * ONEHOT + smoothing / 5
     np.testing.assert_allclose(gradient, scipy.special.softmax(LOGITS, axis=1) - targets, atol=1e-6)
+
+
+WEIGHTED = (0.5, 2.0, 1.0, 3.0, 0.1)
+LOSSES = [
+    losses.CrossEntropy(label_smoothing=0.1),
+    losses.CrossEntropy(label_smoothing=0.1, class_weights=WEIGHTED),
+    losses.Focal(gamma=2.0),
+    losses.Focal(gamma=0.5, class_weights=WEIGHTED),
+]
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_focal_loss_equals_its_formula_in_float64(gamma: float) -> None:
+    log_p = scipy.special.log_softmax(LOGITS.astype(np.float64), axis=1)[np.arange(8), LABELS]
+    expected = -np.array(WEIGHTED)[LABELS] * (1 - np.exp(log_p)) ** gamma * log_p
+    loss = losses.Focal(gamma=gamma, class_weights=WEIGHTED)
+    np.testing.assert_allclose(loss.per_example(jnp.asarray(LOGITS), jnp.asarray(LABELS)), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
+def test_loss_of_each_class_is_that_of_the_class_as_label(loss: losses.Loss) -> None:
+    by_class = loss.per_class(jnp.asarray(LOGITS))
+    for label in range(5):
+        of_label = loss.per_example(jnp.asarray(LOGITS), jnp.full(8, label, jnp.int32))
+        np.testing.assert_allclose(by_class[:, label], of_label, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
+def test_gradient_of_a_certain_prediction_is_finite(gamma: float) -> None:
+    logits = jnp.array([[100.0, 0.0, 0.0], [-100.0, 0.0, 0.0]])
+    grads = jax.grad(lambda logits: jnp.sum(losses.Focal(gamma=gamma).per_example(logits, jnp.zeros(2, jnp.int32))))
+    np.testing.assert_allclose(grads(logits), [[0, 0, 0], [-1, 0.5, 0.5]], atol=1e-6)
+
+
+def test_balanced_class_weights_are_those_of_scikit_learn() -> None:
+    labels = np.append(LABELS, np.arange(5))
+    expected = compute_class_weight("balanced", classes=np.arange(5), y=labels)
+    loss = losses.for_labels(losses.Focal(gamma=1.0, class_weights="balanced"), labels, 5)
+    np.testing.assert_allclose(loss.class_weights, expected)
+    assert losses.for_labels(loss, LABELS, 5) == loss
+    assert losses.for_labels(losses.CROSS_ENTROPY, LABELS, 5) == losses.CROSS_ENTROPY
+    with pytest.raises(ConfigError, match=r"^train\.focal\.class_weights must have 3 numbers, .* got 5$"):
+        losses.for_labels(loss, LABELS, 3)
+    with pytest.raises(ValueError, match=r"^class_weights must be above 0 and at most 1,000,000,000, got 0\.0$"):
+        losses.CrossEntropy(label_smoothing=0.0, class_weights=(1.0, 0.0))
 
 
 def test_large_logits_do_not_overflow() -> None:

@@ -4,6 +4,7 @@ The map is read off two images that hold each pixel's row and column: they come 
 was taken from.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -14,8 +15,7 @@ import pytest
 import scipy.ndimage
 from factories import color_split
 
-from gradtrail.core.data import AugmentationConfig
-from gradtrail.core.train.augmentation import augment
+from gradtrail.core.train.augmentation import NO_AUGMENTATION, AugmentationConfig, augment
 
 SHAPE = (15, 12)
 CENTRE = np.array([7.0, 5.5])
@@ -26,7 +26,7 @@ changed = jax.jit(augment, static_argnums=1)
 
 
 def config(**overrides: Any) -> AugmentationConfig:
-    return AugmentationConfig(**{"shift": 0.0, "rotation": 0.0, "scale": 0.0, "shear": 0.0, "cutout": 0} | overrides)
+    return dataclasses.replace(NO_AUGMENTATION, **overrides)
 
 
 ALL = config(shift=2.0, rotation=30.0, scale=0.3, shear=20.0)
@@ -114,3 +114,11 @@ def test_cutout_blanks_one_square(side: int) -> None:
             assert last - first + 1 == lines.sum()
             assert side // 2 <= lines.sum() <= side if at_edge else lines.sum() == side
         assert blank.sum() == np.any(blank, axis=1).sum() * np.any(blank, axis=0).sum()
+
+
+def test_about_half_of_the_images_are_mirrored_and_the_others_as_they_were() -> None:
+    images = augmented(IMAGE, config(flip=True))
+    mirrored = (images == IMAGE[:, ::-1]).all(axis=(1, 2))
+    assert (mirrored | (images == IMAGE).all(axis=(1, 2))).all()
+    assert 60 < mirrored.sum() < 140
+    assert config(flip=True).enabled

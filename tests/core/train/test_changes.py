@@ -21,10 +21,10 @@ from factories import (
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
-from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, replicated
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES, ChangesConfig, changed_labels
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.step import StepRecord, TrainState, make_init, make_step, take
@@ -35,7 +35,7 @@ SPLIT = split_of(DRAWN.images, DRAWN.labels, IDS)
 ORDER = np.array([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, PADDING, PADDING]] * 2, np.int32)
 CONFIG = train_config(
     model=MLP(hidden=(5,), activation="relu", dropout=0.3),
-    augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+    augmentation=dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
     optimizer="adamw",
     average_decay=0.9,
 )

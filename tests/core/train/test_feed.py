@@ -20,9 +20,10 @@ from factories import (
 )
 
 from gradtrail.core.batching import BLOCK, WINDOW
-from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.feed import steps_in_block
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import Chunk, Program, make_program, train
@@ -37,7 +38,7 @@ CONFIGS = {
     "noisy mlp": train_config(
         batch_size=4,
         model=MLP(hidden=(5,), activation="relu", dropout=0.5),
-        augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+        augmentation=dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
     ),
 }
 
@@ -142,7 +143,7 @@ import numpy as np
 from factories import NUM_CLASSES, new_compiler, random_split, seed_keys, train_config
 
 from gradtrail.core.batching import WINDOW
-from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.loop import make_program, on_device, train
@@ -161,7 +162,7 @@ def bits(config, streamed, sampled=None):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((chunk.state.params, chunk.records))]
 
 
-augmentation = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1)
+augmentation = dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1)
 noisy = MLP(hidden=(5,), activation="relu", dropout=0.5)
 for config in (
     train_config(batch_size=16, shards=2),

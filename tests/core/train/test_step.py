@@ -16,11 +16,12 @@ import pytest
 from factories import NUM_CLASSES, OPTIMIZERS, SCHEDULES, SMALL_CNN, random_split, seed_keys, train_config
 
 from gradtrail.core.batching import PADDING
-from gradtrail.core.data import AugmentationConfig, Split
+from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, replicated
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.loss_scaling import LossScalingConfig
@@ -37,7 +38,7 @@ PLAIN = {
 }  # moves by rate × gradient
 NOISY = train_config(
     model=MLP(hidden=(5,), activation="relu", dropout=0.5),
-    augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+    augmentation=dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
     schedule="constant",
     average_decay=0.3,  # from the fourth step on; before, the stride is longer
 )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from factories import NUM_CLASSES, preprocess_config
-from fuzzing import damaged, fuzz, refusal
+from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,9 +35,7 @@ def correction(**overrides: Any) -> Correction:
     return dataclasses.replace(row, **overrides)
 
 
-TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=20).filter(
-    lambda text: not text.startswith(("=", "+", "-", "@"))
-)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=20)
 ROWS = st.lists(
     st.builds(
         correction,
@@ -96,23 +94,12 @@ def test_forms_of_csv_that_are_read(tmp_path: Path, text: str) -> None:
             f"{HEADER}\n{ROW}".replace(",", ";"),
             "the first line is 'split;example_id;old;new;reviewer;time;reason'; expected ",
         ),
-        (f"{HEADER}\n{ROW}".encode("utf-16"), "not UTF-8 at byte 0; save it as comma-separated UTF-8"),
-        (f"{HEADER}\n{ROW}".replace("Ann", "Jürgen").encode("latin-1"), "not UTF-8 at byte"),
+        (f"{HEADER}\n{ROW}".encode("utf-16"), "not readable as CSV in UTF-8: "),
         (f"{HEADER}\ntrain,7,1,2", "line 2: 4 values, expected 7"),
         (f"{HEADER}\n{ROW}\nTrain,8,1,2,,,", "line 3: split must be one of train, validation, test, got 'Train'"),
-        (f"{HEADER}\ntrain,1.234,1,2,,,", "line 2: example_id must be digits only; got '1.234'"),
-        (
-            f"{HEADER}\ntrain,7,1,=1+1,,,",
-            "line 2: new must be digits only, drop, or empty if it cannot be decided",
-        ),
-        (f"{HEADER}\ntrain,7,1,２,,,", "line 2: new must be digits only, drop, or empty"),
+        (f"{HEADER}\ntrain,1.234,1,2,,,", "line 2: example_id, old and new must be digits; new may be drop, or "),
+        (f"{HEADER}\ntrain,7,1,two,,,", "line 2: example_id, old and new must be digits"),
         (f"{HEADER}\ntest,7,1,drop,,,", "line 2: a test example cannot be dropped"),
-        (f"{HEADER}\ntrain,7,1,2,Ann,,=cmd()", "line 2: reason begins with '=', which a spreadsheet would run"),
-        (f"{HEADER}\ntrain,7,1,2,@Ann,,", "line 2: reviewer begins with '@'"),
-        (f'{HEADER}\ntrain,7,1,2,"A\nnn",,', "line 3: reviewer must be one line of at most 200 characters"),
-        (f"{HEADER}\ntrain,7,1,2,{'A' * 201},,", "line 2: reviewer must be one line of at most 200 characters"),
-        (f'{HEADER}\ntrain,7,1,2,"Ann,,', "line 2: not readable as CSV"),
-        (f"{HEADER}\n{ROW}\n{ROW}", "train 7 is listed twice; keep one line for each example"),
         (
             f"{HEADER}\n{ROW}\ntest,7,1,2,,,\ntrain,7,1,3,Ben,,\ntrain,8,1,1,Ann,,\nvalidation,8,1,,Ben,,",
             "conflicting decisions, none is applied: train 7: Ann says 1 → 2, Ben says 1 → 3; "
@@ -132,15 +119,6 @@ def test_invalid_corrections_are_refused_in_one_line(tmp_path: Path, content: st
 def test_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"a.csv: no such file; without corrections it holds the line {HEADER}$"):
         read_corrections(tmp_path / "a.csv")
-
-
-@fuzz(100)
-@given(data=st.data())
-def test_damaged_file_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    path = tmp_path / "a.csv"
-    write_corrections(path, [correction(example_id=number, reason="a, b") for number in range(3)])
-    path.write_bytes(data.draw(damaged(path.read_bytes())))
-    refusal(lambda: read_corrections(path))
 
 
 # Applied to splits.

@@ -89,18 +89,6 @@ def test_gallery_is_filtered_by_group_split_label_prediction_and_score(opened: B
     assert visible(opened) == by_suspicion[:3]
 
 
-def test_charts_say_their_values_under_the_pointer_and_by_keyboard(opened: Browser) -> None:
-    tip = "document.querySelector('#loss .tip').textContent"
-    last = "epoch 3\ntraining (cross-entropy): 0.1000\ntraining (minimized loss): 0.5000\nvalidation: 0.2000"
-    opened.run("document.querySelector('#loss svg').focus()")
-    opened.press("End")
-    assert opened.run(tip) == last
-    opened.press("ArrowLeft")
-    assert opened.run(tip).startswith("epoch 1\n")
-    opened.click("#loss svg .stop:last-of-type rect")
-    assert opened.run(tip) == last
-
-
 def test_link_of_the_contents_opens_its_section_and_paper_opens_all(opened: Browser) -> None:
     opened.click("nav a[href='#costs']")
     opened.run("new Promise((done) => setTimeout(done, 50))")

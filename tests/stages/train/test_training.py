@@ -19,6 +19,7 @@ from scipy import stats
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data import Split
+from gradtrail.core.nn.losses import Focal
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.train.changes import NO_CHANGES
@@ -52,7 +53,7 @@ CONFIGS = {
         accumulation_steps=2,
         epochs=3,
     ),
-    "early stopping": train_config(optimizer="schedule_free", patience=1, epochs=3),
+    "early stopping": train_config(optimizer="adam", patience=1, epochs=3),
 }
 EPSILONS = (0.5, 0.75, 1.0)
 SECRET = "correct horse battery staple, and more"  # noqa: S105
@@ -140,29 +141,18 @@ def bits(result: TrainResult) -> dict[Any, bytes]:
     return {name: np.asarray(leaf).tobytes() for name, leaf in (state | result.history.as_arrays()).items()}
 
 
-def test_large_split_is_streamed_unless_the_training_is_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_split_is_streamed_unless_the_training_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not training_of(train_config(), Listener()).is_streamed
     monkeypatch.setattr(training_module, "LARGEST_ON_DEVICE", SPLIT.images.nbytes - 1)
     assert training_of(train_config(), Listener()).is_streamed
     assert not training_of(PRIVATE, Listener()).is_streamed
 
-    (tmp_path / "data").mkdir()
-    write_processed(tmp_path / "data/processed", dict.fromkeys(SPLITS, SPLIT), dataset_info(), versions=2)
-    monkeypatch.chdir(tmp_path)
-    stage: Any = SimpleNamespace(params=lambda *_: PRIVATE, runtime=None)
-    with pytest.raises(UserError, match=r"^train\.privacy\.enabled: data/processed/train has 2 versions"):
-        Training.load(stage)
 
-
-def loaded(train: Split = SPLIT, batch_size: int = 4, **fields: Any) -> Training:
-    """The training of the data that it writes to the working directory, with changes."""
+def loaded(train: Split = SPLIT, batch_size: int = 4, config: TrainConfig | None = None, **fields: Any) -> Training:
+    """The training of the data that it writes to the working directory, with changes or another config."""
     shutil.rmtree("data", ignore_errors=True)
-    write_processed(
-        Path("data/processed"), {**dict.fromkeys(SPLITS, SPLIT), "train": train}, dataset_info(), versions=1
-    )
-    config = train_config(batch_size=batch_size, changes=dataclasses.replace(NO_CHANGES, **fields))
+    write_processed(Path("data/processed"), {**dict.fromkeys(SPLITS, SPLIT), "train": train}, dataset_info())
+    config = config or train_config(batch_size=batch_size, changes=dataclasses.replace(NO_CHANGES, **fields))
     runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
     inputs = SimpleNamespace(have_changed=lambda: False, require_data=lambda: None)
     environment = EnvironmentConfig(cpu_threads=2, xla_flags=(), processor="any")
@@ -170,6 +160,19 @@ def loaded(train: Split = SPLIT, batch_size: int = 4, **fields: Any) -> Training
         params=lambda kind, *_: environment if kind is EnvironmentConfig else config, runtime=runtime, inputs=inputs
     )
     return Training.load(stage)
+
+
+def test_balanced_class_weights_become_numbers_unless_the_training_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())
+    loss = Focal(gamma=2.0, class_weights="balanced")
+    training = loaded(config=train_config(loss=loss))
+    counts = np.bincount(SPLIT.labels)
+    assert training.config.loss == Focal(gamma=2.0, class_weights=tuple((10 / (3 * counts)).tolist()))
+    with pytest.raises(UserError, match=r"^train\.focal\.class_weights must be empty or numbers with .*, got balanced"):
+        loaded(config=dataclasses.replace(PRIVATE, loss=loss))
 
 
 def test_changes_that_do_not_fit_the_training_split_are_one_line(

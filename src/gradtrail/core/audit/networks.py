@@ -212,4 +212,4 @@ class CrossValidation:
                 )
             state = epoch.state
             advance(1)
-        return jax.tree.map(np.asarray, self.training.evaluation_params(state))
+        return jax.tree.map(np.asarray, state.evaluation_params)

@@ -24,7 +24,7 @@ from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import Program, make_program
-from gradtrail.core.train.step import RunKeys, Step, TrainState, make_step, params_to_evaluate, take
+from gradtrail.core.train.step import RunKeys, Step, TrainState, make_step, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 # Outputs of a network; the arrays of a `jax.tree_util.Partial` are arguments of the compiled function, not constants
@@ -118,9 +118,8 @@ def compile_metagradient(
     num_steps, state = program.num_steps, program.abstract_state
     run = functools.partial(run_part, make_step(program.config, model, num_steps, program.mesh), num_steps)
     outputs = outputs if isinstance(outputs, jax.tree_util.Partial) else jax.tree_util.Partial(outputs)
-    final = functools.partial(_outputs_with_derivative, program.config)
     examples, changes = program.examples, program.examples.weight_changes
-    values, cotangents = jax.eval_shape(final, outputs, state)
+    values, cotangents = jax.eval_shape(_outputs_with_derivative, outputs, state)
     sums = jax.ShapeDtypeStruct((*values.shape, *changes.shape), jnp.float32)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in floats_of(state))
 
@@ -128,7 +127,7 @@ def compile_metagradient(
         order = jax.ShapeDtypeStruct((steps, config.batch_size), jnp.int32)
         return state, examples, order, jax.ShapeDtypeStruct((), jnp.int32)
 
-    with_derivative = compiler.compile("outputs", final, outputs, state)
+    with_derivative = compiler.compile("outputs", _outputs_with_derivative, outputs, state)
     pull_backs: dict[int, CompiledFunction] = {}
 
     def pull_back_bytes(steps: int) -> int:
@@ -233,11 +232,11 @@ def pull_back_part(
     return cotangents, sums.at[:, places].add(by_row, mode="drop")
 
 
-def _outputs_with_derivative(config: TrainConfig, outputs: Outputs, state: TrainState) -> tuple[Array, list[Array]]:
+def _outputs_with_derivative(outputs: Outputs, state: TrainState) -> tuple[Array, list[Array]]:
     """Return the outputs, and their derivatives by the floats of the state."""
 
     def of_floats(floats: list[Array]) -> Array:
-        return outputs(params_to_evaluate(config, with_floats(state, floats)))
+        return outputs(with_floats(state, floats).evaluation_params)
 
     floats = floats_of(state)
     return of_floats(floats), jax.jacrev(of_floats)(floats)

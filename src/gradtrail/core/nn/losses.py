@@ -3,17 +3,60 @@
 A loss is a config with `per_example(logits, labels)`, and `per_class(logits)` for each class in place of the label.
 """
 
-from typing import ClassVar, TypeAlias
+import dataclasses
+from typing import ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from gradtrail.core.config import Share, config
+from gradtrail.core.config import LARGEST, Bounds, ConfigError, NotNegative, Share, config
 
 
 @config
-class CrossEntropy:
+class _Loss:
+    """What the losses have in common: the loss of an example is multiplied by the weight of its class."""
+
+    kind: ClassVar[str]
+    # a number for each class, None for 1, or `balanced`: all examples / (classes * examples of the class), as in
+    # scikit-learn. `for_labels` makes numbers of it; until then it counts as None.
+    class_weights: Literal["balanced"] | tuple[float, ...] | None = None
+
+    def check(self) -> None:
+        if isinstance(self.class_weights, tuple):
+            for weight in self.class_weights:
+                Bounds(above=0, at_most=LARGEST).check("class_weights", weight)
+
+    def per_example(
+        self, logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]
+    ) -> Float[Array, " batch"]:
+        """Return the loss of each example."""
+        losses, weights = self._per_example(logits, labels), self._weights
+        return losses if weights is None else losses * weights[labels]
+
+    def per_class(self, logits: Float[Array, "batch classes"]) -> Float[Array, "batch classes"]:
+        """Return the loss of each example with each class in place of its label."""
+        losses, weights = self._per_class(logits), self._weights
+        return losses if weights is None else losses * weights[None]
+
+    @property
+    def _weights(self) -> Float[Array, " classes"] | None:
+        return jnp.array(self.class_weights, jnp.float32) if isinstance(self.class_weights, tuple) else None
+
+    def _per_example(
+        self, logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]
+    ) -> Float[Array, " batch"]:
+        raise NotImplementedError
+
+    def _per_class(self, logits: Float[Array, "batch classes"]) -> Float[Array, "batch classes"]:
+        classes = jnp.arange(logits.shape[1], dtype=jnp.int32)
+        same = jnp.broadcast_to(classes[:, None], logits.shape[::-1])
+        return jax.vmap(self._per_example, (None, 0), out_axes=1)(logits, same)
+
+
+@config
+class CrossEntropy(_Loss):
     """Cross-entropy of the softmax with the labels.
 
     The target is `(1 - s) onehot(label) + s / classes` for label smoothing `s` (Szegedy et al., arXiv 1512.00567).
@@ -22,7 +65,7 @@ class CrossEntropy:
     kind: ClassVar = "cross_entropy"
     label_smoothing: Share
 
-    def per_example(
+    def _per_example(
         self, logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]
     ) -> Float[Array, " batch"]:
         if not self.label_smoothing:
@@ -31,15 +74,45 @@ class CrossEntropy:
         of_label = _of_label(log_probabilities, labels)
         return -(1.0 - self.label_smoothing) * of_label - self.label_smoothing * jnp.mean(log_probabilities, axis=1)
 
-    def per_class(self, logits: Float[Array, "batch classes"]) -> Float[Array, "batch classes"]:
+    def _per_class(self, logits: Float[Array, "batch classes"]) -> Float[Array, "batch classes"]:
         log_probabilities = jax.nn.log_softmax(logits)
         mean = jnp.mean(log_probabilities, axis=1, keepdims=True)
         return -(1.0 - self.label_smoothing) * log_probabilities - self.label_smoothing * mean
 
 
-Loss: TypeAlias = CrossEntropy
+@config
+class Focal(_Loss):
+    """Focal loss, -(1 - p)^γ ln p for the label's probability p (Lin et al., arXiv 1708.02002).
+
+    Computed from the log-odds of p: its gradient is finite for every p, 1 included.
+    """
+
+    kind: ClassVar = "focal"
+    gamma: NotNegative  # 0 for the cross-entropy
+
+    def _per_example(
+        self, logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]
+    ) -> Float[Array, " batch"]:
+        odds = log_odds(logits, labels)
+        return -jnp.exp(self.gamma * jax.nn.log_sigmoid(-odds)) * jax.nn.log_sigmoid(odds)
+
+
+Loss: TypeAlias = CrossEntropy | Focal
 
 CROSS_ENTROPY = CrossEntropy(label_smoothing=0.0)
+
+
+def for_labels(loss: Loss, labels: Int[np.ndarray, " examples"], num_classes: int) -> Loss:
+    """Return the loss with its weights for these labels; raise ConfigError unless each class has one."""
+    weights = loss.class_weights
+    if weights == "balanced":
+        counts = np.maximum(1, np.bincount(labels, minlength=num_classes))
+        weights = tuple((len(labels) / (num_classes * counts)).tolist())
+    if weights is not None and len(weights) != num_classes:
+        raise ConfigError(
+            f"train.{loss.kind}.class_weights must have {num_classes} numbers, one for each class, got {len(weights)}"
+        )
+    return dataclasses.replace(loss, class_weights=weights)
 
 
 def cross_entropy(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:

@@ -1,12 +1,41 @@
 """Random changes to images that preserve their class, within a compiled step."""
 
+import dataclasses
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from gradtrail.core.data import AugmentationConfig
+from gradtrail.core.config import Bounds, CountOrZero, NotNegative, Share, config
+
+
+@config
+class AugmentationConfig:
+    """Ranges of random changes to images; each is drawn uniformly between the negative and the positive value."""
+
+    shift: NotNegative  # translation along both axes, in pixels
+    rotation: Annotated[float, Bounds(at_least=0, at_most=180)]  # angle about the centre, in degrees
+    scale: Share  # relative change of size; 0.1 for 90 % to 110 %
+    shear: Annotated[float, Bounds(at_least=0, below=90)]  # slant of the rows, in degrees
+    # side of a square that is set to 0, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre is uniform over
+    # the image
+    cutout: CountOrZero
+    flip: bool  # True if half of the images are mirrored, left to right
+
+    @property
+    def moves(self) -> bool:
+        """Whether any geometric change is configured."""
+        return bool(self.shift or self.rotation or self.scale or self.shear)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any change is configured."""
+        return any(dataclasses.astuple(self))
+
+
+NO_AUGMENTATION = AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0, flip=False)
 
 
 def augment(
@@ -16,6 +45,8 @@ def augment(
 
     def change(image: Array, key: Array) -> Array:
         transform_key, cutout_key = jax.random.split(key)
+        if config.flip:
+            image = jnp.where(jax.random.bernoulli(jax.random.fold_in(key, 2)), image[:, ::-1], image)
         if config.moves:
             image = _transformed(image, config, key=transform_key)
         return _cut_out(image, config.cutout, key=cutout_key) if config.cutout else image

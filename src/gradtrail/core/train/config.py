@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from gradtrail.core.config import Bounds, Count, CountOrZero, Positive, PositiveShare, Seed, config
-from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import ModelConfig, Network
+from gradtrail.core.train.augmentation import AugmentationConfig
 from gradtrail.core.train.changes import ChangesConfig
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import Optimizer
@@ -89,11 +89,6 @@ class TrainConfig:
         if (part := self.batch_size // self.accumulation_steps) % self.shards:
             name = "batch_size" if self.accumulation_steps == 1 else "batch_size / accumulation_steps"
             raise ValueError(f"shards must divide {name}, {part}, got {self.shards}")
-        if self.average_decay is not None and self.optimizer.averages:
-            raise ValueError(
-                f"average_decay must be null with optimizer {self.optimizer.kind}, which averages by itself, "
-                f"got {self.average_decay}"
-            )
         if self.privacy.enabled:
             self._check_privacy()
 

@@ -19,14 +19,14 @@ from jaxtyping import Array, Float, Int, UInt8
 from gradtrail.core import batching
 from gradtrail.core.config import LARGEST, ConfigError
 from gradtrail.core.data import Split
-from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, put, replicated, with_sharding
 from gradtrail.core.train import feed
 from gradtrail.core.train.config import VARIED, TrainConfig
+from gradtrail.core.train.dp_sgd import Mechanism, poisson_batches
 from gradtrail.core.train.feed import Block
 from gradtrail.core.train.gradient import Batch, Examples
 from gradtrail.core.train.keys import keys_from_bits
-from gradtrail.core.train.private import Mechanism, poisson_batches
 from gradtrail.core.train.step import (
     RunKeys,
     StepRecord,
@@ -34,7 +34,6 @@ from gradtrail.core.train.step import (
     empty_records,
     make_init,
     make_step,
-    params_to_evaluate,
     take,
 )
 from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
@@ -42,7 +41,7 @@ from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Com
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The functions of one training, and their sizes. `compile` replaces the first four by compiled ones."""
+    """The functions of one training, and their sizes. `compile` replaces the first three by compiled ones."""
 
     init: Callable[..., TrainState]  # keys → state; see `keys.keys_of`
     # (the state's keys, epoch) → the batches of the epoch, int32 indices of shape (steps, batch); for blocks (keys,
@@ -51,8 +50,6 @@ class Program:
     # (state, records, examples, order, start, stop) → state and records after the steps in [start, stop); `order` and
     # `examples` as in a `Block`. Compiled it donates state and records.
     run_steps: Callable[..., tuple[TrainState, StepRecord]]
-    # state → the parameters to evaluate and to keep; valid as long as the state
-    evaluation_params: Callable[[TrainState], Params]
     # (state, records, examples, order, index) → state and records after the step `index` of an epoch
     recorded_step: Callable[..., tuple[TrainState, StepRecord]]
     empty_records: Callable[[], StepRecord]  # () → empty records of an epoch, on the host
@@ -74,7 +71,7 @@ class Program:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        functions: tuple[Any, ...] = (self.init, self.order, self.run_steps, self.evaluation_params)
+        functions: tuple[Any, ...] = (self.init, self.order, self.run_steps)
         return [function for function in functions if isinstance(function, CompiledFunction)]
 
     @property
@@ -97,18 +94,14 @@ class Program:
         """Return the program with its functions compiled."""
         keys, state, index = self.abstract_keys, self.abstract_state, self._everywhere(_INDEX)
         compile_here = functools.partial(compiler.compile, out_shardings=replicated(self.mesh))
-        evaluation_params = self.evaluation_params
         order = self.order
         if not self.config.privacy.enabled:  # else it draws on the host
             order = compile_here("order", order, state.keys, *[index] * (2 if self.steps_per_block else 1))
-        if self.config.optimizer.averages:
-            evaluation_params = compile_here("evaluation_params", evaluation_params, state)
         return dataclasses.replace(
             self,
             init=compile_here("init", self.init, keys),
             order=order,
             run_steps=self.compile_run_steps(compiler),
-            evaluation_params=evaluation_params,
         )
 
     def compile_run_steps(self, compiler: Compiler) -> CompiledFunction:
@@ -220,7 +213,6 @@ def make_program(
         init=init,
         order=_make_order(num_examples, config.batch_size, mechanism, mesh, streamed=streamed),
         run_steps=run_steps,
-        evaluation_params=functools.partial(params_to_evaluate, config),
         recorded_step=recorded_step,
         empty_records=functools.partial(empty_records, config, steps_per_epoch, by_row),
         config=config,

@@ -13,9 +13,9 @@ import optax
 from jaxtyping import Array, Float, PyTree
 from optax import contrib
 
-from gradtrail.core.config import NotNegative, Positive, PositiveShare, Share, config
+from gradtrail.core.config import NotNegative, Positive, Share, config
 from gradtrail.core.nn.models import Params
-from gradtrail.core.train.schedules import Constant, Schedule, learning_rate
+from gradtrail.core.train.schedules import Schedule, learning_rate
 
 # Names of weights, by the last part of their path: Flax says kernel and embedding, Equinox weight, and Haiku w
 _WEIGHT = re.compile(r"(kernel|weight|embedding)s?(_\w+)?|[wW]\d*")
@@ -27,7 +27,6 @@ _TINY = 1e-30  # added to a second moment, far too small to change it: the root 
 class _Optimizer:
     """What the optimizers have in common."""
 
-    averages: ClassVar = False  # True if the parameters to evaluate are an average that the optimizer keeps
     learning_rate: Positive  # peak of the schedule
 
     def rate(self, schedule: Schedule, num_steps: int) -> optax.Schedule:
@@ -37,10 +36,6 @@ class _Optimizer:
     def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
         """Return the transformation from gradients to updates."""
         raise NotImplementedError
-
-    def evaluation_params(self, opt_state: PyTree, params: Params) -> Params:  # noqa: ARG002
-        """Return the parameters to evaluate."""
-        return params
 
 
 @config
@@ -127,36 +122,7 @@ class Muon(_Optimizer):
         )
 
 
-@config
-class ScheduleFree(_Optimizer):
-    """Schedule-free AdamW: averaging replaces the decay of the rate (Defazio et al., arXiv 2405.15682).
-
-    `schedule` is ignored. Gradients are taken at one point, and the average is evaluated.
-    """
-
-    kind: ClassVar = "schedule_free"
-    averages: ClassVar = True
-    warmup_fraction: Share  # fraction of all steps in which the rate rises linearly from 0
-    b1: PositiveShare  # weight of the average in the point where gradients are taken
-    b2: Share  # decay of the second moment
-    eps: Positive  # added to the root of the second moment
-    weight_decay: NotNegative
-
-    def rate(self, schedule: Schedule, num_steps: int) -> optax.Schedule:  # noqa: ARG002
-        return learning_rate(Constant(warmup_fraction=self.warmup_fraction), self.learning_rate, num_steps)
-
-    def make(self, schedule: Schedule, num_steps: int) -> optax.GradientTransformation:
-        rate = self.rate(schedule, num_steps)
-        base = optax.adamw(rate, 0.0, self.b2, self.eps, weight_decay=self.weight_decay, mask=_are_weights)
-        return contrib.schedule_free(base, rate, b1=self.b1)
-
-    def evaluation_params(self, opt_state: PyTree, params: Params) -> Params:
-        with jax.numpy_dtype_promotion("standard"):
-            averaged: Params = contrib.schedule_free_eval_params(opt_state[-1], params)
-        return averaged
-
-
-Optimizer: TypeAlias = SGD | RMSprop | Adam | AdamW | Lion | Muon | ScheduleFree
+Optimizer: TypeAlias = SGD | RMSprop | Adam | AdamW | Lion | Muon
 
 
 def make_optimizer(

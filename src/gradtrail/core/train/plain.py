@@ -1,8 +1,8 @@
 """A training without anything optional, from which others are made by `dataclasses.replace`."""
 
-from gradtrail.core.data import AugmentationConfig
 from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.mlp import Linear
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, TrainConfig
 from gradtrail.core.train.loss_scaling import LossScalingConfig
@@ -31,7 +31,7 @@ PLAIN = TrainConfig(
     clip_norm=None,
     average_decay=None,
     loss=CROSS_ENTROPY,
-    augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+    augmentation=NO_AUGMENTATION,
     changes=NO_CHANGES,
     privacy=NOT_PRIVATE,
     keep_epochs=(),

@@ -17,10 +17,10 @@ from gradtrail.core import batching
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.sharding import data_parallel, over_batch
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.dp_sgd import Mechanism, make_private_gradient, noised_mean
 from gradtrail.core.train.gradient import Batch, Examples, RowRecord, Shared, make_gradient
 from gradtrail.core.train.loss_scaling import LossScale, all_finite, initial_scale, next_scale
 from gradtrail.core.train.optimizers import make_optimizer, squared_norm
-from gradtrail.core.train.private import Mechanism, make_private_gradient, noised_mean
 
 
 @jax.tree_util.register_dataclass
@@ -40,11 +40,16 @@ class TrainState:
     """Everything that training carries from step to step."""
 
     step: Int[Array, ""]  # number of steps done, skipped ones included, int32
-    params: Params  # the trained parameters; see `params_to_evaluate` for those to evaluate
+    params: Params  # the trained parameters
     opt_state: PyTree  # state of the Optax optimizer
     keys: RunKeys  # keys of the whole training
     average: Params | None  # moving average of the parameters; None if none is configured
     loss_scale: LossScale | None  # state of the loss scale; None if the loss is not scaled
+
+    @property
+    def evaluation_params(self) -> Params:
+        """The parameters to evaluate and to keep: the moving average, if there is one."""
+        return self.params if self.average is None else self.average
 
 
 @jax.tree_util.register_dataclass
@@ -194,13 +199,6 @@ def make_step(
         return dataclasses.replace(moved, step=state.step + 1), record
 
     return step
-
-
-def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
-    """Return the parameters to evaluate: the moving average or that of the optimizer, if any, else the trained ones."""
-    if state.average is not None:
-        return state.average
-    return config.optimizer.evaluation_params(state.opt_state, state.params)
 
 
 def empty_records(config: TrainConfig, num_steps: int, by_row: tuple[int, ...]) -> StepRecord:

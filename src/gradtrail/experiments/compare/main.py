@@ -24,6 +24,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.git import head_commit
 from gradtrail.support.paths import private_folder
 
+NO_RUN = "has no run in MLflow; `gradtrail sync --restore RUN` brings back one that was deleted"
 _REPORTS = Path("results/comparisons")
 _READING = "compare: reading the runs in MLflow"  # which takes a while after many commits
 _MOST_LABELS = 8  # more variants are listed by their number
@@ -109,7 +110,8 @@ def run_missing(
                 failed = engine.run(title, planned, missing, stage)
                 _, missing, result = plan()
     for label in missing:
-        print(f"{label}: {f'failed; {failed[label]}' if label in failed else 'has no run in MLflow'}", file=sys.stderr)
+        why = f"failed; {failed[label]}" if label in failed else NO_RUN
+        print(f"{label}: {why}", file=sys.stderr)
     return result, missing
 
 

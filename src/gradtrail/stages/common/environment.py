@@ -22,9 +22,14 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.paths import private_folder, root, store_uri
 from gradtrail.support.ranks import COUNT, INDEX
 
-_PLATFORMS = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 KEPT = {  # which devices are found and how processes meet; memory of a GPU; logging
-    *(*_PLATFORMS, "JAX_CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS", "JAX_ROCM_VISIBLE_DEVICES"),
+    *(
+        "JAX_PLATFORMS",
+        "JAX_PLATFORM_NAME",
+        "JAX_CUDA_VISIBLE_DEVICES",
+        "JAX_LOCAL_DEVICE_IDS",
+        "JAX_ROCM_VISIBLE_DEVICES",
+    ),
     *(COUNT, INDEX, "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_COORDINATOR_PORT"),
     *("XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"),
     *("JAX_DUMP_IR_TO", "JAX_EXPLAIN_CACHE_MISSES", "JAX_LOGGING_LEVEL", "JAX_LOG_COMPILES", "JAX_TRACEBACK_FILTERING"),
@@ -48,7 +53,7 @@ _HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_", "--xla_gpu_cuda_data_dir=")
 _FLAG = re.compile(r"--xla_\w+(=\S*)?")
 Seconds = Annotated[float, Bounds(above=0, at_most=1_000_000)]  # the system counts milliseconds in int32
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-_START_JAX = "import jax; jax.numpy.ones(1).sum().item(); print(*{device.platform for device in jax.devices()})"
+_START_JAX = "import jax; jax.numpy.ones(1).sum().item()"
 
 
 @config
@@ -165,27 +170,23 @@ def require_jax(flags: Sequence[str] = ()) -> None:
     valid = root() / ".gradtrail" / "valid_environment.txt"
     if valid.is_file() and valid.read_bytes() == key.encode():
         return
-    if error := _start_jax(variables)[1]:
+    if error := _start_jax(variables):
         settings = ", ".join(f"{name}={value}" for name, value in variables.items())
         settings += " (with environment.xla_flags of params.yaml)" if flags else ""
-        other_variables = {name: value for name, value in variables.items() if name not in _PLATFORMS}
-        if other_variables != variables and (platforms := _start_jax(other_variables)[0]):
-            settings = ", ".join(f"{name}={variables[name]}" for name in _PLATFORMS if name in variables)
-            error = f"JAX finds only {platforms} on this machine"
         raise UserError(f"JAX does not start with {settings}: {error}")
     with contextlib.suppress(OSError), atomic_file(private_folder() / valid.name) as temporary:
         temporary.write_bytes(key.encode())
 
 
-def _start_jax(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return the platforms on which JAX computes in another process with these variables, or its error."""
+def _start_jax(variables: Mapping[str, str]) -> str:
+    """Return the error of JAX if it computes in another process with these variables; empty if there is none."""
     rest = {name: os.environ[name] for name in os.environ if not _READ_BY_LIBRARIES.fullmatch(name)}
     env = rest | dict(variables) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_TRACEBACK_FILTERING": "off"}
     process = subprocess.run(
         [sys.executable, "-P", "-c", _START_JAX], env=env, capture_output=True, text=True, check=False
     )
     lines = process.stderr.strip().splitlines() or [f"its process ended with status {process.returncode}"]
-    return (process.stdout.strip(), "") if process.returncode == 0 else ("", lines[-1].rpartition("] ")[2])
+    return lines[-1].rpartition("] ")[2] if process.returncode else ""
 
 
 def set_up_jax(environment: EnvironmentConfig, runtime: RuntimeConfig) -> None:

@@ -205,28 +205,3 @@ def stamps_of(paths: Iterable[Path]) -> Stamps:
 def changed_files(before: Stamps, after: Stamps) -> list[str]:
     """Return the files whose stamps differ, or that only one of the two has."""
     return sorted(path.as_posix() for path in {*before, *after} if before.get(path) != after.get(path))
-
-
-def folder_stamps(paths: Iterable[Path]) -> Stamps:
-    """Return change time, modification time and inode of the folders among these paths, in them and above them.
-
-    Relative paths, up to the working folder.
-    """
-    stamps: Stamps = {}
-    for folder in {folder for path in paths for folder in (*path.parents, path, *path.rglob("*"))} - {Path()}:
-        with contextlib.suppress(FileNotFoundError):
-            if folder.is_dir():
-                stat = folder.stat()
-                stamps[folder] = (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_ino)
-    return stamps
-
-
-def moved_folders(before: Stamps, after: Stamps) -> list[str]:
-    """Return the folders that were moved away, even if they are back, or replaced.
-
-    A move sets the change time alone; what is made or removed in a folder sets both times.
-    """
-    pairs = ((path, stamp, after[path]) for path, stamp in before.items() if path in after)
-    return sorted(
-        path.as_posix() for path, old, new in pairs if old[2] != new[2] or (old[0] != new[0] and old[1] == new[1])
-    )

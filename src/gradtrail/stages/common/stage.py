@@ -25,8 +25,6 @@ from gradtrail.stages.common.environment import (
 from gradtrail.stages.common.files import (
     Stamps,
     changed_files,
-    folder_stamps,
-    moved_folders,
     read_json,
     stamps_of,
     write_json,
@@ -74,7 +72,6 @@ class Inputs:
     entry: Entry
     sources: Stamps  # of code and params
     data: Stamps  # of all other files that the stage reads
-    folders: Stamps  # of the folders with data, up to the working folder
 
     def have_changed(self) -> bool:
         return (self._touched_data() or self._changed_source()) != ""
@@ -97,11 +94,8 @@ class Inputs:
             )
 
     def _touched_data(self) -> str:
-        stamps, folders = _read_data_stamps(self.spec)
-        for path in changed_files(self.data, stamps):
+        for path in changed_files(self.data, _read_data_stamps(self.spec)):
             return f"{path} was {'written' if Path(path).exists() else 'removed'}"
-        for path in moved_folders(self.folders, folders):
-            return f"{path} was moved"
         return ""
 
     def _changed_source(self) -> str:
@@ -127,7 +121,7 @@ def read_inputs(name: str, spec: StageSpec) -> Inputs:
         UserError: a dep or a param is missing; or code changed after this process started, which may have imported
             either version.
     """
-    sources, (data, folders) = _read_source_stamps(spec), _read_data_stamps(spec)
+    sources, data = _read_source_stamps(spec), _read_data_stamps(spec)
     began = time.time() - seconds_running() + _CLOCK_SECONDS
     for path, (changed, *_) in (sources | data).items():
         if changed / 1e9 > began and is_code(path.as_posix()):
@@ -135,17 +129,16 @@ def read_inputs(name: str, spec: StageSpec) -> Inputs:
     if missing := [dep for dep in spec.deps if not Path(dep).exists()]:
         raise UserError(f"{missing[0]}: no such file or folder, which {name} reads; `dvc repro {name}` makes it")
     entry = live_entry(spec, Path())
-    return Inputs(name=name, spec=spec, entry=entry, sources=sources, data=data, folders=folders)
+    return Inputs(name=name, spec=spec, entry=entry, sources=sources, data=data)
 
 
 def _read_source_stamps(spec: StageSpec) -> Stamps:
     return stamps_of(map(Path, (*FILES[::2], *spec.params, *filter(is_source, spec.deps))))
 
 
-def _read_data_stamps(spec: StageSpec) -> tuple[Stamps, Stamps]:
-    """Return the stamps of the files and of the folders of all deps but code that is read once, at the start."""
-    deps = [Path(dep) for dep in spec.deps if not is_source(dep)]
-    return stamps_of(deps), folder_stamps(deps)
+def _read_data_stamps(spec: StageSpec) -> Stamps:
+    """Return the stamps of the files of all deps but code that is read once, at the start."""
+    return stamps_of(Path(dep) for dep in spec.deps if not is_source(dep))
 
 
 def _first_change(before: Entry, after: Entry, files: list[str]) -> str:
@@ -209,11 +202,7 @@ class Stage:
         """Refuse variables that may change results, and set up JAX; see `environment`."""
         refuse_variables(self.params(EnvironmentConfig, "environment") if self._reads_environment else None)
         if self.computes:
-            self.set_up_jax()
-
-    def set_up_jax(self) -> None:
-        """Set up JAX in a stage that imports it after its start."""
-        set_up_jax(self.params(EnvironmentConfig, "environment"), self.runtime)
+            set_up_jax(self.params(EnvironmentConfig, "environment"), self.runtime)
 
     @contextlib.contextmanager
     def writing_outs(self) -> Iterator[Path]:

@@ -59,7 +59,8 @@ def require_recorded_imports(network: Path) -> None:
 def imported_modules(network: Path) -> set[str]:
     """Return the top-level modules that a network and the files of its folder that it imports need, in functions too.
 
-    Without the standard library, this project, and the packages that are recorded for every network.
+    Without the standard library, this project, the packages that are recorded for every network, and jaxtyping, whose
+    annotations change no result.
 
     Raises:
         UserError: a file is not valid Python.
@@ -81,7 +82,7 @@ def imported_modules(network: Path) -> set[str]:
                     first = name.partition(".")[0]
                     paths = [*folder.glob(f"{first}.py"), *folder.glob(f"{first}/**/*.py")]
                     files += [path for path in paths if path not in files]
-    return modules - sys.stdlib_module_names - OF_EVERY_NETWORK - {"gradtrail"}
+    return modules - sys.stdlib_module_names - OF_EVERY_NETWORK - {"gradtrail", "jaxtyping"}
 
 
 def write_installed_versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer
 from gradtrail.support.errors import UserError, one_line
@@ -16,7 +16,6 @@ Pixels: TypeAlias = UInt8[np.ndarray, "height width *channels"]
 
 _MAX_PIXELS = 2**24
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP")  # Pillow reads dozens more, some of them by other programs
-_EIGHT_BITS = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}  # Pillow's name of a PNG format → scale to 8 bits
 _SIGNED, _WHITE_IS_ZERO = 2, 0  # values of a TIFF file's tags
 warnings.filterwarnings("ignore", module=r"PIL\.")  # catch_warnings for each image is not thread-safe
 
@@ -44,7 +43,6 @@ def read_picture(source: Path | BinaryIO, *, color: bool) -> Picture:
             if image.width * image.height > _MAX_PIXELS:
                 size = f"{image.width:,} × {image.height:,} pixels"
                 raise UserError(f"{size}, more than {_MAX_PIXELS:,} in all; scale it down first")
-            _scale_transparency(image)
             image.load()
             upright, tags = ImageOps.exif_transpose(image), getattr(image, "tag_v2", {})
             if image.mode in ("I", "F") or _SIGNED in tags.get(ExifTags.Base.SampleFormat, ()):
@@ -71,14 +69,6 @@ def cropped(pixels: Pixels, shape: tuple[int, int]) -> Pixels:
     return np.asarray(ImageOps.fit(Image.fromarray(pixels), (width, height), Image.Resampling.LANCZOS))
 
 
-def _scale_transparency(image: ImageFile.ImageFile) -> None:
-    """Bring the transparent color of a PNG file to the 8 bits to which Pillow brings its pixels."""
-    rawmode: Any = image.tile[0].args if "transparency" in image.info else None
-    if rawmode in _EIGHT_BITS:
-        color = np.asarray(image.info["transparency"]) * _EIGHT_BITS[rawmode]
-        image.info["transparency"] = tuple(map(int, color)) if color.ndim else int(color)
-
-
 def _in_8_bits(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
     """Return a 16-bit grayscale image with 8 bits; `tags` are those of a TIFF file."""
     (bits,), values = tags.get(ExifTags.Base.BitsPerSample, (16,)), np.asarray(image).astype(np.int32)
@@ -86,7 +76,6 @@ def _in_8_bits(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
     if 0 < largest <= white // 16:
         remedy = f"scale them to 0 to {white:,}, or save it with 8 bits"
         raise UserError(f"{bits}-bit values of at most {largest:,}, nearly black; {remedy}")
-    values[values == image.info.get("transparency")] = white
     if tags.get(ExifTags.Base.PhotometricInterpretation) == _WHITE_IS_ZERO:
         values = white - values
     return Image.fromarray((values >> (bits - 8)).astype(np.uint8))

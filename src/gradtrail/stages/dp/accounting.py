@@ -22,7 +22,7 @@ from typing import Any
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.private import OVERFLOW_SHARE
+from gradtrail.core.train.dp_sgd import OVERFLOW_SHARE
 from gradtrail.stages.dp.guarantee import PrivacyGuarantee
 
 SMALLEST_NOISE = 0.1  # as `noise_multiplier` in params.yaml

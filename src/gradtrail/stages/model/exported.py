@@ -131,32 +131,11 @@ def read_manifest(folder: Path) -> Manifest:
         for key in ("seeds", "epochs", "image_shape", "classes", "batch_sizes"):
             content[key] = tuple(content[key])
         manifest = Manifest(**content)
-        _check(manifest)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro export` makes it") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: no exported model: {one_line(error)}") from None
     return manifest
-
-
-def _check(manifest: Manifest) -> None:
-    """Raise ValueError for a value that no export has: models may come from elsewhere."""
-    is_valid = {
-        **{name: isinstance(getattr(manifest, name), str) for name in ("name", "model", "weights", "dataset")},
-        "seeds": 0 < len(manifest.seeds) == len(manifest.epochs),
-        "image_shape": len(manifest.image_shape) in (2, 3) and _are_counts(manifest.image_shape),
-        "classes": bool(manifest.classes) and all(isinstance(name, str) for name in manifest.classes),
-        "temperature": type(manifest.temperature) in (int, float) and manifest.temperature > 0,
-        "batch_sizes": _are_counts(sizes := manifest.batch_sizes) and list(sizes) == sorted({*sizes}),
-        "files": not any("/" in name or name.startswith(".") for name in dict(manifest.files)),
-    }
-    for name, valid in is_valid.items():
-        if not valid:
-            raise ValueError(f"{name} {str(getattr(manifest, name))[:100]}")
-
-
-def _are_counts(values: tuple[int, ...]) -> bool:
-    return bool(values) and all(type(value) is int and value > 0 for value in values)
 
 
 def read_export(folder: Path) -> ExportedModel:

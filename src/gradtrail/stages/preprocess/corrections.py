@@ -1,12 +1,9 @@
 """The file of corrections, `pipeline/corrections.csv`: decisions about labels and examples, and their application.
 
-A row is a decision about one example. `gradtrail review` writes the file, and a person may edit it; spreadsheets damage
-such files, so that every value is checked.
+A row is a decision about one example. `gradtrail review` writes the file, and a person may edit it.
 """
 
 import csv
-import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +18,8 @@ from gradtrail.support.errors import UserError, one_line
 
 PATH = Path("pipeline/corrections.csv")
 COLUMNS = ("split", "example_id", "old", "new", "reviewer", "time", "reason")
-LONGEST_TEXT = 200
 DROP: Literal["drop"] = "drop"  # in the column `new`: the example is left out of the training split
 _SHOWN = 5  # most examples in an error
-_UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,45 +57,25 @@ class Correction:
         return f"{self.split} {self.example_id}"
 
 
-def check_text(name: str, text: str) -> str:
-    """Return a text for the file, without space around it; raise UserError if the file may not contain it."""
-    text = text.strip()
-    if len(text) > LONGEST_TEXT or _UNPRINTED.search(text):
-        raise UserError(f"{name} must be one line of at most {LONGEST_TEXT} characters, got {one_line(text)[:50]!r}")
-    if text.startswith(("=", "+", "-", "@")):
-        raise UserError(f"{name} begins with {text[0]!r}, which a spreadsheet would run as a formula: {text[:50]!r}")
-    return text
-
-
 def read_corrections(path: Path) -> list[Correction]:
-    """Read a file of corrections: UTF-8, with or without a byte order mark, any line ends.
+    """Read a file of corrections.
 
     Raises:
         UserError: one line that names the file, the line or the examples, what was found, and what is allowed.
     """
     try:
-        text = path.read_text("utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            if (header := next(reader, [])) != [*COLUMNS]:
+                line = one_line(",".join(header))[:100]
+                raise UserError(f"{path}: the first line is {line!r}; expected {','.join(COLUMNS)}")
+            rows = [_parse(row, f"{path}: line {reader.line_num}") for row in reader if any(row)]
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; without corrections it holds the line {','.join(COLUMNS)}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; save it as comma-separated UTF-8") from None
-
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        header = next(reader, [])
-        if tuple(header) != COLUMNS:
-            line = one_line(",".join(header))[:100]
-            raise UserError(f"{path}: the first line is {line!r}; expected {','.join(COLUMNS)}, separated by commas")
-        rows = [_parse(row, f"{path}: line {reader.line_num}") for row in reader if any(row)]
-    except csv.Error as error:
-        raise UserError(f"{path}: line {reader.line_num}: not readable as CSV: {one_line(error)}") from None
-
-    # One decision for each example.
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: not readable as CSV in UTF-8: {one_line(error)[:100]}") from None
     if conflicts := disagreements(rows):
         raise UserError(f"{path}: conflicting decisions, none is applied: {'; '.join(conflicts[:_SHOWN])}")
-    last_rows = {row.example: row for row in rows}
-    if repeated := [row for row in rows if last_rows[row.example] is not row]:
-        raise UserError(f"{path}: {repeated[0]} is listed twice; keep one line for each example")
     return rows
 
 
@@ -183,20 +158,20 @@ def apply_corrections(
 def _parse(row: Sequence[str], place: str) -> Correction:
     if len(row) != len(COLUMNS):
         raise UserError(f"{place}: {len(row)} values, expected {len(COLUMNS)}")
-    values = dict(zip(COLUMNS, row, strict=True))
-    if values["split"] not in SPLITS:
-        raise UserError(f"{place}: split must be one of {', '.join(SPLITS)}, got {values['split'][:50]!r}")
-    for name in ("example_id", "old", "new"):
-        if not re.fullmatch(r"[0-9]{1,9}", values[name]) and not (name == "new" and values[name] in ("", DROP)):
-            empty = f", {DROP}, or empty if it cannot be decided" if name == "new" else ""
-            raise UserError(f"{place}: {name} must be digits only{empty}; got {values[name][:50]!r}")
-    reviewer, time, reason = (check_text(f"{place}: {name}", values[name]) for name in ("reviewer", "time", "reason"))
-    example_id, old = int(values["example_id"]), int(values["old"])
-    new: int | Literal["drop"] | None = None
-    if values["new"]:
-        new = DROP if values["new"] == DROP else int(values["new"])
-    if new == DROP and values["split"] == "test":
+    split, example_id, old, new, reviewer, time, reason = row
+    if split not in SPLITS:
+        raise UserError(f"{place}: split must be one of {', '.join(SPLITS)}, got {split[:50]!r}")
+    if not (example_id.isdecimal() and old.isdecimal() and (new.isdecimal() or new in ("", DROP))):
+        numbers = f"example_id, old and new must be digits; new may be {DROP}, or empty if it cannot be decided"
+        raise UserError(f"{place}: {numbers}; got {','.join(row[1:4])[:50]!r}")
+    if new == DROP and split == "test":
         raise UserError(f"{place}: a test example cannot be dropped, or accuracies could not be compared")
     return Correction(
-        split=values["split"], example_id=example_id, old=old, new=new, reviewer=reviewer, time=time, reason=reason
+        split=split,
+        example_id=int(example_id),
+        old=int(old),
+        new=DROP if new == DROP else int(new) if new else None,
+        reviewer=reviewer,
+        time=time,
+        reason=reason,
     )

@@ -20,7 +20,6 @@ from gradtrail.core.config import config
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.datasets import stands_in_for, title
 from gradtrail.stages.dp.guarantee import NOT_COVERED
-from gradtrail.stages.report import charts
 from gradtrail.stages.report.gallery import Gallery
 from gradtrail.stages.report.numbers import Sources, compute_numbers, flops, size
 
@@ -83,8 +82,6 @@ def render(report_config: ReportConfig, sources: Sources, gallery: Gallery) -> s
         is_redacted=sources.is_redacted,
         has_other_loss=not sources.is_redacted and sources.has_other_loss,
         warning=NOT_COVERED if sources.guarantee and not sources.guarantee.release else "",
-        charts=charts.make_charts(sources),
-        plot=charts,
         gallery=gallery,
         evaluation_digest=digest(sources.folder / "results/evaluate/calibration.json"),
     )

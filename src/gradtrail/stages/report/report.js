@@ -3,50 +3,6 @@
 
 const byId = (id) => document.getElementById(id);
 
-// Charts: the values under the pointer, or at the place that the arrow keys lead to
-for (const chart of document.querySelectorAll(".chart")) {
-  const svg = chart.querySelector("svg");
-  const stops = [...chart.querySelectorAll(".stop")];
-  const texts = stops.map((stop) => {
-    const title = stop.querySelector("title");
-    title.remove(); // else the browser would show it too
-    return title.textContent;
-  });
-  const tip = chart.appendChild(document.createElement("div"));
-  tip.className = "tip";
-  tip.setAttribute("role", "status");
-  tip.hidden = true;
-  let at = -1;
-
-  const show = (index) => {
-    stops[at]?.classList.remove("here");
-    at = index;
-    tip.hidden = at < 0;
-    if (at < 0) return;
-    stops[at].classList.add("here");
-    tip.textContent = texts[at];
-    const line = stops[at].querySelector("path").getBoundingClientRect();
-    const frame = chart.getBoundingClientRect();
-    const left = line.left - frame.left + 8;
-    const fits = left + tip.offsetWidth <= frame.width;
-    tip.style.left = `${Math.max(0, fits ? left : left - tip.offsetWidth - 16)}px`;
-  };
-
-  stops.forEach((stop, index) => stop.addEventListener("pointerenter", () => show(index)));
-  svg.addEventListener("pointerleave", () => show(-1));
-  svg.addEventListener("blur", () => show(-1));
-  if (stops.length) svg.setAttribute("tabindex", "0");
-  svg.addEventListener("keydown", (event) => {
-    const last = stops.length - 1;
-    const target = {
-      ArrowRight: Math.min(at + 1, last), ArrowLeft: at < 0 ? last : Math.max(at - 1, 0), Home: 0, End: last, Escape: -1,
-    }[event.key];
-    if (target === undefined) return;
-    event.preventDefault();
-    show(target);
-  });
-}
-
 // The gallery: filters, order, and how many there are
 const gallery = byId("gallery");
 const items = [...gallery.children];

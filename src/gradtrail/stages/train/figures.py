@@ -24,11 +24,11 @@ def draw_learning_curves(epochs: pd.DataFrame, title: str) -> Figure:
     panels = 3 if "epsilon" in epochs else 2
     figure, axes = plotting.new_figure(f"Learning curves · {title}", columns=panels, size=(5 * panels, 4))
     train, validation = ({"color": plotting.SPLIT_COLOURS[name], "marker": "o"} for name in ("train", "validation"))
-    is_told = _has_training_losses(epochs)
-    for (column, label), style in zip(_losses(epochs).items() if is_told else (), ("-", ":"), strict=False):
+    has_losses = _has_training_losses(epochs)
+    for (column, label), style in zip(_losses(epochs).items() if has_losses else (), ("-", ":"), strict=False):
         axes[0, 0].plot(epochs["epoch"], epochs[column], label=label, linestyle=style, **train)
     axes[0, 0].plot(epochs["epoch"], epochs["validation_loss"], label="validation", **validation)
-    if is_told:
+    if has_losses:
         axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs["accuracy"]), label="training", **train)
     axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs["validation_accuracy"]), label="validation", **validation)
     if "validation_loss_low" in epochs:

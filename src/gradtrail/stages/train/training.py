@@ -21,15 +21,15 @@ from jaxtyping import Float, Int
 
 from gradtrail.core.data import REMOVED, Split
 from gradtrail.core.gradient_check import check_gradients
-from gradtrail.core.nn import inference
+from gradtrail.core.nn import inference, losses
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.changes import changed_labels, weight_changes
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.dp_sgd import rows_at_once
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Program
-from gradtrail.core.train.private import rows_at_once
 from gradtrail.core.train.step import RunKeys, StepRecord, TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass
@@ -132,8 +132,13 @@ class Training:
                 str(folder): info.digest,
             }
         )
+        if is_private and config.loss.class_weights == "balanced":
+            raise UserError(
+                f"train.{config.loss.kind}.class_weights must be empty or numbers with train.privacy.enabled, got "
+                "balanced: no noise covers the sizes of the classes"
+            )
         training = cls(
-            config=config,
+            config=dataclasses.replace(config, loss=losses.for_labels(config.loss, train.labels, info.num_classes)),
             runtime=runtime,
             info=info,
             train=train,
@@ -285,7 +290,7 @@ class Training:
                 try:
                     history.check(chunk)
                     if chunk.ends_epoch:
-                        params = on_host(program.evaluation_params(state))
+                        params = on_host(state.evaluation_params)
                         history.add(chunk, params, agreed(functools.partial(self.validate, params)))
                 except FloatingPointError:
                     listener.diverged(chunk)

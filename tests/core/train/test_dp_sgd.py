@@ -16,12 +16,12 @@ from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
-from gradtrail.core.train import loop, private, threefry
+from gradtrail.core.train import dp_sgd, loop, threefry
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.dp_sgd import OVERFLOW_SHARE, Mechanism, batch_capacity, noised_mean, poisson_batches
 from gradtrail.core.train.history import History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.optimizers import make_optimizer
-from gradtrail.core.train.private import OVERFLOW_SHARE, Mechanism, batch_capacity, noised_mean, poisson_batches
 
 SPLIT = random_split(30)
 MECHANISM = Mechanism(noise_multiplier=1.5, num_examples=30, capacity=30, tile=5)
@@ -158,7 +158,7 @@ def test_examples_are_drawn_independently_at_the_rate() -> None:
 
 
 def test_a_batch_without_room_is_an_error_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "batch_capacity", lambda *_, **__: 5)
+    monkeypatch.setattr(dp_sgd, "batch_capacity", lambda *_, **__: 5)
     config = private_config(batch_size=5, epochs=3)
     with pytest.raises(ConfigError, match=r"train.batch_size: Poisson sampling drew more than 5 examples for batch"):
         trained(config, 1.0)
