@@ -53,7 +53,7 @@ def test_two_checkouts_in_different_folders_write_the_same_bytes(tmp_path: Path)
             "import exports\n"
             "exports.write_small_export(Path('models/export').resolve(), model='cnn', members=2)"
         )
-        env = os.environ | {"PYTHONPATH": f"{place}/src:{place}/tests"}
+        env = os.environ | {"PYTHONPATH": f"{place}/src:{place}/tests/support_code"}
         subprocess.run([sys.executable, "-c", code], cwd=place, env=env, check=True)
         digests.add(digest(place / "models/export"))
         written = b"".join(path.read_bytes() for path in (place / "models/export").iterdir())

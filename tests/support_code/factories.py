@@ -294,7 +294,7 @@ def cases(every: Iterable[Any], *, fast: Collection[Any]) -> list[Any]:
 def run_on_devices(script: str, count: int) -> str:
     """Run Python code in a process with so many CPU devices, compiled fast; return what it prints."""
     flags = f"--xla_force_host_platform_device_count={count} --xla_backend_optimization_level=0"
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "support_code")])
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     command = [sys.executable, "-c", script]
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout

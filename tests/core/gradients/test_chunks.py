@@ -97,7 +97,8 @@ def in_bits(*, blas: bool) -> list[str]:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a kernel of OpenBLAS for x86 is asked for")
 def test_figures_do_not_depend_on_the_blas() -> None:
     script = "from test_chunks import in_bits; print(*in_bits(blas=True), *in_bits(blas=False), sep='\\n')"
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tests" / "core" / "gradients")])
+    folders = (ROOT / "src", ROOT / "tests" / "support_code", ROOT / "tests" / "core" / "gradients")
+    path = os.pathsep.join(map(str, folders))
     other = os.environ | {"PYTHONPATH": path, "OPENBLAS_CORETYPE": "Prescott", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=other, check=True, stdout=subprocess.PIPE, text=True)
     of_blas, *result = done.stdout.split()
