@@ -64,7 +64,9 @@ def trained(config):
 
 def records_of(chunk):
     # All but the norm of the parts: each device has its own.
-    return dataclasses.asdict(dataclasses.replace(jax.device_get(chunk.records), part_grad_norm=None))
+    records = dataclasses.asdict(jax.device_get(chunk.records))
+    records["metrics"].pop("part_grad_norm", None)
+    return records
 
 
 def replicas_differ(array):

@@ -74,7 +74,7 @@ def test_updates_of_muon_are_those_of_the_same_perceptron(network: Own) -> None:
 @pytest.mark.parametrize("network", ["equinox"], indirect=True)
 def test_training_lowers_the_loss(network: Own) -> None:
     chunks = run_training(*make_engine(train_config(model=network, epochs=20), SPLIT))
-    losses = np.concatenate([np.ravel(chunk.records.loss) for chunk in chunks])
+    losses = np.concatenate([np.ravel(chunk.records.metrics["loss"]) for chunk in chunks])
     assert losses[-3:].mean() < 0.9 * losses[:3].mean()
 
 

@@ -7,7 +7,6 @@ from beartype import BeartypeConf, beartype
 
 # Registered as pytrees: JAX rebuilds them with shapes, flags or bare objects in place of arrays
 PYTREES = (
-    "BatchGradient",
     "Examples",
     "LossScale",
     "RowRecord",

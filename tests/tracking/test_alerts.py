@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.train.history import EpochRecord
 from gradtrail.tracking import alerts
 from gradtrail.tracking.alerts import Sender, Watch
 
@@ -27,15 +26,9 @@ def raised(
     """Return the kinds of the alerts of a training, each with its first epoch."""
     watch, found = Watch(epochs or len(losses), CLASSES), []
     for index, loss in enumerate(losses):
-        record = EpochRecord(
-            epoch=index + 1,
-            loss=loss,
-            cross_entropy=loss,
-            accuracy=0.5,
-            validation_loss=loss,
-            validation_accuracy=accuracies[index] if accuracies else 0.5,
-        )
-        alerts = watch.after_epoch(record, rates[index] if rates else 1.0)
+        accuracy = accuracies[index] if accuracies else 0.5
+        metrics = {"epoch": index + 1, "cross_entropy": loss, "validation_accuracy": accuracy}
+        alerts = watch.after_epoch(metrics, rates[index] if rates else 1.0)
         found += [(index + 1, alert.kind) for alert in alerts if alert.kind not in {kind for _, kind in found}]
     return found
 

@@ -147,5 +147,5 @@ def test_the_snippet_of_the_docs_trains_on_to_the_bits_of_an_uninterrupted_train
     straight = run_training(left["program"], left["examples"])
     assert bits(left["state"]) == bits(straight[-1].state)
     output = capsys.readouterr().out.splitlines()
-    assert output[-1] == f"step 12, loss {straight[-1].records.loss[-1]:.4f}"
+    assert output[-1] == f"step 12, loss {straight[-1].records.metrics['loss'][-1]:.4f}"
     assert len(output) == 2, "one for each epoch"

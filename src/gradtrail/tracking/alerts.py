@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gradtrail.core.train.history import EpochRecord
+from gradtrail.core.train.history import EpochMetrics
 
 _SEND_SECONDS = 10.0  # longest time of a request or a command
 _DIVERGED_FACTOR = 4.0  # fastai's LRFinder stops at this multiple of the best loss
@@ -51,31 +51,31 @@ class Watch:
         self._best_loss, self._best_accuracy = math.inf, -math.inf
         self._last_improved = 0
 
-    def after_epoch(self, record: EpochRecord, rate: float) -> list[Alert]:
+    def after_epoch(self, metrics: EpochMetrics, rate: float) -> list[Alert]:
         """Return alerts.
 
         Args:
             record: Metrics of the epoch; the loss is NaN if it must not be published, and does not count then.
             rate: Learning rate at the end of the epoch, as a share of its peak.
         """
-        return [*self._diverged(record), *self._stalled(record, rate)]
+        return [*self._diverged(metrics), *self._stalled(metrics, rate)]
 
-    def _diverged(self, record: EpochRecord) -> list[Alert]:
+    def _diverged(self, metrics: EpochMetrics) -> list[Alert]:
         best = min(self._best_loss, self._loss_of_guessing)
-        if not record.cross_entropy > max(_DIVERGED_FACTOR * best, self._loss_of_guessing / 2):
+        if not metrics["cross_entropy"] > max(_DIVERGED_FACTOR * best, self._loss_of_guessing / 2):
             return []
-        observed = f"the loss of epoch {record.epoch} exceeds {_DIVERGED_FACTOR:g} times the best loss before it"
+        observed = f"the loss of epoch {metrics['epoch']} exceeds {_DIVERGED_FACTOR:g} times the best loss before it"
         return [Alert("diverged", f"{observed}; {_ADVICE}")]
 
-    def _stalled(self, record: EpochRecord, rate: float) -> list[Alert]:
+    def _stalled(self, metrics: EpochMetrics, rate: float) -> list[Alert]:
         # A decrease that Amazon SageMaker's LossNotDecreasing requires too
-        has_lower_loss = record.cross_entropy < 0.999 * self._best_loss
-        if has_lower_loss or record.validation_accuracy > self._best_accuracy:
-            self._last_improved = record.epoch
-        self._best_loss = min(self._best_loss, record.cross_entropy)
-        self._best_accuracy = max(self._best_accuracy, record.validation_accuracy)
-        left = self._epochs - record.epoch
-        if min(record.epoch - self._last_improved, left) < _STALLED_EPOCHS or rate < 0.5:
+        has_lower_loss = metrics["cross_entropy"] < 0.999 * self._best_loss
+        if has_lower_loss or metrics["validation_accuracy"] > self._best_accuracy:
+            self._last_improved = int(metrics["epoch"])
+        self._best_loss = min(self._best_loss, metrics["cross_entropy"])
+        self._best_accuracy = max(self._best_accuracy, metrics["validation_accuracy"])
+        left = self._epochs - metrics["epoch"]
+        if min(metrics["epoch"] - self._last_improved, left) < _STALLED_EPOCHS or rate < 0.5:
             return []
         observed = f"neither loss nor validation accuracy has improved since epoch {self._last_improved}"
         advice = "try another learning rate, or train.patience"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from gradtrail.core.train.config import MemberSeeds
-from gradtrail.core.train.history import EpochRecord, History
+from gradtrail.core.train.history import EpochMetrics, History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.stages.dp.redaction import redacted_history, redacted_steps
 from gradtrail.stages.train.checkpoints import Checkpoints
@@ -50,20 +50,20 @@ class TrainingLog:
         """Log the points that the last epoch adds to the curves; those of means over members are known at the end."""
         public = redacted_history(history, self._training.config.privacy)
         last = public.epochs[-1]
-        rate = float(history.steps[-1].learning_rate[-1]) / self._training.config.optimizer.learning_rate
+        rate = float(history.steps[-1]["learning_rate"][-1]) / self._training.config.optimizer.learning_rate
         for alert in self._watch.after_epoch(last, rate):
-            self._report(alert, last.epoch, last)
+            self._report(alert, int(last["epoch"]), last)
         if self._training.config.members > 1:
             return
         with self._run.best_effort():
             points = live_curves(public, self._training.program.num_steps, self._training.epsilons)
-            self._run.curves({**points, "train/elapsed_seconds": {last.epoch: seconds}})
+            self._run.curves({**points, "train/elapsed_seconds": {last["epoch"]: seconds}})
 
     def diverged(self, chunk: Chunk) -> None:
         """Log the steps of the epoch in which the training diverged."""
         program = self._training.program
         with self._run.best_effort():
-            records = redacted_steps(jax.device_get(chunk.records), self._training.config.privacy)
+            records = redacted_steps(jax.device_get(chunk.records.metrics), self._training.config.privacy)
             steps = step_table([records], before=(chunk.epoch - 1) * program.steps_per_epoch)
             self._run.curves(curves(epoch_table([]), steps[steps["step"] <= chunk.step], program.num_steps))
         self._report(NOT_FINITE, chunk.epoch)
@@ -71,7 +71,7 @@ class TrainingLog:
     def _new_watch(self) -> Watch:
         return Watch(self._training.config.epochs, self._training.info.num_classes)
 
-    def _report(self, alert: Alert, epoch: int, last: EpochRecord | None = None) -> None:
+    def _report(self, alert: Alert, epoch: int, last: EpochMetrics | None = None) -> None:
         """Print an alert, tag the run and send it, once for each kind."""
         if alert.kind in self._raised:
             return
@@ -80,13 +80,13 @@ class TrainingLog:
         if alert is not NOT_FINITE:  # else the stage ends with a more detailed message
             print(f"{stage.name}: {alert.kind}: {alert.message}", file=sys.stderr)
         self._run.alert(f"{alert.kind}: {alert.message}")
-        metrics = {name: value for name, value in vars(last).items() if math.isfinite(value)} if last else {}
+        metrics = {name: value for name, value in last.items() if math.isfinite(value)} if last else {}
         about = {"state": stage.state, "stage": stage.name, "alert": alert.kind, "message": alert.message}
         self._sender.send(about | {"epoch": epoch, "metrics": metrics})
 
 
 def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] = ()) -> Points:
     """Return the points that a training's last epoch adds to its curves."""
-    steps_before = sum(len(part.loss) for part in history.steps[:-1])
+    steps_before = sum(len(part["loss"]) for part in history.steps[:-1])
     epochs = epoch_table(history.epochs[-1:], epsilons)
     return curves(epochs, step_table(history.steps[-1:], before=steps_before), planned_steps)

@@ -83,7 +83,9 @@ def test_a_training_that_diverges_is_one_line() -> None:
 
     def diverge(*args: object) -> object:
         state, records = run_steps(*args)
-        return state, dataclasses.replace(records, loss=records.loss * jnp.nan)
+        return state, dataclasses.replace(
+            records, metrics=records.metrics | {"loss": records.metrics["loss"] * jnp.nan}
+        )
 
     broken = copy.copy(networks())
     broken.training = dataclasses.replace(broken.training, run_steps=dataclasses.replace(run_steps, call=diverge))

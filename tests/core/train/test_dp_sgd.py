@@ -76,8 +76,8 @@ def test_a_step_is_that_of_the_definition(overrides: dict) -> None:
         params, opt_state, clipped = step(params, opt_state, batch)
         num_clipped += int(clipped)
     assert num_clipped > 10
-    result = trained(config, 0.0)[-1].state.params
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), result, params)
+    last = trained(config, 0.0)[-1]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), last.state.params, params)
 
 
 def test_records_have_the_drawn_batch() -> None:
@@ -85,10 +85,12 @@ def test_records_have_the_drawn_batch() -> None:
     last = trained(config, 1.0)[-1]
     engine, _ = make_engine(config, SPLIT, noise_multiplier=1.0)
     order = np.asarray(engine.order(last.state.keys, np.int32(last.epoch - 1)))
-    np.testing.assert_array_equal(last.records.num_examples, np.sum(order != PADDING, axis=1))
+    np.testing.assert_array_equal(last.records.metrics["num_examples"], np.sum(order != PADDING, axis=1))
     np.testing.assert_array_equal(last.records.rows.indices, order)
-    assert len({*last.records.num_examples.tolist()}) > 1
-    assert np.all((np.asarray(last.records.accuracy) >= 0) & (np.asarray(last.records.accuracy) <= 1))
+    assert len({*last.records.metrics["num_examples"].tolist()}) > 1
+    assert np.all(
+        (np.asarray(last.records.metrics["accuracy"]) >= 0) & (np.asarray(last.records.metrics["accuracy"]) <= 1)
+    )
 
 
 def test_example_that_overflows_does_not_end_the_training() -> None:

@@ -118,7 +118,7 @@ def test_every_step_equals_gradient_descent_by_hand_with_only_real_rows_counted(
         assert len(rows) == (2 if number % 3 == 2 else 4), "the last batch of an epoch holds what is left"
         params, record = softmax_step(params, SPLIT.images[rows], SPLIT.labels[rows], 0.1, 0.1)
         for name, value in record.items():
-            np.testing.assert_allclose(getattr(chunk.records, name)[number % 3], value, rtol=1e-4, err_msg=name)
+            np.testing.assert_allclose(chunk.records.metrics[name][number % 3], value, rtol=1e-4, err_msg=name)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), chunk.state.params, params)
         number += 1
     assert number == engine.num_steps == 6
@@ -137,13 +137,13 @@ def test_same_seed_same_bits_other_seed_other_bits(name: str) -> None:
     assert [bits(chunk) for chunk in run_training(*compiled(name))] == [bits(chunk) for chunk in whole(name)]
     other = run_training(*compiled(name), seed=1)[-1]
     assert state_bits(other.state) != state_bits(whole(name)[-1].state)
-    assert other.records.loss.tobytes() != whole(name)[-1].records.loss.tobytes()
+    assert other.records.metrics["loss"].tobytes() != whole(name)[-1].records.metrics["loss"].tobytes()
 
 
 def test_loss_scaling_skips_some_steps() -> None:
     """Else the properties above would say little of loss scaling."""
-    skipped = np.concatenate([chunk.records.skipped for chunk in whole(NOISY)])
-    rates = np.concatenate([chunk.records.learning_rate for chunk in whole(NOISY)])
+    skipped = np.concatenate([chunk.records.metrics["skipped"] for chunk in whole(NOISY)])
+    rates = np.concatenate([chunk.records.metrics["learning_rate"] for chunk in whole(NOISY)])
     assert np.any(skipped[1:] > skipped[:-1])
     assert np.any(skipped[1:] < skipped[:-1])
     assert np.sum(rates[~skipped] > 0) >= 2
@@ -158,8 +158,8 @@ def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
         (2, 6, True),
     ]
     assert [int(chunk.state.step) for chunk in chunks] == [2, 3, 5, 6]
-    np.testing.assert_array_equal(chunks[0].records.loss > 0, [True, True, False])
-    np.testing.assert_array_equal(chunks[1].records.loss[:2], chunks[0].records.loss[:2])
+    np.testing.assert_array_equal(chunks[0].records.metrics["loss"] > 0, [True, True, False])
+    np.testing.assert_array_equal(chunks[1].records.metrics["loss"][:2], chunks[0].records.metrics["loss"][:2])
 
 
 @pytest.mark.parametrize(

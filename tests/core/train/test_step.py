@@ -103,7 +103,7 @@ def test_gradient_and_records_in_parts_are_those_of_the_whole_batch() -> None:
     """Under dropout and augmentation as well: each row draws the same in whichever part it is."""
     (states, whole), (parts, in_parts) = run(NOISY), run(dataclasses.replace(NOISY, accumulation_steps=2))
     for name in ("loss", "cross_entropy", "accuracy", "grad_norm", "learning_rate"):
-        np.testing.assert_allclose(getattr(in_parts, name), getattr(whole, name), rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(in_parts.metrics[name], whole.metrics[name], rtol=1e-5, err_msg=name)
     for result, expected in zip(parts, states, strict=True):
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), result.params, expected.params
@@ -115,10 +115,10 @@ def test_gradient_and_records_in_parts_are_those_of_the_whole_batch() -> None:
     np.testing.assert_array_equal(in_parts.rows.correct, whole.rows.correct)
     counted = ORDER != PADDING
     accuracy = [row[mask].mean() for row, mask in zip(whole.rows.correct, counted, strict=True)]
-    np.testing.assert_allclose(whole.accuracy, accuracy, rtol=1e-6)
+    np.testing.assert_allclose(whole.metrics["accuracy"], accuracy, rtol=1e-6)
     cross_entropy = [-np.log(row[mask]).mean() for row, mask in zip(whole.rows.probability, counted, strict=True)]
-    np.testing.assert_allclose(whole.cross_entropy, cross_entropy, rtol=1e-5)
-    assert not np.allclose(whole.loss, cross_entropy, rtol=1e-3), "the loss has the label smoothing"
+    np.testing.assert_allclose(whole.metrics["cross_entropy"], cross_entropy, rtol=1e-5)
+    assert not np.allclose(whole.metrics["loss"], cross_entropy, rtol=1e-3), "the loss has the label smoothing"
 
 
 def test_part_norm_is_the_root_mean_square_over_parts() -> None:
@@ -126,8 +126,8 @@ def test_part_norm_is_the_root_mean_square_over_parts() -> None:
     config = train_config(**PLAIN, schedule="constant", accumulation_steps=2)
     _, records = run(config, ORDER[:1])
     alone = dataclasses.replace(config, accumulation_steps=1, batch_size=2)
-    norms = [run(alone, part[None])[1].grad_norm[0] for part in ORDER[0].reshape(2, 2)]
-    np.testing.assert_allclose(records.part_grad_norm, [np.sqrt(np.mean(np.square(norms)))], rtol=1e-5)
+    norms = [run(alone, part[None])[1].metrics["grad_norm"][0] for part in ORDER[0].reshape(2, 2)]
+    np.testing.assert_allclose(records.metrics["part_grad_norm"], [np.sqrt(np.mean(np.square(norms)))], rtol=1e-5)
 
 
 def test_tiles_change_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,10 +172,11 @@ def test_random_draws_differ_between_steps_and_rows(noise: str) -> None:
     np.testing.assert_allclose(
         *(state.params["layers"][0]["kernel"] for state in (states[0], states[-1])), rtol=0, atol=1e-20
     )
-    assert len(set(records.loss.tolist())) == 3
-    alone = [run(config, np.tile(np.where(np.arange(4) == row, batch, PADDING), (3, 1)))[1].loss[0] for row in range(4)]
+    assert len(set(records.metrics["loss"].tolist())) == 3
+    orders = [np.tile(np.where(np.arange(4) == row, batch, PADDING), (3, 1)) for row in range(4)]
+    alone = [run(config, order)[1].metrics["loss"][0] for order in orders]
     assert len(set(alone)) > 1, "one row draws what another does"
-    np.testing.assert_allclose(np.mean(alone), records.loss[0], rtol=1e-5)
+    np.testing.assert_allclose(np.mean(alone), records.metrics["loss"][0], rtol=1e-5)
 
 
 # Loss scaling
@@ -183,23 +184,29 @@ def test_random_draws_differ_between_steps_and_rows(noise: str) -> None:
 
 def test_overflow_skips_the_step_lowers_the_scale_and_does_not_count_for_the_rate() -> None:
     states, records = run(OVERFLOWING)
-    assert records.skipped.tolist() == [True, True, True, False, False, False]
-    assert records.skipped.dtype == bool
-    assert np.log2(records.loss_scale).tolist() == [127, 87, 47, 7, 7, 8], "each step's own, not the next one's"
+    assert records.metrics["skipped"].tolist() == [True, True, True, False, False, False]
+    assert records.metrics["skipped"].dtype == bool
+    assert np.log2(records.metrics["loss_scale"]).tolist() == [127, 87, 47, 7, 7, 8], (
+        "each step's own, not the next one's"
+    )
     for number, (before, after) in enumerate(itertools.pairwise(states)):
         for part in ("params", "opt_state", "average"):
             remaining = same_bits(getattr(after, part), getattr(before, part))
-            assert remaining == records.skipped[number], f"{part} after step {number}"
+            assert remaining == records.metrics["skipped"][number], f"{part} after step {number}"
         assert after.loss_scale is not None
         assert (int(after.step), int(after.loss_scale.skipped_steps)) == (number + 1, min(number + 1, 3))
         assert same_bits(jax.tree.map(jax.random.key_data, after.keys), jax.tree.map(jax.random.key_data, before.keys))
-    assert not np.any(np.isfinite(records.grad_norm[:3]))
-    assert np.all(np.isfinite(records.grad_norm[3:]))
-    assert np.all(np.isfinite(records.loss)), "recorded without its scale"
-    np.testing.assert_allclose(records.learning_rate, 0.1 * (1 - 0.9 * np.array([0, 0, 0, 0, 1, 2]) / 6), rtol=1e-6)
+    assert not np.any(np.isfinite(records.metrics["grad_norm"][:3]))
+    assert np.all(np.isfinite(records.metrics["grad_norm"][3:]))
+    assert np.all(np.isfinite(records.metrics["loss"])), "recorded without its scale"
+    np.testing.assert_allclose(
+        records.metrics["learning_rate"], 0.1 * (1 - 0.9 * np.array([0, 0, 0, 0, 1, 2]) / 6), rtol=1e-6
+    )
     for number in range(3, 6):
         moved = norm_of_difference(states[number + 1].params, states[number].params)
-        assert moved == pytest.approx(records.learning_rate[number] * records.grad_norm[number], rel=1e-4)
+        assert moved == pytest.approx(
+            records.metrics["learning_rate"][number] * records.metrics["grad_norm"][number], rel=1e-4
+        )
 
 
 # Optimizers and precisions, on real digits
@@ -227,9 +234,9 @@ def on_digits(digits: Split) -> Callable[..., Run]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_loss_falls_on_real_digits_with_every_optimizer(optimizer: str, on_digits: Callable[..., Run]) -> None:
     states, records = on_digits(optimizer, "float32")
-    first, last = np.mean(records.loss.reshape(8, 19), axis=1)[[0, -1]]
+    first, last = np.mean(records.metrics["loss"].reshape(8, 19), axis=1)[[0, -1]]
     assert last < first / 2
-    assert np.mean(records.accuracy[-19:]) > 0.9
+    assert np.mean(records.metrics["accuracy"][-19:]) > 0.9
     assert floats(states[-1]) == {np.dtype("float32")}
 
 
@@ -238,10 +245,10 @@ def test_low_precision_keeps_the_course_and_the_state_of_float32(
     precision: Precision, on_digits: Callable[..., Run]
 ) -> None:
     (states, low), (_, full) = on_digits("adamw", precision), on_digits("adamw", "float32")
-    assert not same_bits(low.loss, full.loss)
-    np.testing.assert_allclose(low.loss, full.loss, atol=0.02)
+    assert not same_bits(low.metrics["loss"], full.metrics["loss"])
+    np.testing.assert_allclose(low.metrics["loss"], full.metrics["loss"], atol=0.02)
     assert floats(states[-1]) == {np.dtype("float32")}
-    assert precision == "bfloat16" or not np.any(low.skipped)
+    assert precision == "bfloat16" or not np.any(low.metrics["skipped"])
 
 
 def floats(state: TrainState) -> set[np.dtype]:
@@ -259,7 +266,7 @@ def test_the_recorded_rate_is_the_one_of_the_schedule_and_is_applied(kind: str) 
     config = train_config(**PLAIN, model="linear", schedule=kind)
     (states, records), schedule = run(config), learning_rate(SCHEDULES[kind], 0.1, len(ORDER))
     rates = [float(schedule(jnp.int32(step))) for step in range(len(ORDER))]
-    np.testing.assert_allclose(records.learning_rate, rates, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(records.metrics["learning_rate"], rates, rtol=1e-4, atol=1e-9)
     for number, (before, after) in enumerate(itertools.pairwise(states)):
-        expected = records.learning_rate[number] * records.grad_norm[number]
+        expected = records.metrics["learning_rate"][number] * records.metrics["grad_norm"][number]
         assert norm_of_difference(after.params, before.params) == pytest.approx(expected, rel=1e-3, abs=1e-7)

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,9 @@ from factories import dataset_info, make_engine, model_config, random_split, see
 
 from gradtrail.core import noise_scale
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.history import EpochRecord, History, on_host
+from gradtrail.core.train.history import EPOCH_METRICS, History, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.dp.redaction import redacted_history
 from gradtrail.stages.model.weights import read_weights
 from gradtrail.stages.train import figures, tables
@@ -47,9 +45,9 @@ def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: 
     tables.write_tables(tmp_path, history, IDS)
     epochs, steps = pd.read_csv(tmp_path / "epochs.csv"), pd.read_parquet(tmp_path / "steps.parquet")
     assert epochs["epoch"].tolist() == [1, 2]
-    assert epochs["loss"].tolist() == pytest.approx([record.loss for record in history.epochs], rel=1e-8)
+    assert epochs["loss"].tolist() == pytest.approx([epoch["loss"] for epoch in history.epochs], rel=1e-8)
     assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
-    np.testing.assert_array_equal(steps["loss"], np.concatenate([part.loss for part in history.steps]))
+    np.testing.assert_array_equal(steps["loss"], np.concatenate([part["loss"] for part in history.steps]))
     metrics = {"loss", "cross_entropy", "accuracy", "grad_norm", "learning_rate"}
     assert set(steps.columns) == {"step", "num_examples", *metrics}
     assert epochs["cross_entropy"].tolist() == pytest.approx(steps["cross_entropy"].to_numpy().reshape(2, 3).mean(1))
@@ -64,7 +62,8 @@ def test_loss_scales_and_skipped_steps_are_on_record() -> None:
     history = History((), on_host(state.params), 10)
     for chunk in train(engine, state, examples, steps_per_call=3):
         skipped = np.array([True, False, False])
-        records = dataclasses.replace(chunk.records, skipped=skipped, grad_norm=np.array([np.inf, 1, 1], np.float32))
+        changes = {"skipped": skipped, "grad_norm": np.array([np.inf, 1, 1], np.float32)}
+        records = dataclasses.replace(chunk.records, metrics=chunk.records.metrics | changes)
         done = dataclasses.replace(chunk, records=records)
         history.add(done, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
     steps = tables.step_table(history.steps)
@@ -113,7 +112,7 @@ def test_live_curves_equal_tables(history: History, tmp_path: Path) -> None:
 
 def test_metrics_of_a_training(history: History) -> None:
     metrics = tables.measure(history, train_config(), 9)
-    assert metrics["loss"] == history.epochs[-1].loss
+    assert metrics["loss"] == history.epochs[-1]["loss"]
     assert metrics["num_parameters"] == 12 * 5 + 5 + 5 * 3 + 3
     assert (metrics["epochs"], metrics["steps"], metrics["planned_steps"], metrics["best_epoch"]) == (2, 6, 9, 1)
     assert metrics["best_validation_accuracy"] == pytest.approx(1 / 3)
@@ -122,9 +121,9 @@ def test_metrics_of_a_training(history: History) -> None:
 def test_noise_scale_is_measured_if_batches_have_parts(history: History) -> None:
     assert tables.measure_noise_scale(history, 4, 1) == {}
     in_parts = trained(train_config(epochs=3, accumulation_steps=2))
-    assert all(len(part.part_grad_norm) == 3 for part in in_parts.steps)
+    assert all(len(part["part_grad_norm"]) == 3 for part in in_parts.steps)
     metrics = tables.measure_noise_scale(in_parts, 4, 2)
-    columns = [np.concatenate([getattr(part, name)[:2] for part in in_parts.steps]) for name in NORMS]  # full batches
+    columns = [np.concatenate([part[name][:2] for part in in_parts.steps]) for name in NORMS]  # full batches
     trace, squared_norm = noise_scale.from_two_batch_sizes(*columns, small_size=2, large_size=4)
     expected = trace / np.where(squared_norm > 0, squared_norm, np.nan)
     assert metrics == ({"noise_scale": pytest.approx(np.nanmean(expected))} if (squared_norm > 0).any() else {})
@@ -136,32 +135,17 @@ PUBLISHED = dataclasses.replace(PRIVATE, release=True, secret_sha256="0" * 64)
 WRITTEN = ("epochs.csv", "steps.parquet", "dynamics.parquet", "learning_curves.png", "steps.png", "parameters.csv")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaterEpochs(EpochRecord):
-    """With columns that nobody has added yet."""
-
-    later: float
-    later_count: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaterSteps(StepRecord):
-    later: np.ndarray
-    later_count: np.ndarray
-
-
 def with_other_examples(history: History, number: int) -> History:
-    """The same training as far as the noise covers it, on other examples."""
+    """The same training as far as the noise covers it, on other examples, with metrics that nobody has added yet."""
     changed = copy.deepcopy(history)
     columns = ("loss", "cross_entropy", "accuracy")
     later = {"later": np.full(3, number, np.float32), "later_count": np.full(3, number)}
     changed.epochs = [
-        LaterEpochs(**vars(record) | dict.fromkeys(columns, number / 9), later=number / 9, later_count=number)
-        for record in changed.epochs
+        epoch | dict.fromkeys(columns, number / 9) | {"later": number / 9, "later_count": number}
+        for epoch in changed.epochs
     ]
     changed.steps = [
-        LaterSteps(**vars(part) | {name: vars(part)[name] + number for name in (*columns, "num_examples")} | later)
-        for part in changed.steps
+        part | {name: part[name] + number for name in (*columns, "num_examples")} | later for part in changed.steps
     ]
     changed.dynamics.forgetting_events += number
     changed.dynamics.sum += number / 4
@@ -179,8 +163,7 @@ def test_published_files_do_not_depend_on_examples(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A column that someone adds to the records is not published, unless it is added to those that are."""
-    monkeypatch.setattr(tables, "EpochRecord", LaterEpochs)
-    monkeypatch.setattr(tables, "StepRecord", LaterSteps)
+    monkeypatch.setattr(tables, "EPOCH_METRICS", (*EPOCH_METRICS, "later", "later_count"))
     both = [with_other_examples(history, number) for number in (1, 2)]
     ours, theirs = (
         write(redacted_history(one, PUBLISHED), tmp_path / str(n), drawn=True) for n, one in enumerate(both)

@@ -24,7 +24,7 @@ from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
-from gradtrail.core.train.history import EpochRecord, History
+from gradtrail.core.train.history import EPOCH_METRICS, EpochMetrics, History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE
@@ -73,7 +73,7 @@ class Listener(NullListener):
         yield Checkpoints(self.folder and self.folder / str(seeds), 1e9, lambda: 0.0)
 
     def after_epoch(self, history: History, seconds: float) -> None:
-        self.epochs.append(history.epochs[-1].epoch)
+        self.epochs.append(history.epochs[-1]["epoch"])
 
     def diverged(self, chunk: Chunk) -> None:
         pytest.fail("diverged")
@@ -308,7 +308,7 @@ def test_killed_private_training_spends_no_more_and_its_checkpoints_do_not_hold_
         assert written
         assert not any(key in content for key in hidden for content in written)
     result = run(PRIVATE, tmp_path, Listener(None), secret=SECRET)
-    assert sum(len(part.loss) for part in result.history.steps) == 9, "no step was made twice"
+    assert sum(len(part["loss"]) for part in result.history.steps) == 9, "no step was made twice"
     assert bits(result) == bits(straight)
 
 
@@ -318,7 +318,7 @@ def test_another_secret_gives_other_noise_and_the_state_does_not_show_which() ->
     assert len(keys[0]) == 4
     for each in keys[1:]:
         np.testing.assert_array_equal(each, keys[0])
-    assert len({result.history.epochs[-1].loss for result in results}) == 3
+    assert len({result.history.epochs[-1]["loss"] for result in results}) == 3
 
 
 def test_progress_shows_epsilon_but_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
@@ -329,9 +329,8 @@ def test_progress_shows_epsilon_but_no_secret(capfd: pytest.CaptureFixture[str])
     assert SECRET not in said + repr(training)
 
 
-def epochs(count: int = 3) -> list[EpochRecord]:
-    names = [field.name for field in dataclasses.fields(EpochRecord) if field.name != "epoch"]
-    return [EpochRecord(epoch=epoch, **dict.fromkeys(names, 0.5)) for epoch in range(1, count + 1)]
+def epochs(count: int = 3) -> list[EpochMetrics]:
+    return [dict.fromkeys(EPOCH_METRICS, 0.5) | {"epoch": epoch} for epoch in range(1, count + 1)]
 
 
 def test_epsilon_is_a_column_and_a_panel_of_private_trainings_alone() -> None:

@@ -206,7 +206,7 @@ class CrossValidation:
         state = self.training.init(keys_of(MemberSeeds.from_one(seed)))
         examples = loop.on_device(images, labels, self.training.mesh)
         for epoch in loop.train(self.training, state, examples, steps_per_call=self.training.steps_per_epoch):
-            if not np.isfinite(np.asarray(epoch.records.loss)).all():
+            if not np.isfinite(np.asarray(epoch.records.metrics["loss"])).all():
                 raise FloatingPointError(
                     f"the loss of a network became infinite or NaN in epoch {epoch.epoch}; lower audit.learning_rate"
                 )

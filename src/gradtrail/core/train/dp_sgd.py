@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Int, Key, PyTree
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
@@ -21,8 +21,8 @@ from gradtrail.core.train import threefry
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import (
     Batch,
-    BatchGradient,
     Gradient,
+    Metrics,
     RowRecord,
     Shared,
     batch_metrics,
@@ -131,16 +131,16 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
     copies = privacy.augmentation_multiplicity
     clipping = Clipping(norm=privacy.example_clip_norm, copies=copies, loss=config.loss)
 
-    def gradient_of_tile(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+    def gradient_of_tile(shared: Shared, batch: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
         copied = _copied(batch, copies)
         images, key = network_inputs(config, copied)
         grads, _, logits = clipped_grad_sum(model, shared.params, images, copied.labels, batch.mask, clipping, key=key)
         logits = logits[::copies]  # those of the first copy
         loss = config.loss.per_example(logits, batch.labels)
         metrics, record = batch_metrics(batch, loss, logits, shared)
-        return BatchGradient(**metrics, grads=grads, squared_norms=None), record
+        return (grads, metrics), record
 
-    def gradient(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+    def gradient(shared: Shared, batch: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
         most = len(batch.indices) // tile
         tiles = batch.split(most)
         used = -(-jnp.sum(batch.mask) // tile)
@@ -148,10 +148,10 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
         total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[0])
         records = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), shapes[1])
 
-        def has_tile(carry: tuple[Array, BatchGradient, RowRecord]) -> Array:
+        def has_tile(carry: tuple[Array, PyTree, RowRecord]) -> Array:
             return (carry[0] < used) & (carry[0] < most)
 
-        def add(carry: tuple[Array, BatchGradient, RowRecord]) -> tuple[Array, BatchGradient, RowRecord]:
+        def add(carry: tuple[Array, PyTree, RowRecord]) -> tuple[Array, PyTree, RowRecord]:
             index, total, records = carry
             tile_gradient, record = gradient_of_tile(shared, jax.tree.map(lambda leaf: leaf[index], tiles))
             records = jax.tree.map(lambda column, value: column.at[index].set(value), records, record)

@@ -1,6 +1,6 @@
 """The gradient of a batch, in parts and tiles: sums over its rows, and a record of each row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -72,20 +72,16 @@ class RowRecord:
     correct: Bool[Array, "*steps rows"]  # True if the label had the largest logit
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class BatchGradient:
-    """Sums over rows divided by `Shared.weight`."""
+Metrics = dict[str, Array]  # name → value, float32 unless stated otherwise; for several steps, with a leading axis
 
-    loss: Float[Array, ""]  # loss to minimize, in nats, not scaled
-    cross_entropy: Float[Array, ""]  # in nats
-    accuracy: Float[Array, ""]  # share of correct predictions
-    grads: Params  # gradient of the scaled loss
-    # sum of the squared norms of the gradients of the batch's parts; None for a single part
-    squared_norms: Float[Array, ""] | None
+# Name → function logits, labels → a value of each example: what is measured beside the loss before the update
+EXAMPLE_METRICS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "cross_entropy": losses.cross_entropy,  # in nats
+    "accuracy": losses.correct,  # share of correct predictions
+}
 
-
-Gradient = Callable[[Shared, Batch], tuple[BatchGradient, RowRecord]]
+# The gradient of the scaled loss and the metrics, sums over rows divided by `Shared.weight`; and a record of each row
+Gradient = Callable[[Shared, Batch], tuple[tuple[Params, Metrics], RowRecord]]
 
 
 def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradient:
@@ -94,8 +90,8 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
     The parts are the `accumulation_steps`, or else, if `in_tiles`, tiles whose patches fit in a CPU's cache.
     """
 
-    def part_gradient(shared: Shared, part: Batch) -> tuple[BatchGradient, RowRecord]:
-        def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
+    def part_gradient(shared: Shared, part: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
+        def loss_fn(params: Params) -> tuple[Array, tuple[Metrics, RowRecord]]:
             images, key = network_inputs(config, part)
             logits = model.apply(params, images, key=key)
             loss = config.loss.per_example(logits, part.labels)
@@ -105,17 +101,18 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
             return metrics["loss"] if shared.scale is None else metrics["loss"] * shared.scale, (metrics, record)
 
         grads, (metrics, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
-        squared_norms = squared_norm(grads) if config.accumulation_steps > 1 else None
-        return BatchGradient(**metrics, grads=grads, squared_norms=squared_norms), record
+        if config.accumulation_steps > 1:
+            metrics["squared_part_norms"] = squared_norm(grads)
+        return (grads, metrics), record
 
-    def gradient(shared: Shared, batch: Batch) -> tuple[BatchGradient, RowRecord]:
+    def gradient(shared: Shared, batch: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
         num_rows, num_parts = len(batch.indices), config.accumulation_steps
         if num_parts == 1 and in_tiles:
             num_parts = num_rows // model.tile_size(num_rows)
         if num_parts == 1:
             return part_gradient(shared, batch)
 
-        def add(total: BatchGradient, part: Batch) -> tuple[BatchGradient, RowRecord]:
+        def add(total: tuple[Params, Metrics], part: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
             of_part, record = part_gradient(shared, part)
             return jax.tree.map(jnp.add, total, of_part), record
 
@@ -137,15 +134,16 @@ def network_inputs(config: TrainConfig, batch: Batch) -> tuple[Array, Key[Array,
 
 def batch_metrics(
     batch: Batch, loss: Float[Array, " batch"], logits: Float[Array, "batch classes"], shared: Shared
-) -> tuple[dict[str, Float[Array, ""]], RowRecord]:
-    """Return the metrics of `BatchGradient`, means over the rows of the whole batch, and the record of each row."""
-    labels, mask, weight = batch.labels, batch.mask, shared.weight
-    mean_loss = batching.masked_sum(loss, mask) / weight
-    cross_entropy = batching.masked_sum(losses.cross_entropy(logits, labels), mask) / weight
-    correct = losses.correct(logits, labels)
-    accuracy = batching.masked_sum(correct.astype(jnp.float32), mask) / weight
-    record = RowRecord(indices=batch.indices, probability=losses.label_probability(logits, labels), correct=correct)
-    return {"loss": mean_loss, "cross_entropy": cross_entropy, "accuracy": accuracy}, record
+) -> tuple[Metrics, RowRecord]:
+    """Return the minimized loss, in nats, and `EXAMPLE_METRICS` as means over the whole batch; and a record of rows."""
+    labels, values = batch.labels, {"loss": loss}
+    values |= {name: metric(logits, batch.labels) for name, metric in EXAMPLE_METRICS.items()}
+    means = {
+        name: batching.masked_sum(value.astype(jnp.float32), batch.mask) / shared.weight
+        for name, value in values.items()
+    }
+    probability, correct = losses.label_probability(logits, labels), losses.correct(logits, labels)
+    return means, RowRecord(indices=batch.indices, probability=probability, correct=correct)
 
 
 def _purpose_keys(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]:

@@ -1,6 +1,5 @@
 """The history of a training on the host: records of steps and epochs, kept weights, and learning dynamics."""
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +13,13 @@ from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import HostParams, Params
 from gradtrail.core.train.gradient import RowRecord
 from gradtrail.core.train.loop import Chunk
-from gradtrail.core.train.step import StepRecord
+from gradtrail.core.train.step import AVERAGED
 
-_MEASURED = ("loss", "cross_entropy", "accuracy")  # columns of steps whose means an epoch has
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochRecord:
-    """Metrics of one epoch."""
-
-    epoch: int  # number of the epoch, from 1
-    # mean of the minimized loss over the steps that have examples and were not skipped, in nats
-    loss: float
-    cross_entropy: float  # mean cross-entropy over the same steps, in nats
-    accuracy: float  # mean training accuracy over the same steps, with dropout and augmentation
-    validation_loss: float  # validation loss after the epoch, in nats: the cross-entropy
-    validation_accuracy: float  # validation accuracy after the epoch
+# Metrics of an epoch by name: `epoch`, its number from 1; means of the steps' metrics `AVERAGED` over the steps that
+# have examples and were not skipped; `validation_loss`, the cross-entropy in nats, and `validation_accuracy` after it
+EpochMetrics = dict[str, float]
+EPOCH_METRICS = ("epoch", *AVERAGED, "validation_loss", "validation_accuracy")
+StepMetrics = dict[str, np.ndarray]  # metrics of the steps of an epoch on the host; see `metric_types`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +43,15 @@ class History:
     def __init__(
         self, keep_epochs: Collection[int], params: HostParams, num_examples: int, precision: Precision = "float32"
     ):
-        self.epochs: list[EpochRecord] = []
-        self.steps: list[StepRecord] = []  # records of the steps of each epoch
+        self.epochs: list[EpochMetrics] = []
+        self.steps: list[StepMetrics] = []  # of each epoch
         self.dynamics = LearningDynamics(num_examples)
         self._precision = precision
         self._keep_epochs = frozenset(keep_epochs)
         self._best_epoch = 0
         self._weights = {0: params}  # by epoch: those to keep, the best ones and the last ones
 
-    def add(self, chunk: Chunk, params: HostParams, validation: Mapping[str, float]) -> EpochRecord:
+    def add(self, chunk: Chunk, params: HostParams, validation: Mapping[str, float]) -> EpochMetrics:
         """Add an epoch.
 
         Args:
@@ -74,49 +64,45 @@ class History:
                 skipped, and only an epoch of skipped steps alone is an error.
         """
         self.check(chunk)
-        records: StepRecord = jax.device_get(chunk.records)
-        done = np.isfinite(records.loss) & np.isfinite(records.grad_norm)
+        steps: StepMetrics = jax.device_get(chunk.records.metrics)
+        done = _is_finite(steps)
         if not done.any():
-            raise FloatingPointError(_describe_divergence(chunk.epoch, records, done, self._precision))
+            raise FloatingPointError(_describe_divergence(chunk.epoch, steps, done, self._precision))
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
             raise FloatingPointError(
                 f"training diverged: the weights after epoch {chunk.epoch} are not finite, at learning rate "
-                f"{records.learning_rate[-1]:.4g} in {self._precision}; try a lower learning rate, or train.clip_norm"
+                f"{steps['learning_rate'][-1]:.4g} in {self._precision}; try a lower learning rate, or train.clip_norm"
             )
         # A batch without examples, all removed or none drawn, has no loss
-        has_examples = records.num_examples > 0
-        measured: dict[str, Any] = {
-            name: np.where(has_examples, getattr(records, name), np.float32(np.nan)) for name in _MEASURED
-        }
-        records = dataclasses.replace(records, **measured)
+        has_examples = steps["num_examples"] > 0
+        measured = {name: np.where(has_examples, steps[name], np.float32(np.nan)) for name in AVERAGED if name in steps}
         means = {
             name: float(np.mean(values[done & has_examples], dtype=np.float64)) for name, values in measured.items()
         }
-        record = EpochRecord(
-            epoch=chunk.epoch,
+        epoch = {
+            "epoch": chunk.epoch,
             **means,
-            validation_loss=validation["loss"],
-            validation_accuracy=validation["accuracy"],
-        )
-        if not self.epochs or record.validation_accuracy > self.best_record.validation_accuracy:
+            "validation_loss": validation["loss"],
+            "validation_accuracy": validation["accuracy"],
+        }
+        if not self.epochs or epoch["validation_accuracy"] > self.best_epoch["validation_accuracy"]:
             self._best_epoch = chunk.epoch
-        self.epochs.append(record)
-        self.steps.append(dataclasses.replace(records, rows=None))
-        if records.rows is not None:
-            self.dynamics.add(records.rows)
+        self.epochs.append(epoch)
+        self.steps.append(steps | measured)
+        self.dynamics.add(chunk.records.rows)
         needed = self._keep_epochs | {self._best_epoch}
         earlier = {epoch: weights for epoch, weights in self._weights.items() if epoch in needed}
         self._weights = earlier | {chunk.epoch: params}
-        return record
+        return epoch
 
     def check(self, chunk: Chunk) -> None:
         """Raise FloatingPointError if a loss or gradient of the epoch so far is not finite; not under loss scaling."""
-        if chunk.records.skipped is not None:
+        steps = chunk.records.metrics
+        if "skipped" in steps:
             return
-        done = np.isfinite(np.asarray(chunk.records.loss)) & np.isfinite(np.asarray(chunk.records.grad_norm))
+        done = _is_finite(steps)
         if not done.all():  # entries of later steps are 0
-            records = jax.device_get(chunk.records)
-            raise FloatingPointError(_describe_divergence(chunk.epoch, records, done, self._precision))
+            raise FloatingPointError(_describe_divergence(chunk.epoch, jax.device_get(steps), done, self._precision))
 
     @property
     def final(self) -> KeptWeights:
@@ -134,8 +120,8 @@ class History:
         return [self._kept(epoch) for epoch in sorted(self._weights) if epoch in self._keep_epochs]
 
     @property
-    def best_record(self) -> EpochRecord:
-        """The record of the epoch with the best weights."""
+    def best_epoch(self) -> EpochMetrics:
+        """The metrics of the epoch with the best weights."""
         return self.epochs[self._best_epoch - 1]
 
     def has_stalled(self, patience: int | None) -> bool:
@@ -147,17 +133,15 @@ class History:
         if not self.epochs:
             return "first epoch"
         last = self.epochs[-1]
-        return f"epoch {last.epoch} · loss {last.loss:.4f} · validation {last.validation_accuracy:.2%}"
+        return f"epoch {last['epoch']} · loss {last['loss']:.4f} · validation {last['validation_accuracy']:.2%}"
 
     def as_arrays(self) -> dict[str, np.ndarray]:
         """Return the history as named arrays, for `restore`."""
-        arrays = {
-            "epochs": np.array([dataclasses.astuple(record) for record in self.epochs], np.float64),
-            "best_epoch": np.array(self._best_epoch),
-        }
-        if self.steps:
-            steps = jax.tree.map(lambda *parts: np.stack(parts), *map(_fields, self.steps))
-            arrays |= {f"steps.{name}": column for name, column in steps.items()}
+        arrays = {"best_epoch": np.array(self._best_epoch)}
+        sequences: dict[str, list[Any]] = {"epochs": self.epochs, "steps": self.steps}
+        for prefix, parts in sequences.items():
+            columns = jax.tree.map(lambda *values: np.stack(values), *parts) if parts else {}
+            arrays |= {f"{prefix}.{name}": column for name, column in columns.items()}
         arrays |= {f"dynamics.{name}": np.array(column) for name, column in vars(self.dynamics).items()}
         for epoch, params in self._weights.items():
             arrays |= {f"weights.{epoch}.{index}": leaf for index, leaf in enumerate(jax.tree.leaves(params))}
@@ -165,16 +149,11 @@ class History:
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Continue from the result of `as_arrays` of the same training, in a new history."""
-        for row in arrays["epochs"].reshape(-1, len(dataclasses.fields(EpochRecord))).tolist():
-            names = [field.name for field in dataclasses.fields(EpochRecord)]
-            self.epochs.append(EpochRecord(**dict(zip(names, row, strict=True)) | {"epoch": int(row[0])}))
         self._best_epoch = int(arrays["best_epoch"])
-        columns: Any = _below("steps", arrays)
-        absent: Any = {field.name: None for field in dataclasses.fields(StepRecord) if field.name not in columns}
-        self.steps = [
-            StepRecord(**absent, **{name: column[number] for name, column in columns.items()})
-            for number in range(len(self.epochs))
-        ]
+        steps, epochs = _below("steps", arrays), _below("epochs", arrays)
+        for number in range(len(epochs.get("epoch", ()))):
+            self.epochs.append({name: epochs[name][number].item() for name in EPOCH_METRICS if name in epochs})
+            self.steps.append({name: column[number] for name, column in steps.items()})
         vars(self.dynamics).update({name: np.array(column) for name, column in _below("dynamics", arrays).items()})
         leaves_by_epoch: dict[int, dict[int, np.ndarray]] = {}
         for name, leaf in _below("weights", arrays).items():
@@ -242,20 +221,20 @@ def on_host(params: Params) -> HostParams:
     return jax.tree.map(np.array, params)
 
 
-def _describe_divergence(epoch: int, records: StepRecord, done: np.ndarray, precision: Precision) -> str:
+def _is_finite(steps: Mapping[str, Any]) -> Bool[np.ndarray, " steps"]:
+    """Return whether loss and gradient of each step are finite."""
+    return np.isfinite(np.asarray(steps["loss"])) & np.isfinite(np.asarray(steps["grad_norm"]))
+
+
+def _describe_divergence(epoch: int, steps: StepMetrics, done: np.ndarray, precision: Precision) -> str:
     """Describe in one line the first step that is not finite."""
-    step = int(np.argmin(done))
-    last = f"the last finite loss was {records.loss[step - 1]:.4g}" if step else "and so are all after it"
-    quantity = "loss" if not np.isfinite(records.loss[step]) else "gradient"
+    step, losses = int(np.argmin(done)), steps["loss"]
+    last = f"the last finite loss was {losses[step - 1]:.4g}" if step else "and so are all after it"
+    quantity = "loss" if not np.isfinite(losses[step]) else "gradient"
     return (
         f"training diverged: the {quantity} of step {step + 1} in epoch {epoch} is not finite, {last}, at learning "
-        f"rate {records.learning_rate[step]:.4g} in {precision}; try a lower learning rate, or train.clip_norm"
+        f"rate {steps['learning_rate'][step]:.4g} in {precision}; try a lower learning rate, or train.clip_norm"
     )
-
-
-def _fields(steps: StepRecord) -> dict[str, np.ndarray]:
-    """Return the columns of records by name, without those that the training does not have."""
-    return {name: column for name, column in vars(steps).items() if column is not None}
 
 
 def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -330,17 +330,15 @@ def _recorded(
     def put_at(columns: Any, values: Any, index: Array) -> Any:  # an index out of bounds is dropped
         return jax.tree.map(lambda column, value: column.at[index].set(value), columns, values)
 
+    metrics = put_at(records.metrics, record.metrics, index)
     if sampled is None:
-        updated: StepRecord = put_at(records, record, index)
-        return updated
-    rows: Any = record.rows
+        return StepRecord(metrics=metrics, rows=put_at(records.rows, record.rows, index))
     of_sample = jnp.asarray(sampled, jnp.int32)
-    place = jnp.searchsorted(of_sample, rows.indices, method="scan_unrolled").astype(jnp.int32)
-    is_sampled = of_sample[jnp.minimum(place, len(sampled) - 1)] == rows.indices
+    place = jnp.searchsorted(of_sample, record.rows.indices, method="scan_unrolled").astype(jnp.int32)
+    is_sampled = of_sample[jnp.minimum(place, len(sampled) - 1)] == record.rows.indices
     place = jnp.where(is_sampled, place, len(sampled))
-    rows = put_at(records.rows, dataclasses.replace(rows, indices=place), place)
-    updated = put_at(dataclasses.replace(records, rows=None), dataclasses.replace(record, rows=None), index)
-    return dataclasses.replace(updated, rows=rows)
+    rows = dataclasses.replace(record.rows, indices=place)
+    return StepRecord(metrics=metrics, rows=put_at(records.rows, rows, place))
 
 
 def _run_steps_one_by_one(

@@ -11,14 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Int, Key, PyTree
 
 from gradtrail.core import batching
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.sharding import data_parallel, over_batch
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.dp_sgd import Mechanism, make_private_gradient, noised_mean
-from gradtrail.core.train.gradient import Batch, Examples, RowRecord, Shared, make_gradient
+from gradtrail.core.train.gradient import (
+    EXAMPLE_METRICS,
+    Batch,
+    Examples,
+    Gradient,
+    Metrics,
+    RowRecord,
+    Shared,
+    make_gradient,
+)
 from gradtrail.core.train.loss_scaling import LossScale, all_finite, initial_scale, next_scale
 from gradtrail.core.train.optimizers import make_optimizer, squared_norm
 
@@ -47,6 +56,11 @@ class TrainState:
     loss_scale: LossScale | None  # state of the loss scale; None if the loss is not scaled
 
     @property
+    def num_updates(self) -> Int[Array, ""]:
+        """Number of steps done that changed the parameters, int32."""
+        return self.step if self.loss_scale is None else self.step - self.loss_scale.skipped_steps
+
+    @property
     def evaluation_params(self) -> Params:
         """The parameters to evaluate and to keep: the moving average, if there is one."""
         return self.params if self.average is None else self.average
@@ -55,24 +69,27 @@ class TrainState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """Metrics of a step, float32 unless stated otherwise; for several steps, with a leading axis."""
+    """What is measured in a step; for several steps, with a leading axis."""
 
-    num_examples: Int[Array, "*steps"]  # number of examples in the batch, without those that were removed, int32
-    loss: Float[Array, "*steps"]  # mean of the minimized loss over the batch, in nats
-    cross_entropy: Float[Array, "*steps"]  # mean over the batch, in nats
-    accuracy: Float[Array, "*steps"]  # share of correct predictions in the batch, before the update
-    # global L2 norm of the mean gradient, before clipping; in a private training with its noise
-    grad_norm: Float[Array, "*steps"]
-    learning_rate: Float[Array, "*steps"]  # learning rate of this step
-    # root mean square of the norms of the mean gradients of the batch's parts; with `grad_norm` it gives the gradient
-    # noise scale. Each device has its parts. None without `accumulation_steps`, and in a private training.
-    part_grad_norm: Float[Array, "*steps"] | None
-    loss_scale: Float[Array, "*steps"] | None  # factor of this step's loss; None if the loss is not scaled
-    # True if the step changed nothing because its gradients were not finite; None if the loss is not scaled
-    skipped: Bool[Array, "*steps"] | None
-    # records of the batch's rows, or of the sampled examples, see `RowRecord`; None in a `History`
-    rows: RowRecord | None
+    metrics: Metrics  # see `metric_types`
+    rows: RowRecord  # records of the batch's rows, or of the sampled examples
     observed: PyTree | None = None  # result of `observe` of `make_step`; None without it
+
+
+AVERAGED = ("loss", *EXAMPLE_METRICS)  # metrics of steps of which an epoch has the mean
+
+
+def metric_types(config: TrainConfig) -> dict[str, type]:
+    """Return the metrics that a step of a training has, with their dtypes."""
+    names = ["loss", *EXAMPLE_METRICS]  # means over the batch before the update, the minimized loss in nats
+    names += ["grad_norm", "learning_rate"]  # global L2 norm of the gradient for the optimizer, before clipping
+    if config.measures_parts:
+        # Root mean square of the norms of the mean gradients of the batch's parts, of which each device has its own;
+        # with `grad_norm` it gives the gradient noise scale
+        names += ["part_grad_norm"]
+    types: dict[str, type] = dict.fromkeys(names, np.float32)
+    types |= {"num_examples": np.int32}  # of the batch, without those that were removed
+    return types | ({"loss_scale": np.float32, "skipped": bool} if config.scales_loss else {})
 
 
 _NOISE = 2**32 - 1  # folded into the key for dropout and augmentation; the order of an epoch folds in its number
@@ -145,60 +162,64 @@ def make_step(
     else:
         gradient = make_private_gradient(config, model, mechanism)
     gradient = data_parallel(gradient, mesh, ordered=config.reduction == "ordered")
-    num_parts = config.accumulation_steps * mesh.size
+    keys_of_rows = _row_keys if mechanism is None else _example_keys
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepRecord]:
-        # The gradient of the batch, each row with keys of its own
-        scale = None if state.loss_scale is None else state.loss_scale.scale
-        count = jnp.sum(batch.mask).astype(jnp.float32)
-        weight = count if mechanism is None else jnp.maximum(count, 1.0)  # a Poisson-sampled batch may be empty
-        if batch.weights is not None:
-            total = jnp.sum(jnp.where(batch.mask[:, None], batch.weights, 0.0))
-            weight = jnp.where(total > 0, total, 1.0)  # all examples of a batch may be removed
-        shared = Shared(params=state.params, scale=scale, weight=weight)
-        keys_of_rows = _row_keys if mechanism is None else _example_keys
         if config.augmentation.enabled:
             batch = dataclasses.replace(batch, augmentation=keys_of_rows(state.keys.augmentation, state.step, batch))
         if model.config.network.dropout:
             batch = dataclasses.replace(batch, dropout=keys_of_rows(state.keys.dropout, state.step, batch))
         if mesh.size > 1:
             batch = jax.lax.with_sharding_constraint(batch, over_batch(mesh))
-        sums, record_of_rows = gradient(shared, batch)
-        grads = sums.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, sums.grads)
-        if mechanism is not None and state.keys.noise is not None:
-            grads = noised_mean(grads, config, mechanism, key=jax.random.fold_in(state.keys.noise, state.step))
-
-        # The update
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        applied = state.step if state.loss_scale is None else state.step - state.loss_scale.skipped_steps
-        average = _averaged(config, state.average, params, applied)
-        moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=average)
-
-        record = StepRecord(
-            num_examples=count.astype(jnp.int32),
-            loss=sums.loss,
-            cross_entropy=sums.cross_entropy,
-            accuracy=sums.accuracy,
-            grad_norm=jnp.sqrt(squared_norm(grads)),
-            learning_rate=jnp.asarray(rate(applied), jnp.float32),
-            part_grad_norm=_root_mean_square(sums.squared_norms, num_parts, scale),
-            loss_scale=None,
-            skipped=None,
-            rows=record_of_rows,
-            observed=None if observe is None else observe(state.params, grads),
-        )
-
-        # Under loss scaling, a step whose gradient is not finite changes nothing but the scale
-        if state.loss_scale is not None:
-            finite = all_finite(grads)
-            moved = jax.tree.map(functools.partial(jnp.where, finite), moved, state)
-            loss_scale = next_scale(config.loss_scaling, state.loss_scale, finite)
-            moved = dataclasses.replace(moved, loss_scale=loss_scale)
-            record = dataclasses.replace(record, loss_scale=scale, skipped=~finite)
-        return dataclasses.replace(moved, step=state.step + 1), record
+        grads, metrics, rows = grad_fn(config, gradient, state, batch, mechanism)
+        metrics["learning_rate"] = jnp.asarray(rate(state.num_updates), jnp.float32)
+        observed = None if observe is None else observe(state.params, grads)
+        return update_fn(config, optimizer, state, grads), StepRecord(metrics=metrics, rows=rows, observed=observed)
 
     return step
+
+
+def grad_fn(
+    config: TrainConfig, gradient: Gradient, state: TrainState, batch: Batch, mechanism: Mechanism | None
+) -> tuple[Params, Metrics, RowRecord]:
+    """Return the gradient for the optimizer, the metrics of the batch, and a record of each of its rows.
+
+    The gradient is that of the mean loss; in a private training it is the noised mean of the clipped gradients.
+    """
+    scale = None if state.loss_scale is None else state.loss_scale.scale
+    count = jnp.sum(batch.mask).astype(jnp.float32)
+    weight = count if mechanism is None else jnp.maximum(count, 1.0)  # a Poisson-sampled batch may be empty
+    if batch.weights is not None:
+        total = jnp.sum(jnp.where(batch.mask[:, None], batch.weights, 0.0))
+        weight = jnp.where(total > 0, total, 1.0)  # all examples of a batch may be removed
+    (grads, metrics), rows = gradient(Shared(params=state.params, scale=scale, weight=weight), batch)
+    if scale is not None:
+        grads = jax.tree.map(lambda leaf: leaf / scale, grads)
+        metrics |= {"loss_scale": scale, "skipped": ~all_finite(grads)}
+    if mechanism is not None and state.keys.noise is not None:
+        grads = noised_mean(grads, config, mechanism, key=jax.random.fold_in(state.keys.noise, state.step))
+    norm = jnp.sqrt(squared_norm(grads))
+    metrics |= {"num_examples": count.astype(jnp.int32), "grad_norm": norm}
+    if config.measures_parts:
+        num_parts = config.accumulation_steps * config.shards  # their norms are divided by the size of the whole batch
+        part_norm = jnp.sqrt(num_parts * metrics.pop("squared_part_norms"))
+        metrics["part_grad_norm"] = part_norm if scale is None else part_norm / scale
+    return grads, metrics, rows
+
+
+def update_fn(
+    config: TrainConfig, optimizer: optax.GradientTransformation, state: TrainState, grads: Params
+) -> TrainState:
+    """Return the state after a step; under loss scaling, a gradient that is not finite changes the scale alone."""
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    average = _averaged(config, state.average, params, state.num_updates)
+    moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=average)
+    if state.loss_scale is not None:
+        finite = all_finite(grads)
+        moved = jax.tree.map(functools.partial(jnp.where, finite), moved, state)
+        moved = dataclasses.replace(moved, loss_scale=next_scale(config.loss_scaling, state.loss_scale, finite))
+    return dataclasses.replace(moved, step=state.step + 1)
 
 
 def empty_records(config: TrainConfig, num_steps: int, by_row: tuple[int, ...]) -> StepRecord:
@@ -206,29 +227,11 @@ def empty_records(config: TrainConfig, num_steps: int, by_row: tuple[int, ...]) 
 
     The records of rows have the shape `by_row`: (steps, rows of a step), or (examples,) if examples are sampled.
     """
-
-    def zeros(dtype: type = np.float32, shape: tuple[int, ...] = (num_steps,)) -> Any:
-        return np.zeros(shape, dtype)
-
+    metrics: Any = {name: np.zeros(num_steps, dtype) for name, dtype in metric_types(config).items()}
     indices: Any = np.full(by_row, batching.PADDING, np.int32)
-    return StepRecord(
-        num_examples=zeros(np.int32),
-        **{name: zeros() for name in ("loss", "cross_entropy", "accuracy", "grad_norm", "learning_rate")},
-        part_grad_norm=zeros() if config.measures_parts else None,
-        loss_scale=zeros() if config.scales_loss else None,
-        skipped=zeros(bool) if config.scales_loss else None,
-        rows=RowRecord(indices=indices, probability=zeros(shape=by_row), correct=zeros(bool, by_row)),
-    )
-
-
-def _root_mean_square(
-    squared_norms: Float[Array, ""] | None, num_parts: int, scale: Float[Array, ""] | None
-) -> Float[Array, ""] | None:
-    """Return the RMS of the parts' mean-gradient norms, from norms that are divided by the size of the whole batch."""
-    if squared_norms is None:
-        return None
-    norm = jnp.sqrt(num_parts * squared_norms)
-    return norm if scale is None else norm / scale
+    probability: Any = np.zeros(by_row, np.float32)
+    correct: Any = np.zeros(by_row, bool)
+    return StepRecord(metrics=metrics, rows=RowRecord(indices=indices, probability=probability, correct=correct))
 
 
 def _row_keys(key: Key[Array, ""], step: Int[Array, ""], batch: Batch) -> Key[Array, " batch"]:

@@ -1,7 +1,6 @@
 """The secret of a private training, read from the environment, and the redaction of what its noise does not cover."""
 
 import copy
-import dataclasses
 import hashlib
 import json
 import os
@@ -12,9 +11,8 @@ import numpy as np
 
 from gradtrail.core.data import Split
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.history import EpochRecord, History, LearningDynamics
+from gradtrail.core.train.history import EpochMetrics, History, LearningDynamics, StepMetrics
 from gradtrail.core.train.privacy import PrivacyConfig
-from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.common.params import as_written
 from gradtrail.support.errors import UserError
 
@@ -25,7 +23,7 @@ _MEMBER_KEYS = ("seed", "members", "vary")  # params that select members
 # not protect; gradient norms of steps, which are those of noised sums; and what no example has a part in.
 PUBLIC_OF_EPOCHS = frozenset({"epoch", "validation_loss", "validation_accuracy"})
 PUBLIC_OF_STEPS = frozenset({"grad_norm", "learning_rate"})
-_Record = TypeVar("_Record", EpochRecord, StepRecord)
+_Metrics = TypeVar("_Metrics", EpochMetrics, StepMetrics)
 
 
 def training_secret(config: TrainConfig, train: Split) -> str | None:
@@ -73,20 +71,16 @@ def redacted_history(history: History, privacy: PrivacyConfig) -> History:
     return result
 
 
-def redacted_steps(steps: StepRecord, privacy: PrivacyConfig) -> StepRecord:
-    """Return the publishable records of steps, on the host; see `redacted_history`."""
+def redacted_steps(steps: StepMetrics, privacy: PrivacyConfig) -> StepMetrics:
+    """Return the publishable metrics of steps, on the host; see `redacted_history`."""
     return _redacted(steps, PUBLIC_OF_STEPS) if is_redacted(privacy) else steps
 
 
-def _redacted(record: _Record, public: Collection[str]) -> _Record:
-    fields = (field.name for field in dataclasses.fields(record) if field.name not in public)
-    blanks: dict[str, Any] = {name: _blank(getattr(record, name)) for name in fields}
-    return dataclasses.replace(record, **blanks)
+def _redacted(metrics: _Metrics, public: Collection[str]) -> _Metrics:
+    """Return the metrics with NaN in place of each number that is not public, 0 in place of whole numbers."""
+    return {name: value if name in public else _blank(value) for name, value in metrics.items()}
 
 
-def _blank(value: object) -> object:
-    """Return NaN in place of each number, 0 where they are whole numbers, and None in place of anything else."""
-    if not isinstance(value, np.ndarray | int | float):
-        return None
+def _blank(value: Any) -> Any:
     blank = np.full_like(value, np.nan if np.asarray(value).dtype.kind == "f" else 0)
     return blank if isinstance(value, np.ndarray) else blank.item()

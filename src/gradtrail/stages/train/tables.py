@@ -1,6 +1,5 @@
 """A training's history as tables: one row per epoch for people and plots, one per step for analyses."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from gradtrail.core import noise_scale
 from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import HostParams, ModelConfig, num_parameters
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.history import EpochRecord, History, LearningDynamics
-from gradtrail.core.train.step import StepRecord
+from gradtrail.core.train.history import EPOCH_METRICS, EpochMetrics, History, LearningDynamics, StepMetrics
 from gradtrail.stages.data.data_files import DatasetInfo
 from gradtrail.stages.dp.redaction import PUBLIC_OF_EPOCHS, is_redacted
 from gradtrail.stages.model.weights import WeightsInfo, write_weights
@@ -27,26 +25,21 @@ _DIGITS = "%.9g"
 WINDOWS = 20  # number of parts of a training over which the noise scale is averaged
 
 
-def epoch_table(epochs: Sequence[EpochRecord], epsilons: Sequence[float] = ()) -> pd.DataFrame:
+def epoch_table(epochs: Sequence[EpochMetrics], epsilons: Sequence[float] = ()) -> pd.DataFrame:
     """Return a row for each epoch, as in `epochs.csv`: numbers rounded to 9 digits.
 
     `epsilons` of a private training, after each epoch, become the column `epsilon`.
     """
-    columns = [field.name for field in dataclasses.fields(EpochRecord)]
-    records = (dataclasses.asdict(record) for record in epochs)
-    table = pd.DataFrame(
-        [{key: _rounded(value) for key, value in record.items()} for record in records], columns=columns
-    )
+    columns = [name for name in EPOCH_METRICS if not epochs or name in epochs[0]]
+    table = pd.DataFrame([{key: _rounded(value) for key, value in epoch.items()} for epoch in epochs], columns=columns)
     if epsilons:
-        table["epsilon"] = [_rounded(epsilons[record.epoch - 1]) for record in epochs]
+        table["epsilon"] = [_rounded(epsilons[int(epoch) - 1]) for epoch in table["epoch"]]
     return table
 
 
-def step_table(steps: Sequence[StepRecord], *, before: int = 0) -> pd.DataFrame:
-    """Return a row for each step, counted from 1 after the steps `before`; loss scales if there are any."""
-    fields = (field.name for field in dataclasses.fields(StepRecord) if field.name != "rows")
-    columns = [name for name in fields if getattr(steps[0], name) is not None]
-    table = pd.DataFrame({name: np.concatenate([getattr(part, name) for part in steps]) for name in columns})
+def step_table(steps: Sequence[StepMetrics], *, before: int = 0) -> pd.DataFrame:
+    """Return a row for each step, counted from 1 after the steps `before`, with its metrics."""
+    table = pd.DataFrame({name: np.concatenate([part[name] for part in steps]) for name in steps[0]})
     table.insert(0, "step", np.arange(1, len(table) + 1, dtype=np.int32) + np.int32(before))
     return table
 
@@ -114,16 +107,16 @@ def measure(history: History, config: TrainConfig, planned_steps: int) -> dict[s
     Values of the last epoch that may not be published are left out.
     `planned_steps` counts all epochs of the config; early stopping may skip some.
     """
-    last = dataclasses.asdict(history.epochs[-1])
+    last = history.epochs[-1]
     names = (name for name in last if name in PUBLIC_OF_EPOCHS or not is_redacted(config.privacy))
     return {
         **{name: last[name] for name in names if name != "epoch"},
         "num_parameters": num_parameters(history.final.params),
         "epochs": len(history.epochs),
-        "steps": sum(len(part.loss) for part in history.steps),
+        "steps": sum(len(part["loss"]) for part in history.steps),
         "planned_steps": planned_steps,
         "best_epoch": history.best.epoch,
-        "best_validation_accuracy": history.best_record.validation_accuracy,
+        "best_validation_accuracy": history.best_epoch["validation_accuracy"],
         **_measure_scaling(history.steps),
         **measure_noise_scale(history, config.batch_size, config.accumulation_steps * config.shards),
     }
@@ -147,12 +140,12 @@ def measure_noise_scale(history: History, batch_size: int, num_parts: int) -> di
     return {"noise_scale": float(np.mean(finite))} if finite.size else {}
 
 
-def _measure_scaling(steps: Sequence[StepRecord]) -> dict[str, float]:
+def _measure_scaling(steps: Sequence[StepMetrics]) -> dict[str, float]:
     """Return how often a step was skipped and the last loss scale; nothing if the loss was not scaled."""
-    if steps[-1].loss_scale is None:
+    if "loss_scale" not in steps[-1]:
         return {}
-    skipped = sum(int(np.sum(part.skipped)) for part in steps if part.skipped is not None)
-    return {"skipped_steps": skipped, "loss_scale": float(steps[-1].loss_scale[-1])}
+    skipped = sum(int(np.sum(part["skipped"])) for part in steps)
+    return {"skipped_steps": skipped, "loss_scale": float(steps[-1]["loss_scale"][-1])}
 
 
 def _rounded(value: float) -> float:

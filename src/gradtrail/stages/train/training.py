@@ -366,10 +366,10 @@ class Training:
     def _curves(self, chunk: Chunk, history: History) -> dict[str, tuple[np.ndarray, str]]:
         """Return the loss of each step and the validation error of each epoch, NaN for those to come."""
         losses = np.full(self.program.num_steps, np.nan)
-        parts = [part.loss for part in history.steps] + ([] if chunk.ends_epoch else [chunk.records.loss])
+        parts = [part["loss"] for part in history.steps] + ([] if chunk.ends_epoch else [chunk.records.metrics["loss"]])
         losses[: chunk.step] = np.concatenate(parts)[: chunk.step]  # entries of later steps are 0
         errors = np.full(self.config.epochs, np.nan)
-        errors[: len(history.epochs)] = [1 - record.validation_accuracy for record in history.epochs]
+        errors[: len(history.epochs)] = [1 - epoch["validation_accuracy"] for epoch in history.epochs]
         return {"loss": (losses, ".4g"), "validation error": (errors, ".2%")}
 
 
