@@ -78,6 +78,8 @@ def test_a_step_is_that_of_the_definition(overrides: dict) -> None:
     assert num_clipped > 10
     last = trained(config, 0.0)[-1]
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), last.state.params, params)
+    shares, sizes = (np.asarray(last.records.metrics[name]) for name in ("clipped", "num_examples"))
+    assert np.sum(shares * sizes) == pytest.approx(num_clipped, rel=1e-4)
 
 
 def test_records_have_the_drawn_batch() -> None:

@@ -121,6 +121,14 @@ def test_gradient_and_records_in_parts_are_those_of_the_whole_batch() -> None:
     assert not np.allclose(whole.metrics["loss"], cross_entropy, rtol=1e-3), "the loss has the label smoothing"
 
 
+def test_clipped_is_whether_the_norm_of_the_gradient_exceeds_the_limit() -> None:
+    _, records = run(train_config(clip_norm=1.2))
+    above = records.metrics["grad_norm"] > 1.2
+    assert 0 < np.mean(above) < 1, "else there is nothing to compare"
+    np.testing.assert_array_equal(records.metrics["clipped"], above)
+    assert "clipped" not in run(train_config(clip_norm=None))[1].metrics
+
+
 def test_part_norm_is_the_root_mean_square_over_parts() -> None:
     """A plain step from the same weights on each part alone moves by its mean gradient."""
     config = train_config(**PLAIN, schedule="constant", accumulation_steps=2)

@@ -48,7 +48,7 @@ def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: 
     assert epochs["loss"].tolist() == pytest.approx([epoch["loss"] for epoch in history.epochs], rel=1e-8)
     assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
     np.testing.assert_array_equal(steps["loss"], np.concatenate([part["loss"] for part in history.steps]))
-    metrics = {"loss", "cross_entropy", "accuracy", "grad_norm", "learning_rate"}
+    metrics = {"loss", "cross_entropy", "accuracy", "clipped", "grad_norm", "learning_rate"}
     assert set(steps.columns) == {"step", "num_examples", *metrics}
     assert epochs["cross_entropy"].tolist() == pytest.approx(steps["cross_entropy"].to_numpy().reshape(2, 3).mean(1))
 
@@ -177,7 +177,7 @@ def test_published_files_do_not_depend_on_examples(
     published = [tables.measure(redacted_history(one, PUBLISHED), config, 6) for one in both]
     assert published[0] == published[1]
     withheld = {*tables.measure(both[0], train_config(), 6)} - {*published[0]}
-    assert withheld == {"loss", "cross_entropy", "accuracy", "later", "later_count"}
+    assert withheld == {"loss", "cross_entropy", "accuracy", "clipped", "later", "later_count"}
     assert published[0]["validation_accuracy"] == 1 / 3
 
 
@@ -190,7 +190,7 @@ def test_tables_to_publish_have_their_schema(history: History, tmp_path: Path) -
     assert len(pd.read_parquet(tmp_path / "published/dynamics.parquet")) == 0
     whole, blank = (pd.read_csv(tmp_path / folder / "epochs.csv") for folder in ("all", "published"))
     assert list(whole) == list(blank)
-    pd.testing.assert_frame_equal(whole.iloc[:, 4:], blank.iloc[:, 4:])
+    pd.testing.assert_frame_equal(whole.iloc[:, 5:], blank.iloc[:, 5:])
     assert len(history.dynamics.forgetting_events) == 10, "the history itself is as before"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Int, Key, PyTree
 
+from gradtrail.core import batching
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.mlp import MLP, Linear
@@ -134,10 +135,14 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
     def gradient_of_tile(shared: Shared, batch: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
         copied = _copied(batch, copies)
         images, key = network_inputs(config, copied)
-        grads, _, logits = clipped_grad_sum(model, shared.params, images, copied.labels, batch.mask, clipping, key=key)
+        grads, norms, logits = clipped_grad_sum(
+            model, shared.params, images, copied.labels, batch.mask, clipping, key=key
+        )
         logits = logits[::copies]  # those of the first copy
         loss = config.loss.per_example(logits, batch.labels)
         metrics, record = batch_metrics(batch, loss, logits, shared)
+        clipped = (norms > privacy.example_clip_norm).astype(jnp.float32)
+        metrics["clipped"] = batching.masked_sum(clipped, batch.mask) / shared.weight
         return (grads, metrics), record
 
     def gradient(shared: Shared, batch: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:

@@ -76,13 +76,15 @@ class StepRecord:
     observed: PyTree | None = None  # result of `observe` of `make_step`; None without it
 
 
-AVERAGED = ("loss", *EXAMPLE_METRICS)  # metrics of steps of which an epoch has the mean
+AVERAGED = ("loss", *EXAMPLE_METRICS, "clipped")  # metrics of steps of which an epoch has the mean
 
 
 def metric_types(config: TrainConfig) -> dict[str, type]:
     """Return the metrics that a step of a training has, with their dtypes."""
     names = ["loss", *EXAMPLE_METRICS]  # means over the batch before the update, the minimized loss in nats
     names += ["grad_norm", "learning_rate"]  # global L2 norm of the gradient for the optimizer, before clipping
+    if config.privacy.enabled or config.clip_norm is not None:
+        names += ["clipped"]  # share of a private batch whose gradients were clipped; else 1 if the step's one was
     if config.measures_parts:
         # Root mean square of the norms of the mean gradients of the batch's parts, of which each device has its own;
         # with `grad_norm` it gives the gradient noise scale
@@ -200,6 +202,8 @@ def grad_fn(
         grads = noised_mean(grads, config, mechanism, key=jax.random.fold_in(state.keys.noise, state.step))
     norm = jnp.sqrt(squared_norm(grads))
     metrics |= {"num_examples": count.astype(jnp.int32), "grad_norm": norm}
+    if mechanism is None and config.clip_norm is not None:
+        metrics["clipped"] = (norm > config.clip_norm).astype(jnp.float32)
     if config.measures_parts:
         num_parts = config.accumulation_steps * config.shards  # their norms are divided by the size of the whole batch
         part_norm = jnp.sqrt(num_parts * metrics.pop("squared_part_norms"))
