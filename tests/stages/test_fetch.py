@@ -4,7 +4,6 @@ Most tests let a dozen random images stand for MNIST, under its name.
 """
 
 import dataclasses
-import functools
 import gzip
 import hashlib
 import io
@@ -131,7 +130,7 @@ def acquisition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     for name in ("mnist", "fashion_mnist"):
-        entry = dataclasses.replace(DATASETS[name], num_train=20, num_test=10, sha256=DIGESTS)  # type: ignore[arg-type]
+        entry = dataclasses.replace(DATASETS[name], num_train=20, sha256=DIGESTS)  # type: ignore[arg-type]
         monkeypatch.setitem(DATASETS, name, entry)
     return Acquisition(tmp_path, capsys)
 
@@ -157,28 +156,14 @@ def test_folder_comes_first(
     assert internet.requests == []
 
 
-FAULTS: dict[str, tuple[str, bytes, str]] = {
-    "other bytes": ("", SMALL[LAST][:-1] + b"?", "SHA-256 of its 18 bytes is "),
-    "no gzip": (".gz", SMALL[LAST], "no valid gzip"),
-    "truncated gzip": (".gz", gzip.compress(SMALL[LAST])[:-1], "no valid gzip"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
 def test_faulty_folder_is_reported_and_next_source_is_used(
-    acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    acquisition: Acquisition, internet: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suffix, data, reason = FAULTS[fault]
-    folder = write_folder(tmp_path / "folder")
-    (folder / LAST).unlink()
-    (folder / (LAST + suffix)).write_bytes(data)
+    folder = write_folder(tmp_path / "folder", SMALL | {LAST: SMALL[LAST][:-1] + b"?"})
     monkeypatch.setenv("MNIST_DIR", str(folder))
-    acquisition.refusal()
-    [report] = acquisition.reports()
-    assert report.startswith(f"MNIST_DIR: {folder}")
-    assert LAST in report
-    assert reason in report
-    assert LAST not in acquisition.written()
+    acquisition.acquire(mirrors=(serve_mirror(internet, "good", SMALL),))
+    assert acquisition.written() == SMALL
+    assert acquisition.reports()[0].startswith(f"MNIST_DIR: {folder / LAST}: SHA-256 of its 18 bytes is ")
 
 
 # From mirrors.
@@ -198,11 +183,6 @@ def test_each_file_comes_from_the_first_mirror_that_has_it(
     assert reports[3].startswith(f"MNIST from {', '.join(mirrors)}; cite ")
 
 
-def raw(content: bytes) -> Route:
-    """Send bytes that need not be HTTP."""
-    return lambda handler: handler.wfile.write(content)
-
-
 def stopping(handler: Handler, *, seconds: float = 0.0) -> None:
     """Send a part of the body, then nothing for a while."""
     handler.head(200, Content_Length=1000)
@@ -216,16 +196,13 @@ def dripping() -> Iterator[bytes]:
 
 
 MIRROR_FAULTS: dict[str, tuple[Route, str]] = {
-    "no HTTP": (raw(b"\0\xff garbage\r\n\r\n"), "BadStatusLine"),
+    "no HTTP": (lambda handler: handler.wfile.write(b"\0\xff garbage\r\n\r\n"), "BadStatusLine"),
     "not found": (status(404), "HTTP status 404"),
-    "no content": (status(204), "HTTP status 204"),
     "page of a hotel": (whole(b"<!DOCTYPE html>"), "no valid gzip"),
     "truncated gzip": (whole(gzip.compress(bytes(99))[:-5]), "no valid gzip file (Compressed file ended"),
-    "damaged gzip": (whole(gzip.compress(bytes(99))[:-8] + bytes(8)), "no valid gzip file (CRC check failed"),
     "wrong bytes": (whole(gzip.compress(bytes(99))), "SHA-256 of its 99 bytes is "),
     "broken connection": (stopping, "more expected"),
-    "stall": (functools.partial(stopping, seconds=60.0), "timed out"),
-    "no answer": (lambda handler: handler.server.closing.wait(60) and None, "timed out"),
+    "stall": (lambda handler: stopping(handler, seconds=60.0), "timed out"),
     "slow bytes": (endless(dripping, pause_seconds=0.02), "not complete within the time allowed"),
     "redirect to a file": (status(302, Location="file:///etc/hostname"), "No connection adapters"),
 }
@@ -273,12 +250,6 @@ def test_password_of_a_mirror_is_hidden(acquisition: Acquisition) -> None:
     assert refused.endswith("images-idx3-ubyte.gz: Connection refused")
     assert "secret" not in refused
     assert "No connection adapters" in wrong
-
-
-def test_files_of_another_data_set_are_refused(acquisition: Acquisition, internet: MirrorServer) -> None:
-    mirror = serve_mirror(internet, "other", as_files(random_arrays(num_classes=5)))
-    assert "no source of Fashion-MNIST answered" in acquisition.refusal("fashion_mnist", mirrors=(mirror,))
-    assert f"{mirror}/{RAW_FILES[1]}.gz: SHA-256 of its 28 bytes is " in acquisition.reports()[0]
 
 
 # Where no source answers.
@@ -330,21 +301,12 @@ def test_every_data_set_is_documented(name: str) -> None:
     assert f" {name} " in (ROOT / "params.yaml").read_text().split("dataset:")[0]
 
 
-@pytest.mark.parametrize("gzipped", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "num_classes"), [((12, 10), 4), ((3, 100), 10), ((6, 5, 3), 10), ((6, 5, 4), 2)], ids=str
-)
+@pytest.mark.parametrize(("shape", "num_classes"), [((12, 10), 4), ((3, 100), 10), ((6, 5, 4), 2)], ids=str)
 def test_own_folder_may_hold_any_images_and_classes(
-    acquisition: Acquisition,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    gzipped: bool,
+    acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], num_classes: int
 ) -> None:
     files = as_files(random_arrays(shape, num_classes))
-    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", files, gzipped=gzipped)))
+    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", files)))
     info = acquisition.acquire("idx")
     assert acquisition.written() == files
     assert (info.name, info.image_shape, info.num_classes, info.class_names) == ("idx", shape, num_classes, ())
@@ -356,11 +318,9 @@ def test_own_folder_may_hold_any_images_and_classes(
 def test_repeated_images_of_own_files_are_a_warning(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images, labels, test_images, test_labels = random_arrays()
-    test_images[2] = images[3]
-    monkeypatch.setenv(
-        "IDX_DIR", str(write_folder(tmp_path / "own", as_files((images, labels, test_images, test_labels))))
-    )
+    arrays = random_arrays()
+    arrays[2][2] = arrays[0][3]
+    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", as_files(arrays))))
     acquisition.acquire("idx")
     assert acquisition.reports()[0] == (
         "warning: identical images: 1 of 10 test images are also in train; 0 train and 0 test images repeat another of "
@@ -384,23 +344,18 @@ def cifar_archive(images: np.ndarray, labels: np.ndarray) -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("source", ["mirror", "folder"])
 def test_cifar_becomes_four_files_with_channels_last(
-    acquisition: Acquisition, internet: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+    acquisition: Acquisition, internet: MirrorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, labels, *_ = random_arrays((32, 32, 3))
     data, archive = cifar_archive(images, labels), "cifar-10-binary.tar.gz"
     entry = dataclasses.replace(DATASETS["cifar10"], packed_sha256=(hashlib.sha256(data).hexdigest(),))
     monkeypatch.setitem(DATASETS, "cifar10", entry)
     internet.routes |= {f"/bad/{archive}": whole(gzip.compress(b"x")), f"/good/{archive}": whole(data)}
-    if source == "folder":
-        (tmp_path / archive).write_bytes(data)
-        monkeypatch.setenv("CIFAR10_DIR", str(tmp_path))
     info = acquisition.acquire("cifar10", mirrors=(internet.base("bad"), internet.base("good")))
     assert acquisition.written() == as_files((images[:10], labels[:10], images[10:], labels[10:]))
     assert (info.image_shape, info.num_classes, info.classes[:2]) == ((32, 32, 3), 10, ("airplane", "automobile"))
-    if source == "mirror":
-        assert f"/bad/{archive}: SHA-256 of its 21 bytes is " in acquisition.reports()[0]
+    assert f"/bad/{archive}: SHA-256 of its 21 bytes is " in acquisition.reports()[0]
 
 
 def test_digest_may_be_that_of_the_compressed_file(
@@ -411,14 +366,12 @@ def test_digest_may_be_that_of_the_compressed_file(
     monkeypatch.setitem(DATASETS, "kmnist", dataclasses.replace(DATASETS["kmnist"], packed_sha256=digests))
     internet.routes |= {f"/good/{name}.gz": whole(data) for name, data in packed.items()}
     bad = serve_mirror(internet, "bad", SMALL)
-    info = acquisition.acquire("kmnist", mirrors=(bad, internet.base("good")))
-    assert acquisition.written() == SMALL
-    assert info.classes[3] == "tsu"
-    assert all("SHA-256 of its" in report for report in acquisition.reports()[:4])
-
     monkeypatch.setenv("KMNIST_DIR", str(write_folder(tmp_path / "plain")))  # no digest of these is known
-    acquisition.refusal("kmnist")
-    assert f"there is no {RAW_FILES[0]}.gz" in acquisition.reports()[0]
+    assert acquisition.acquire("kmnist", mirrors=(bad, internet.base("good"))).classes[3] == "tsu"
+    assert acquisition.written() == SMALL
+    reports = acquisition.reports()
+    assert f"there is no {RAW_FILES[0]}.gz" in reports[0]
+    assert all("SHA-256 of its" in report for report in reports[1:5])
 
 
 # Image files; see also `test_image_files`.
@@ -449,27 +402,17 @@ def test_image_files_become_four_files_with_the_names_of_the_classes(
     assert acquisition.refusal(dataset).startswith(f"{variable}: {tmp_path}/images/cat/0.png: not a readable image")
 
 
-def channels(count: int) -> dict[str, bytes | None]:
-    return dict(as_files(random_arrays((6, 5, count))))
-
-
+IMAGES, LABELS, TEST_IMAGES, _ = RAW_FILES
 OWN_FAULTS: dict[str, tuple[dict[str, bytes | None], str]] = {
     "missing": ({LAST: None}, f"there is neither {LAST} nor {LAST}.gz"),
     "no IDX": ({LAST: b"label,pixel\n" * 10}, f"{LAST}: magic number is 0x6c616265"),
-    "truncated": ({RAW_FILES[0]: SMALL[RAW_FILES[0]][:-1]}, "needs exactly"),
-    "a label too few": (
-        {RAW_FILES[1]: encode_idx(np.zeros(19, np.uint8))},
-        f"{RAW_FILES[0]}: 20 images, but 19 labels",
-    ),
+    "a label too few": ({LABELS: encode_idx(np.zeros(19, np.uint8))}, f"{IMAGES}: 20 images, but 19 labels"),
     "test images of another size": (
-        {RAW_FILES[2]: encode_idx(np.zeros((10, 28, 27), np.uint8))},
-        f"{RAW_FILES[2]}: images of (28, 27) pixels, but (28, 28) in {RAW_FILES[0]}",
+        {TEST_IMAGES: encode_idx(np.zeros((10, 28, 27), np.uint8))},
+        f"{TEST_IMAGES}: images of (28, 27) pixels, but (28, 28) in {IMAGES}",
     ),
-    "a single class": (dict(as_files(random_arrays(num_classes=1))), f"{RAW_FILES[1]}: every label is 0; at least 2"),
-    **{
-        f"{count} channels": (channels(count), f"{RAW_FILES[0]}: {count} channels as the fourth dimension; 3 or 4 are")
-        for count in (1, 2, 5)
-    },
+    "a single class": ({**as_files(random_arrays(num_classes=1))}, f"{LABELS}: every label is 0; at least 2"),
+    "2 channels": ({**as_files(random_arrays((6, 5, 2)))}, f"{IMAGES}: 2 channels as the fourth dimension; 3 or 4 are"),
     "pointer of Git LFS": ({LAST: LFS_POINTER}, f"{LAST}: a Git LFS pointer, not the file itself; `git lfs pull`"),
 }
 
@@ -512,13 +455,7 @@ def test_other_rows_of_openml_are_refused(acquisition: Acquisition, internet: Mi
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/_SEARCH_NAME/mnist_784/data_version/1", b"<html>"),
-        ("/_DATA_INFO/554", b"{}"),
-        ("/_DATA_FEATURES/554", b'{"data_features": {"feature": []}}'),
-        ("/download", b"@RELATION\n\n?"),
-    ],
+    ("path", "body"), [("/_SEARCH_NAME/mnist_784/data_version/1", b"<html>"), ("/download", b"@RELATION\n\n?")]
 )
 def test_faulty_answer_of_openml_is_one_line(
     acquisition: Acquisition, internet: MirrorServer, path: str, body: bytes

@@ -21,19 +21,17 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "code").mkdir()
     for name in ("code/a.py", "code/b c.py", "other.txt"):
         (tmp_path / name).write_text(name)
-    commit("first")
-    return tmp_path
-
-
-def commit(message: str) -> None:
     subprocess.run(["git", "add", "-A"], check=True)
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", message], check=True)
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"], check=True)
+    return tmp_path
 
 
 def test_without_git_or_a_repository_every_answer_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert (git("status"), head_commit(), blob_ids(["HEAD"], "a"), blobs("HEAD", ["a"])) == ("", "", [], {})
+    subprocess.run(["git", "init", "-q"], check=True)
+    assert (head_commit(), git("rev-list", "--all")) == ("", ""), "no commit"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (git("status"), head_commit()) == ("", "")
 
@@ -50,12 +48,6 @@ def test_damaged_repository_is_an_error(damaged: str, tmp_path: Path, monkeypatc
         (tmp_path / ".git/HEAD").unlink()
     with pytest.raises(CommandError, match=r"^`git rev-parse` failed: not a git repository"):
         git("rev-parse", "--git-dir")
-
-
-def test_no_commit_is_an_empty_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    subprocess.run(["git", "init", "-q"], check=True)
-    assert (head_commit(), git("rev-list", "--all")) == ("", "")
 
 
 def test_contents_of_a_commit(repository: Path) -> None:

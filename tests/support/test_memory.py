@@ -1,17 +1,15 @@
-"""A batch that does not fit is refused in one line that says what would; arrays that outlive a stage are a warning."""
+"""A batch that does not fit is refused in one line that says what would."""
 
 import contextlib
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import pytest
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction
 from gradtrail.support import memory
-from gradtrail.support.live_arrays import warn_of_live_arrays
 
 GIB = 2**30
 
@@ -26,7 +24,6 @@ def function(*, fixed: int, temporary: int) -> CompiledFunction:
     [
         (0, 16 * GIB, "^train.batch_size 6000 takes 16.0 GiB in step; 8.0 GiB are free; 3,000 would fit$"),
         (4 * GIB, 12 * GIB, "; 2,000 would fit$"),
-        (GIB, 13 * GIB, "; 3,200 would fit$"),
         (9 * GIB, GIB, "; not even one example would fit: a smaller model may$"),
         (4 * GIB, 4 * GIB, None),
     ],
@@ -67,15 +64,3 @@ def test_lower_limit_of_a_container_counts(
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
     monkeypatch.setattr(memory.psutil, "Process", lambda: process)
     assert memory.available_bytes() == available
-
-
-def test_only_large_arrays_are_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    arrays = [jnp.zeros((100,))]
-    warn_of_live_arrays("train")
-    before = capsys.readouterr().err
-    arrays += [jnp.zeros((1024, 1024, 5), jnp.uint8) for _ in range(2)]
-    warn_of_live_arrays("train")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("train: warning: ")
-    assert "2 of uint8[1024,1024,5]" in line
-    assert line not in before

@@ -82,9 +82,9 @@ assert all(signal.getsignal(number) == signal.SIG_IGN for number in numbers)
 """
 
 
-@pytest.mark.parametrize("names", [["SIGHUP"], ["SIGINT"], ["SIGHUP", "SIGINT", "SIGTERM"]])
-def test_signal_that_was_ignored_at_the_start_stays_ignored(names: list[str]) -> None:
+def test_signal_that_was_ignored_at_the_start_stays_ignored() -> None:
     """So `nohup` asks, and a shell for what it starts in the background."""
+    names = ("SIGHUP", "SIGINT", "SIGTERM")
     ignored = f"trap '' {' '.join(name.removeprefix('SIG') for name in names)}; exec \"$@\""
     command = ["sh", "-c", ignored, "sh", sys.executable, "-c", IGNORING, *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from factories import cases
 
 from gradtrail.support import tracing
 from gradtrail.support.tracing import recording
@@ -71,15 +70,14 @@ def test_functions_that_are_called_once_are_not_recorded(tmp_path: Path) -> None
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("fault", cases([FloatingPointError, KeyboardInterrupt], fast=[KeyboardInterrupt]))
-def test_an_exception_stops_it(fault: type[BaseException], tmp_path: Path) -> None:
-    outcomes = iter([None, fault])
+def test_an_exception_stops_it(tmp_path: Path) -> None:
+    outcomes = iter([None, KeyboardInterrupt])
 
     def work() -> None:
         if outcome := next(outcomes):
             raise outcome
 
-    with pytest.raises(fault), recording(tmp_path) as wrapper:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), recording(tmp_path) as wrapper:  # noqa: PT012
         wrapper("my work", work)()
         wrapper("my work", work)()
     assert recorded_names(tmp_path) == ["my work"]

@@ -19,14 +19,6 @@ class Framing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Archive:
-    """A tar file that holds a whole data set."""
-
-    name: str  # without `.gz`
-    read: Callable[[Path], RawArrays]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """An entry of the catalog: the content of a data set and its sources.
 
@@ -41,9 +33,9 @@ class Dataset:
     # SHA-256 of each file as it is published, `.gz`, if that of its content is not known: of the archive, or of the
     # four IDX files in the order above
     packed_sha256: tuple[str, ...] = ()
-    archive: Archive | None = None  # the file that is published in place of four IDX files
+    archive: str = ""  # name, without `.gz`, of a tar file that is published in place of four IDX files
+    read_archive: Callable[[Path], RawArrays] | None = None
     num_train: int = 0
-    num_test: int = 0
     image_shape: tuple[int, ...] = (28, 28)  # height and width in pixels, of color images also the number of channels
     framing: Framing | None = None  # framing of the images; None if it is unknown
     load: Callable[[], RawArrays] | None = None  # function that returns the four arrays from an installed package
@@ -82,21 +74,18 @@ def _enlarge(images: np.ndarray) -> np.ndarray:
     return np.pad(scaled.astype(np.uint8), ((0, 0), (4, 4), (4, 4)))
 
 
-_CIFAR_PIXELS = (3, 32, 32)  # red, green and blue, each row by row
-
-
 def read_cifar(path: Path) -> RawArrays:
     """Return the arrays of CIFAR-10's binary version: in each record a label, then the pixels, channels first."""
-    parts = [f"data_batch_{number}" for number in range(1, 6)], ["test_batch"]
-    arrays: list[np.ndarray] = []
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
     with tarfile.open(path, "r:") as archive:
-        for names in parts:
-            members = [archive.extractfile(f"cifar-10-batches-bin/{name}.bin") for name in names]
-            data = b"".join(member.read() for member in members if member)
-            records = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
-            images = records[:, 1:].reshape(-1, *_CIFAR_PIXELS).transpose(0, 2, 3, 1)
-            arrays += [np.ascontiguousarray(images), records[:, 0].copy()]
-    return arrays[0], arrays[1], arrays[2], arrays[3]
+        files = [archive.extractfile(f"cifar-10-batches-bin/{name}.bin") for name in names]
+        *train, test = [np.frombuffer(file.read(), np.uint8).reshape(-1, 1 + 3 * 32 * 32) for file in files if file]
+
+    def split(records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(images), records[:, 0]
+
+    return *split(np.concatenate(train)), *split(test)
 
 
 DATASETS = {
@@ -104,7 +93,6 @@ DATASETS = {
         title="MNIST",
         citation='Y. LeCun, C. Cortes, C. J. C. Burges: "The MNIST database of handwritten digits", 1998',
         num_train=60_000,
-        num_test=10_000,
         sha256=(
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -124,7 +112,6 @@ DATASETS = {
         title="scikit-learn's digits",
         citation='E. Alpaydin, C. Kaynak: "Optical recognition of handwritten digits", UCI repository, 1998',
         num_train=1_545,
-        num_test=252,
         sha256=(
             "920fe11b75cb551d40fc31258777d059eaee843f2ad7a3f59a3ea79b7d6c1c33",
             "11d2b149fffda13625e0bc29d53cdafb2efa08a55440b0fa1b12cc41c769eb64",
@@ -139,7 +126,6 @@ DATASETS = {
         citation='H. Xiao, K. Rasul, R. Vollgraf: "Fashion-MNIST: a novel image dataset for benchmarking machine '
         'learning algorithms", arXiv:1708.07747, 2017',
         num_train=60_000,
-        num_test=10_000,
         # Of what the published `.gz` files hold, whose MD5 the publishers give (README of zalandoresearch/
         # fashion-mnist: 8d4fb7e6..., 25c81989..., bef4ecab..., bb300cfd...) and TensorFlow Datasets the SHA-256
         # (url_checksums/fashion_mnist.txt: 3aede38d..., a04f1713..., 346e55b9..., 67da17c7...).
@@ -165,7 +151,6 @@ DATASETS = {
         citation='T. Clanuwat, M. Bober-Irizar, A. Kitamoto, A. Lamb, K. Yamamoto, D. Ha: "Deep learning for classical '
         'Japanese literature", arXiv:1812.01718, 2018',
         num_train=60_000,
-        num_test=10_000,
         # TensorFlow Datasets (url_checksums/kmnist.txt); the MD5 in torchvision (datasets/mnist.py) are of these files
         packed_sha256=(
             "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
@@ -186,10 +171,10 @@ DATASETS = {
         title="CIFAR-10",
         citation='A. Krizhevsky: "Learning multiple layers of features from tiny images", 2009',
         num_train=50_000,
-        num_test=10_000,
         # TensorFlow Datasets (url_checksums/cifar10.txt); the publisher's page has MD5 c32a1d4ab5d03f1284b67883e8d87530
         packed_sha256=("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
-        archive=Archive(name="cifar-10-binary.tar", read=read_cifar),
+        archive="cifar-10-binary.tar",
+        read_archive=read_cifar,
         image_shape=(32, 32, 3),
         folder_variable="CIFAR10_DIR",
         folder_content="a folder with cifar-10-binary.tar.gz",

@@ -24,7 +24,7 @@ from gradtrail.core.config import config
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer
 from gradtrail.stages.data.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx, read_raw
-from gradtrail.stages.datasets import DATASETS, Archive, Dataset
+from gradtrail.stages.datasets import DATASETS, Dataset
 from gradtrail.stages.image_files import SOURCES, PicturesConfig, read_images, warn_of_repeated_and_blank
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable, redacted
 from gradtrail.support.progress import progress_bar
@@ -74,12 +74,10 @@ class KnownFile:
 
 def known_files(entry: Dataset) -> list[KnownFile]:
     """Return the files of a data set, four or an archive, with their digests if they are known."""
-    names = (entry.archive.name,) if entry.archive else RAW_FILES
+    names = (entry.archive,) if entry.archive else RAW_FILES
     digests = entry.packed_sha256 or entry.sha256 or [None] * len(names)
-    is_packed = bool(entry.packed_sha256)
-    return [
-        KnownFile(name=name, sha256=sha256, is_packed=is_packed) for name, sha256 in zip(names, digests, strict=True)
-    ]
+    pairs = zip(names, digests, strict=True)
+    return [KnownFile(name=name, sha256=sha256, is_packed=bool(entry.packed_sha256)) for name, sha256 in pairs]
 
 
 def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo:
@@ -100,8 +98,8 @@ def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo
     for deliver in sources.values():
         try:
             origin = deliver()
-            if entry.archive:
-                _unpack(entry.archive, to)
+            if entry.read_archive:
+                _unpack(entry.read_archive, to / entry.archive)
             info = describe_raw(to, fetch.dataset, entry.class_names)
         except NoSourceError:
             continue  # the reason was reported
@@ -238,11 +236,10 @@ def _from_images(fetch: FetchConfig, source: Path, to: Path) -> DatasetInfo:
     return describe_raw(to, fetch.dataset, names)
 
 
-def _unpack(archive: Archive, to: Path) -> None:
+def _unpack(read: Callable[[Path], RawArrays], path: Path) -> None:
     """Replace the archive, whose digest was verified, by the four IDX files."""
-    path = to / archive.name
-    for name, array in zip(RAW_FILES, archive.read(path), strict=True):
-        (to / name).write_bytes(encode_idx(array))
+    for name, array in zip(RAW_FILES, read(path), strict=True):
+        (path.parent / name).write_bytes(encode_idx(array))
     path.unlink()
 
 

@@ -20,9 +20,7 @@ def seconds_running() -> float:
 
 def peak_memory_bytes() -> int:
     """Return the largest resident set that this process had."""
-    with contextlib.suppress(
-        OSError, IndexError
-    ):  # Linux, whose `getrusage` includes the process that started this one
+    with contextlib.suppress(OSError, IndexError):  # Linux: `getrusage` includes the process that started this one
         return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -18,10 +18,10 @@ from gradtrail.stages.common.pipeline_file import (
     StageSpec,
     contains_path,
     has_shape,
+    is_below_training,
     locked_entry,
     output_digests,
     stages_before,
-    stages_below_training,
 )
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.dvc_history import parsed
@@ -78,7 +78,7 @@ def _lineage(
 ) -> dict[str, Section]:
     """Return a lock with a stage, last, its training if it is below one, and all before them; empty if none fits."""
     needed = {*stages_before(name, pipeline)}
-    if name in stages_below_training(pipeline):
+    if is_below_training(name, pipeline):
         needed |= {TRAIN, *stages_before(TRAIN, pipeline)}
     lock = {name: section}
     for stage in reversed([stage for stage in pipeline if stage in needed]):

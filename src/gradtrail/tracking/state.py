@@ -26,6 +26,7 @@ from gradtrail.stages.common.pipeline_file import (
     StageSpec,
     contains_path,
     has_shape,
+    is_below_training,
     live_entry,
     locked_entry,
     output_digests,
@@ -33,7 +34,6 @@ from gradtrail.stages.common.pipeline_file import (
     read_pipeline,
     sha256_of,
     stages_before,
-    stages_below_training,
     values_of,
 )
 from gradtrail.stages.common.stage import Stage
@@ -110,7 +110,7 @@ class State(Stage):
     @property
     def is_below_training(self) -> bool:
         """Whether the stage's run is a child of a training's run."""
-        return self.name in stages_below_training(self.pipeline)
+        return is_below_training(self.name, self.pipeline)
 
     @property
     def experiment(self) -> str:

@@ -39,15 +39,19 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def to(tmp_path: Path) -> Path:
-    (tmp_path / "to").mkdir()
     return tmp_path / "to"
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
 
 
 def keep(content: bytes, ending: str = "") -> str:
     md5 = hashlib.md5(content).hexdigest() + ending  # noqa: S324
-    path = cache_folder() / "files" / "md5" / md5[:2] / md5[2:]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    write(cache_folder() / "files" / "md5", {f"{md5[:2]}/{md5[2:]}": content})
     return md5
 
 
@@ -73,9 +77,7 @@ def test_output_is_here_if_in_cache_or_working_folder(project: Path) -> None:
     shutil.rmtree(cache_folder() / "files" / "md5" / lost[:2])
     assert not is_here("data", folder)
     assert not is_here("data", "0" * 32 + ".dir")
-    (project / "data").mkdir()
-    for name in "ab":
-        (project / "data" / f"{name}.txt").write_text(name)
+    write(project / "data", {"a.txt": b"a", "b.txt": b"b"})
     assert is_here("data", folder)
 
 
@@ -133,9 +135,7 @@ def test_digest_within_a_folder(to: Path) -> None:
     ],
 )
 def test_cache_follows_dvc_configuration(texts: dict[str, str], expected: str, project: Path) -> None:
-    for name, text in texts.items():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(text)
+    write(project, {name: text.encode() for name, text in texts.items()})
     dvc_cache._configured_cache.cache_clear()
     assert cache_folder() == project / expected
 
@@ -160,13 +160,6 @@ def dvc_digest(path: Path, odb: Path, ignore: DvcIgnoreFilter | None = None) -> 
     database = HashFileDB(LocalFileSystem(), str(odb))
     _, _, built = build(database, str(path), LocalFileSystem(), "md5", dry_run=True, ignore=ignore)
     return str(built.hash_info.value)
-
-
-def write(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
 
 
 @pytest.mark.parametrize("content", [b"", b"text\n", b"windows\r\nlines\r\n", bytes(range(256)) * 5000])

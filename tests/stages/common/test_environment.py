@@ -134,14 +134,7 @@ def test_variable_that_may_change_results_is_refused(name: str, value: str, monk
 
 
 def test_other_variables_are_removed_or_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    removed = {
-        "JAX_NOT_YET_KNOWN",
-        "XLA_NOT_YET_KNOWN",
-        "CHECK_VMA",
-        "ONEDNN_MAX_CPU_ISA",
-        "DNNL_DEFAULT_FPMATH_MODE",
-        "NVIDIA_TF32_OVERRIDE",
-    }
+    removed = {"JAX_NOT_YET_KNOWN", "XLA_NOT_YET_KNOWN", "CHECK_VMA", "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE"}
     for name in (*removed, *KEPT, "JAXTYPING_DISABLE", "NPY_DISABLE_CPU_FEATURES"):
         monkeypatch.setenv(name, "1")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -173,9 +166,7 @@ def test_variables_and_flags_are_tried_once(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("JAX_PLATFORMS", "cpuu")
-    with pytest.raises(
-        UserError, match=r"^JAX does not start with JAX_PLATFORMS=cpuu: [^\n]*Unable to initialize[^\n]*$"
-    ):
+    with pytest.raises(UserError, match=r"^JAX does not start with JAX_PLATFORMS=cpuu: .*Unable to initialize.*$"):
         require_jax()
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     key = r"\(with environment\.xla_flags of params\.yaml\)"
@@ -195,29 +186,17 @@ def test_digest_distinguishes_arm_processors_with_the_same_features(monkeypatch:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_digest_distinguishes_chips_of_macos(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It has no `/proc/cpuinfo`, but `sysctl`, which fails elsewhere."""
-    sysctl = tmp_path / "sysctl"
-    sysctl.write_text('#!/bin/sh\n[ -n "$CHIP" ] && [ "$*" = "-n machdep.cpu.brand_string" ] && echo "$CHIP"\n')
-    sysctl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+def test_macos_names_its_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no `/proc/cpuinfo`, but `sysctl`."""
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: Path("/nowhere").read_bytes())
-    digests = set()
-    for chip, expected in (("", ""), ("Apple M1", "model name: Apple M1\n"), ("Apple M2", "model name: Apple M2\n")):
-        monkeypatch.setenv("CHIP", chip)
-        assert cpuinfo() == expected
-        digests.add(processor_digest())
-    assert len(digests) == 3
+    monkeypatch.setattr(subprocess, "check_output", lambda command, **_: f"{command[0]}: Apple M1\n")
+    assert cpuinfo() == "model name: sysctl: Apple M1\n"
 
 
-RECORDED = read_yaml(ROOT / "pipeline/versions.yaml")
-
-
-@pytest.mark.parametrize("package", RECORDED)
-def test_recorded_versions_are_locked_and_installed(package: str) -> None:
-    pins = re.findall(rf"^{package}==([^\s;]+)", (ROOT / "locks/base.lock").read_text(), flags=re.MULTILINE)
-    assert RECORDED[package] in pins
-    assert RECORDED[package] == version(package)
+def test_recorded_versions_are_locked() -> None:
+    pins = (ROOT / "locks/base.lock").read_text().splitlines()
+    for package, recorded in read_yaml(ROOT / "pipeline/versions.yaml").items():
+        assert any(re.match(rf"{package}=={re.escape(recorded)}(\s|;|$)", line) for line in pins), package
 
 
 def test_installed_versions_are_recorded_and_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

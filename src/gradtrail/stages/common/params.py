@@ -31,9 +31,8 @@ SEED, MEMBERS, VARY = "train.seed", "train.members", "train.vary"
 IMAGE_FILES = ("folder", "csv")  # values of `fetch.dataset` for image files of one's own, which `fetch.pictures` is for
 SHARED_BLOCKS = {"augmentation", "changes"}  # the blocks of `train` that every training reads
 _MAX_LINE = 500  # characters of an error
-_PLAIN = re.compile(
-    r"[A-Za-z_][\w-]*", re.ASCII
-)  # a string that Hydra's grammar takes as it is, unless it is one of these
+# A string that Hydra's grammar takes as it is, unless it is one of its words
+_PLAIN = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _HYDRA_WORDS = {"true", "false", "null", "inf", "nan"}
 
 

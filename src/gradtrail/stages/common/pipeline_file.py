@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -157,17 +156,14 @@ def stages_before(stage: str, pipeline: Mapping[str, StageSpec]) -> dict[str, St
     return {name: spec for name, spec in pipeline.items() if name in before}
 
 
-def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
-    """Return the stages that read the outputs or the params of the training, in the pipeline's order.
+def is_below_training(stage: str, pipeline: Mapping[str, StageSpec]) -> bool:
+    """Whether a stage reads the outputs or the params of the training, directly or through another stage.
 
-    Directly or through another stage. Their runs in MLflow are children of the training's run.
+    Its runs in MLflow are then children of the training's run.
     """
-    below: list[str] = []
-    for name in TopologicalSorter({name: upstream_stages(name, pipeline) for name in pipeline}).static_order():
-        reads = TRAIN in pipeline[name].params.get("params.yaml", ())
-        if name != TRAIN and (reads or {TRAIN, *below} & {*upstream_stages(name, pipeline)}):
-            below.append(name)
-    return tuple(name for name in pipeline if name in below)
+    specs = {**stages_before(stage, pipeline), stage: pipeline[stage]}
+    reads_params = any(TRAIN in spec.params.get("params.yaml", ()) for spec in specs.values())
+    return stage != TRAIN and (TRAIN in specs or reads_params)
 
 
 def is_code(dep: str) -> bool:

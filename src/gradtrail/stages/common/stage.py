@@ -45,7 +45,6 @@ from gradtrail.stages.common.processes import describe_fault, exit_with, is_conn
 from gradtrail.stages.common.versions import VERSIONS, require_recorded_versions
 from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.git import require_full_clone
-from gradtrail.support.live_arrays import warn_of_live_arrays
 from gradtrail.support.paths import require_own_code, root, same_command, working_folder
 from gradtrail.support.ranks import is_follower, refuse_followers
 from gradtrail.support.running_time import seconds_running
@@ -283,7 +282,6 @@ def run_stage(
                 (follow if follow and is_follower() else main)(stage)
         if not is_follower():
             print(_summary(stage, shows), flush=True)
-            warn_of_live_arrays(name)
     except Exception as fault:
         if message := _describe(stage, fault):
             _end(stage, message, 2)

@@ -30,13 +30,10 @@ def read_parquet(path: Path, columns: Sequence[str], *, made_by: str = "dvc repr
         UserError: one line that names the file: there is none, it is damaged, or a column is missing.
     """
     try:
-        table: pd.DataFrame = pq.read_table(path, columns=list(columns), use_threads=False).to_pandas(
-            ignore_metadata=True
-        )
+        table = pq.read_table(path, columns=list(columns), use_threads=False)
+        return table.to_pandas(ignore_metadata=True)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `{made_by}` makes it") from None
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(
-            f"{path}: not a table of this project: {one_line(error)[:200]}; `{made_by}` makes it again"
-        ) from None
-    return table
+        reason = f"not a table of this project: {one_line(error)[:200]}"
+        raise UserError(f"{path}: {reason}; `{made_by}` makes it again") from None

@@ -130,12 +130,11 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError(f"format {str(content['format'])[:20]}; this version reads format {FORMAT}")
         for key in ("seeds", "epochs", "image_shape", "classes", "batch_sizes"):
             content[key] = tuple(content[key])
-        manifest = Manifest(**content)
+        return Manifest(**content)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro export` makes it") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: no exported model: {one_line(error)}") from None
-    return manifest
 
 
 def read_export(folder: Path) -> ExportedModel:
