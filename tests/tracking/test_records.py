@@ -23,7 +23,6 @@ from small_project import make_small_project
 
 from gradtrail.stages.common import stage as stage_module
 from gradtrail.stages.common.stage import Stage
-from gradtrail.support.errors import UserError
 from gradtrail.tracking import live, record, render, shipper
 from gradtrail.tracking.live import LiveRun, tracked
 from gradtrail.tracking.names import metric_name
@@ -440,37 +439,6 @@ def test_commit_and_changes_are_those_that_the_stage_began_with(stage: Stage) ->
     assert run.data.tags["git.dirty"] == "true"
     assert "+at the start" in diff
     assert "edited later" not in diff
-
-
-def test_other_bytes_of_a_later_attempt_get_a_run_of_their_own(stage: Stage) -> None:
-    execute()
-    ship_records()
-    first = contents()["tags"][OUTS_TAG]
-    execute(weights="other")
-    ship_records()
-    assert ["an earlier attempt wrote other bytes" in notice for notice in take_notices()] == [True]
-    found = contents()
-    assert found["tags"][OUTS_TAG] != first
-    assert found["profile"] == "quantity,value\n"
-    assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
-
-
-def test_refused_result_leaves_the_run_of_an_earlier_attempt(stage: Stage) -> None:
-    execute()
-    ship_records()
-    first = contents()
-
-    def run_on_touched_data() -> None:
-        with tracked(Stage("train")) as run:
-            write_all(run, weights="other")
-            os.utime("data/words.txt")
-
-    with pytest.raises(UserError, match=r"^data/words\.txt was written while train ran"):
-        run_on_touched_data()
-    ship_records()
-    assert take_notices() == []
-    assert contents()["status"] == "FINISHED"
-    assert contents()["tags"][OUTS_TAG] == first["tags"][OUTS_TAG]
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

@@ -10,7 +10,6 @@ import hashlib
 import json
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -266,14 +265,6 @@ class Histories(RuleBasedStateMachine):
             written = path.read_bytes()
             path.write_bytes(written[: round(share * len(written))])
 
-    @rule(change=CHANGES)
-    def hang(self, change: tuple[str, Any]) -> None:
-        """Run the stages while the store accepts connections and never answers."""
-        self.project.set("runtime.tracking_seconds", 0.5)
-        self.project.set(*change)
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.project.dvc("repro", env={"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{server.getsockname()[1]}"})
-
     @rule(number=st.integers(0, 99), share=st.floats(0, 1))
     def damage_a_record(self, number: int, share: float) -> None:
         if files := sorted(path for path in self.project.folder.glob(".gradtrail/records/*/*/**/*") if path.is_file()):
@@ -484,7 +475,7 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.work_in_two_clones_at_once((RATE, 0.005))
         machine.sync()
         machine.rename_the_experiments()
-        machine.hang((RATE, 0.5))
+        machine.lose_the_server((RATE, 0.5))
         for number in range(3):
             machine.damage_a_record(30 * number, 0.5)
         machine.sync()
