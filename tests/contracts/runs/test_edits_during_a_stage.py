@@ -48,13 +48,6 @@ def edit_versions(project: Project) -> str:
     return "a file that it reads changed (pipeline/versions.yaml: it has numpy 1.0.0"
 
 
-@pytest.fixture
-def here(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sync in this process."""
-    monkeypatch.chdir(project.folder)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-
-
 def start_repro(project: Project, *arguments: str) -> subprocess.Popen[str]:
     return project.start(str(warm_python()), "-m", "dvc", "repro", *arguments, env=warm())
 
@@ -192,11 +185,12 @@ def weights(project: Project) -> dict[str, str]:
     return dict(pairs)
 
 
+@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize(
     "record", [pytest.param(edit_too_late, marks=pytest.mark.slow), freeze, save_as_experiment, commit_by_force]
 )
 def test_outs_that_other_params_made_have_no_run(
-    project: Project, record: Callable[[Project], None], here: None, capsys: pytest.CaptureFixture[str]
+    project: Project, record: Callable[[Project], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(project)
     before = weights(project)
@@ -221,7 +215,8 @@ def test_outs_that_other_params_made_have_no_run(
 
 
 @pytest.mark.slow
-def test_a_rebuilt_run_is_replaced_once_an_execution_contradicts_it(project: Project, here: None) -> None:
+@pytest.mark.usefixtures("client")
+def test_a_rebuilt_run_is_replaced_once_an_execution_contradicts_it(project: Project) -> None:
     commit_by_force(project)
     project.commit("a lock that names another learning rate")
     project.empty_store()
