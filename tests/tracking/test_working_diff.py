@@ -1,9 +1,9 @@
 """The changes of the working folder that the `git.diff` of a run restores; no secret is in it."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from cluster_repository import run_git
 from projects import ROOT
 
 from gradtrail.stages.common.pipeline_file import is_code, read_pipelines
@@ -30,8 +30,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def git(*arguments: str) -> str:
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return run_git(Path(), *arguments)
 
 
 SECRETS = (

@@ -8,7 +8,6 @@ and git alone leads back. Everything is checked before the first file changes.
 import dataclasses
 import functools
 import io
-import json
 import os
 import subprocess
 import sys
@@ -22,13 +21,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from ruamel.yaml import YAML
 
+from gradtrail.experiments.show import read_lineage
 from gradtrail.stages.common.dvc_cache import file_folder, has_remote, is_here, listing, restore
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import FILES, Entry, is_code, locked_entry, output_digests, parse_pipeline
 from gradtrail.stages.common.yaml_file import parse_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, git, git_bytes, head_commit, strict_git
-from gradtrail.tracking.artifacts import download, read_artifact
+from gradtrail.tracking.artifacts import download
 from gradtrail.tracking.dvc_history import difference, recorded_states, snapshot_of
 from gradtrail.tracking.find_run import look_up
 from gradtrail.tracking.run_cache import Section, fits
@@ -134,9 +134,7 @@ def _with_diff(run: Run, index: RunIndex, client: MlflowClient) -> _Source:
     text = diff.decode(errors="replace")
     if tags.get("git.dirty") == "true" and not diff:
         raise UserError(f"{run_id}: ran with changes of commit {commit[:12]}, and its git.diff is missing")
-    lineage = json.loads(read_artifact(client, run_id, "lineage.json") or "{}")
-    if not lineage:
-        raise UserError(f"{run_id}: its artifact lineage.json is missing")
+    lineage = read_lineage(client, run_id)
     entries = {name: Entry(cmd=one["cmd"], params=one["params"], deps=one["deps"]) for name, one in lineage.items()}
     tree = _tree(commit, diff)
     if mismatch := _difference(tree, entries[tags["stage"]]):

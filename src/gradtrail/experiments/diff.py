@@ -44,6 +44,7 @@ _COSTS = {
     "hlo_fusions": "fusions",
     "compile_seconds": "compile, s",
 }
+_PROGRAM = "compile/{}.hlo.txt"  # artifact: the optimized program of a function
 _ABSENT = "–"
 _COMPILING, _LOOP, _WORK = "compiling", "training loop", "work"  # parts of the seconds that params can change
 _UNNAMED = re.compile(  # what says nothing about what a line of a program does
@@ -124,15 +125,7 @@ class RunDetails:
 
     def program(self, function: str) -> str:
         """Return the optimized program of a function, as text; empty if none is stored."""
-        return self._text(self._program_file(function))
-
-    def program_uri(self, function: str) -> str:
-        """Return where the text of a function's program is."""
-        return f"{self.run.info.artifact_uri}/{self._program_file(function)}"
-
-    @staticmethod
-    def _program_file(function: str) -> str:
-        return f"compile/{function}.hlo.txt"
+        return self._text(_PROGRAM.format(function))
 
     @property
     def missing_note(self) -> str:
@@ -218,7 +211,8 @@ def diff(
             cells = [{key: _cell(value) for key, value in row.items()} for row in rows]
             console.print(table(title, cells, right=numeric))
     for function in (row["function"] for row in tables["functions"] if row["program"] == "other"):
-        console.print(f"programs of {function}:", *(f"  {side.program_uri(function)}" for side in sides), sep="\n")
+        uris = (f"  {side.run.info.artifact_uri}/{_PROGRAM.format(function)}" for side in sides)
+        console.print(f"programs of {function}:", *uris, sep="\n")
 
 
 def time_runs(sides: Sequence[RunDetails], pythons: Sequence[Path], seconds: float) -> Ratio:
@@ -245,15 +239,11 @@ def _seconds(before: RunDetails, after: RunDetails) -> Rows:
     """Return the seconds of each part of the stage, and in total; empty if those of a run are unknown."""
     if not (before.seconds and after.seconds):
         return []
-    totals = [side.seconds | {"total": sum(side.seconds.values())} for side in (before, after)]
+    first, second = (side.seconds | {"total": sum(side.seconds.values())} for side in (before, after))
+    differences = {part: (first[part], second[part], second[part] - first[part]) for part in first}
     return [
-        {
-            "part": part,
-            "A": round(totals[0][part], 2),
-            "B": round(totals[1][part], 2),
-            "B − A": round(totals[1][part] - totals[0][part], 2),
-        }
-        for part in totals[0]
+        {"part": part} | {title: round(value, 2) for title, value in zip(("A", "B", "B − A"), values, strict=True)}
+        for part, values in differences.items()
     ]
 
 
@@ -327,11 +317,11 @@ def _number(row: Mapping[str, Any], key: str) -> float | None:
 
 
 def _differing(before: Mapping[str, str], after: Mapping[str, str]) -> Rows:
-    rows = [
+    return [
         {"key": key, "A": before.get(key, _ABSENT), "B": after.get(key, _ABSENT)}
         for key in dict.fromkeys([*before, *after])
+        if before.get(key) != after.get(key)
     ]
-    return [row for row in rows if row["A"] != row["B"]]
 
 
 def edits(patch: str) -> dict[str, str]:

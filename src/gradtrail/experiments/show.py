@@ -1,7 +1,6 @@
 """`gradtrail show`: DVC's experiments as a table, or the lineage of a run and its outputs."""
 
 import csv
-import io
 import json
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.stages.common.dvc_cache import is_here
@@ -39,7 +39,7 @@ def show_experiments() -> int:
     if process.returncode:
         return process.returncode
     rows = []
-    for row in csv.DictReader(io.StringIO(process.stdout)):  # DVC's own table would cut what does not fit
+    for row in csv.DictReader(process.stdout.splitlines()):  # DVC's own table would cut what does not fit
         rev, experiment = row.pop("rev"), row.pop("Experiment", "")
         cells = {key.removeprefix("train.").replace("_accuracy", ""): value for key, value in row.items()}
         rows.append({"experiment": f"  {experiment}" if experiment else rev, **cells})
@@ -63,9 +63,7 @@ def show(word: str, place: Path) -> int:
             console.print(f"  gradtrail show {run.info.run_id[:_SHORT]}   {_one_line(run)}", soft_wrap=True)
         return 2
     (run,) = matches
-    lineage: Lineage = json.loads(read_artifact(client, run.info.run_id, "lineage.json") or "{}")
-    if not lineage:
-        raise UserError(f"{run.info.run_id}: its artifact lineage.json is missing")
+    lineage = read_lineage(client, run.info.run_id)
     for line in _head(run, index):
         console.print(line, soft_wrap=True)
     for title, lines in (
@@ -79,6 +77,14 @@ def show(word: str, place: Path) -> int:
             for text in texts:
                 console.print(f"  {text}", soft_wrap=True)
     return 0
+
+
+def read_lineage(client: MlflowClient, run_id: str) -> Lineage:
+    """Return the lineage of a run; raise UserError if it is missing."""
+    if text := read_artifact(client, run_id, "lineage.json"):
+        lineage: Lineage = json.loads(text)
+        return lineage
+    raise UserError(f"{run_id}: its artifact lineage.json is missing")
 
 
 def _one_line(run: Run) -> str:

@@ -321,18 +321,16 @@ def describe_removals(
     return sentences
 
 
-def panel(prediction: Prediction, test: str) -> list[dict[str, Any]]:
+def panel(prediction: Prediction, test: str) -> list[tuple[str, bytes, str]]:
     """Return a test example, and the training examples most for and against its label: title, image and caption."""
     train, tests, classes = prediction.splits[TRAIN], prediction.splits["test"], prediction.classes
     effects = prediction.influence[f"remove/{test}"].reindex(train.example_id).to_numpy(np.float64)
     place = positions_of([int(test)], tests, "--test")[0]
-    caption = f"label {classes[tests.labels[place]]}"
-    examples = [{"title": f"test {test}", "png": encode_png(tests.images[place]), "caption": caption}]
+    examples = [(f"test {test}", encode_png(tests.images[place]), f"label {classes[tests.labels[place]]}")]
     for side, sign in (("for", -1), ("against", 1)):
         for place in largest(sign * effects, _STRONGEST):
-            title, png = f"{side}: {train.example_id[place]}", encode_png(train.images[place])
             caption = f"label {classes[train.labels[place]]}, {effects[place]:+.2f}"
-            examples.append({"title": title, "png": png, "caption": caption})
+            examples.append((f"{side}: {train.example_id[place]}", encode_png(train.images[place]), caption))
     return examples
 
 

@@ -14,13 +14,12 @@ from warm_python import warm_python
 from gradtrail.tracking.sync import describe, sync
 
 LR = "train.adamw.learning_rate"
-LR_CHANGED = f"params.yaml: {LR} changed from 0.005 to 0.7 while train ran"
 WORDS = "data/words.txt"
 
 
 def edit_params(project: Project) -> str:
     project.set(LR, 0.7)
-    return LR_CHANGED
+    return f"params.yaml: {LR} changed from 0.005 to 0.7 while train ran"
 
 
 def edit_code(project: Project) -> str:
@@ -47,28 +46,6 @@ def edit_versions(project: Project) -> str:
     path = project.folder / "pipeline/versions.yaml"
     path.write_text(path.read_text().replace("numpy:", "numpy: 1.0.0 #"))
     return "a file that it reads changed (pipeline/versions.yaml: it has numpy 1.0.0"
-
-
-def check_out_another_branch(project: Project) -> str:
-    project.git("checkout", "-q", "other")
-    return LR_CHANGED
-
-
-@pytest.fixture
-def project(project: Project) -> Project:
-    """The small project with another branch, whose stages wait while `.git/hold` exists."""
-    project.git("checkout", "-qb", "other")
-    project.set(LR, 0.7)
-    project.commit("other params")
-    project.git("checkout", "-q", "-")
-    return project
-
-
-@pytest.fixture
-def here(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sync in this process."""
-    monkeypatch.chdir(project.folder)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
 def start_repro(project: Project, *arguments: str) -> subprocess.Popen[str]:
@@ -102,9 +79,7 @@ def run_cache(project: Project) -> list[str]:
     return sorted(path.name for path in (project.folder / ".dvc/cache/runs").glob("??/*/*"))
 
 
-@pytest.mark.parametrize(
-    "edit", [edit_params, edit_code, edit_upstream_out, edit_pipeline, edit_versions, check_out_another_branch]
-)
+@pytest.mark.parametrize("edit", [edit_params, edit_code, edit_upstream_out, edit_pipeline, edit_versions])
 def test_results_of_other_inputs_are_not_recorded(project: Project, edit: Callable[[Project], str]) -> None:
     """Of the training; other stages are edited in `test_random_histories.py`."""
     (before,) = project.runs_of("train")
@@ -210,11 +185,12 @@ def weights(project: Project) -> dict[str, str]:
     return dict(pairs)
 
 
+@pytest.mark.usefixtures("client")
 @pytest.mark.parametrize(
     "record", [pytest.param(edit_too_late, marks=pytest.mark.slow), freeze, save_as_experiment, commit_by_force]
 )
 def test_outs_that_other_params_made_have_no_run(
-    project: Project, record: Callable[[Project], None], here: None, capsys: pytest.CaptureFixture[str]
+    project: Project, record: Callable[[Project], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(project)
     before = weights(project)
@@ -239,7 +215,8 @@ def test_outs_that_other_params_made_have_no_run(
 
 
 @pytest.mark.slow
-def test_a_rebuilt_run_is_replaced_once_an_execution_contradicts_it(project: Project, here: None) -> None:
+@pytest.mark.usefixtures("client")
+def test_a_rebuilt_run_is_replaced_once_an_execution_contradicts_it(project: Project) -> None:
     commit_by_force(project)
     project.commit("a lock that names another learning rate")
     project.empty_store()

@@ -7,17 +7,9 @@ from projects import Project
 from gradtrail.stages.common.files import digest
 from gradtrail.tracking import state
 from gradtrail.tracking.dvc_history import consistent_stages, recorded_states
-from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import describe, sync
 
 WEIGHTS = "models/final.safetensors"
-
-
-@pytest.fixture
-def client(project: Project, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
-    monkeypatch.chdir(project.folder)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return open_store()
 
 
 def written(project: Project) -> list[str]:

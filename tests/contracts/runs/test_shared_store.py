@@ -12,20 +12,12 @@ from projects import Project
 
 from gradtrail.stages.common.files import read_json
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.store import experiment_id, open_store
+from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.sync import describe, restore, sync
 from gradtrail.tracking.tags import CLONE, SHARED, clone_id
 
 LR = "train.adamw.learning_rate"
 KEPT = "kept deleted: 1"
-
-
-@pytest.fixture
-def client(project: Project, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
-    """The store of the project, which is the working folder."""
-    monkeypatch.chdir(project.folder)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return open_store()
 
 
 @pytest.fixture

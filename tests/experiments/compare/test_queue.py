@@ -1,6 +1,5 @@
-"""What is missing of a comparison is given to an engine; DVC's queue is waited for as long as a worker may run it."""
+"""DVC's queue gets the missing experiments, and is waited for as long as a worker may run them."""
 
-import contextlib
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +7,7 @@ from typing import Any
 import pytest
 from factories import ROOT
 
-from gradtrail.experiments.compare import main
 from gradtrail.experiments.compare import queue as module
-from gradtrail.experiments.compare.main import Changes, run_missing
 from gradtrail.experiments.compare.queue import DvcQueue, Tasks
 from gradtrail.stages.common.params import PARAMS, changed
 from gradtrail.stages.common.yaml_file import read_yaml
@@ -136,36 +133,3 @@ def test_edit_that_got_into_an_experiment_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match=r"^params\.yaml was edited while DVC queued experiments: train\.epochs=77 got"):
         queue_of_three().run("clip", {}, CHANGES | {"c": {}}, "evaluate")
     assert removed == [("queue", "remove", "one", "two", "three")]
-
-
-class Engine:
-    """Runs all experiments but one that fails."""
-
-    def __init__(self, failing: str):
-        self.failing, self.made, self.requests = failing, {"a"}, list[tuple[list[str], list[str], str]]()
-
-    def prepare(self) -> None:
-        self.made.add("b")  # queued before
-
-    def run(self, title: str, planned: Changes, missing: Changes, stage: str) -> dict[str, str]:
-        self.requests.append(([*planned], [*missing], stage))
-        self.made |= {label for label in missing if label != self.failing}
-        return {label: "its log says why" for label in missing if label == self.failing}
-
-    def plan(self) -> tuple[Changes, Changes, int]:
-        changes: Changes = {label: {} for label in "abcd"}
-        return changes, {label: {} for label in changes if label not in self.made}, len(self.made)
-
-
-def test_engine_runs_only_what_is_missing_and_failures_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(main, "comparison_lock", contextlib.nullcontext)
-    engine = Engine("d")
-    assert run_missing("clipping", engine.plan, engine, "evaluate") == (3, {"d": {}})
-    assert engine.requests == [([*"abcd"], [*"cd"], "evaluate")]
-    assert capsys.readouterr().err == "d: failed; its log says why\n"
-    engine.failing = ""
-    for _ in range(2):
-        assert run_missing("clipping", engine.plan, engine, "evaluate") == (4, {})
-    assert len(engine.requests) == 2, "nothing was missing the second time"
