@@ -56,13 +56,13 @@ def test_ids_are_split_by_share_alike_in_every_process_and_a_larger_share_has_th
         ({"challenger": "@next", "canary": 0.1, "shadow": True}, "--canary and --shadow exclude each other"),
         ({"challenger": "@next"}, "a challenger needs --canary SHARE or --shadow"),
         ({"shadow": True}, "these need --challenger"),
-        ({"follow_seconds": -1}, "follow_seconds must be at least 0"),
+        ({"challenger": "@next", "shadow": True}, "--challenger @next: models/export is not in the registry; name"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], message: str) -> None:
     others = {"challenger": None, "canary": None, "shadow": False, "follow_seconds": 5}
-    with pytest.raises(ValueError, match=message):
-        rollout_config({**others, "max_seconds": 30, "drain_seconds": 10, **options}, Path())
+    with pytest.raises(UserError, match=message):
+        rollout_config({**others, "max_seconds": 30, "drain_seconds": 10, **options}, "models/export", Path())
 
 
 @dataclass
@@ -276,7 +276,7 @@ async def test_bad_challenger_is_stopped_and_no_client_sees_a_failure(
 @pytest.mark.parametrize("seconds", [{"max_seconds": 0.4}, {"drain_seconds": 0.4}])
 async def test_hanging_challenger_is_stopped_within_the_time_of_a_client(seconds: dict[str, float]) -> None:
     options = {"challenger": "2", "canary": 1.0, "shadow": False, "follow_seconds": 0}
-    config = rollout_config({"max_seconds": 30.0, "drain_seconds": 10.0, **options, **seconds}, Path())
+    config = rollout_config({"max_seconds": 30.0, "drain_seconds": 10.0, **options, **seconds}, "", Path())
     hanging = Hanging()
     with bench(1.0, hanging, config.patience_seconds) as made:
         app = create_app(made.trial, RequestLimits(max_seconds=0.4))

@@ -117,7 +117,7 @@ def _accepts(port: int) -> bool:
         (("--max-wait-ms", "-1"), "Invalid value for '--max-wait-ms': -1.0 is not in the range 0<=x<=1000"),
         (("--challenger", "@next", "--canary", "0"), "must be above 0% and at most 100%, got '0'"),
         (("--host", "127.0.0..1"), "--host 127.0.0..1 --port 8080: cannot listen there: "),
-        (("--challenger", "@next", "--shadow"), "models/export is not in the registry; name the challenger in full"),
+        (("--challenger", "@next"), "a challenger needs --canary SHARE or --shadow"),
     ],
 )
 def test_invalid_options_are_one_line(options: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
