@@ -16,6 +16,7 @@ from in_memory_server import (
     SIZES,
     Application,
     FakeModel,
+    Gate,
     application,
     inference,
     probabilities,
@@ -197,21 +198,6 @@ async def test_answer_without_probabilities_fails_only_its_request() -> None:
         *(1, 2, UserError, 1)
     ]
     queue.close()
-
-
-class Gate:
-    """A model's function that waits until the gate is opened."""
-
-    def __init__(self) -> None:
-        self.entered, self.opened = threading.Event(), threading.Event()
-
-    def __call__(self, batch: np.ndarray) -> np.ndarray:
-        self.entered.set()
-        assert self.opened.wait(60)
-        return shares(batch)
-
-    async def is_entered(self) -> None:
-        assert await asyncio.to_thread(self.entered.wait, 60)
 
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.sampled_from([0.0, 2.0]))
