@@ -251,7 +251,7 @@ class TrialRouter(Router):
         if served is None:
             self.metrics.unloaded("challenger")
         else:
-            self.metrics.serving("challenger", served.about.name, served.version, served.digest)
+            self.metrics.serving("challenger", served.about.name, served.version, served.about.digest)
             LOG.info("the challenger, version %s, is on trial", served.version)
         self.metrics.rollout(self.state, self.config.share if served else 0.0)
 
@@ -259,7 +259,7 @@ class TrialRouter(Router):
         """Replace the primary model; the trial begins again, or ends if the challenger is now the primary."""
         super().swap(served)
         challenger = self.evidence.challenger
-        if challenger is not None and challenger.digest == served.digest:
+        if challenger is not None and challenger.about.digest == served.about.digest:
             LOG.warning("the challenger, version %s, is the primary model now; its trial ends", challenger.version)
             self.challenge(None)
         elif challenger is not None:

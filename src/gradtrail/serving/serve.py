@@ -212,7 +212,7 @@ async def _load_models(uri: str, rollout: RolloutConfig, router: Router, listene
     router.metrics.startup_seconds.set(seconds)
 
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    about = f"({served.about.model}, sha256 {served.digest[:12]}, from {uri})"
+    about = f"({served.about.model}, sha256 {served.about.digest[:12]}, from {uri})"
     smallest, *later = map(str, served.about.batch_sizes)
     sizes = f"{smallest} (compiling {', '.join(later)})" if later else smallest
     answering = f"{address} answers with {served.about.name} version {served.version} {about}"
