@@ -35,13 +35,16 @@ UNWANTED = ("mlflow", "pandas", "flax", "sklearn", "matplotlib", "pyarrow", "opt
 
 @pytest.mark.slow
 def test_server_prints_its_address_and_imports_only_what_it_needs(folder: Path) -> None:
-    with server(folder, python=("-X", "importtime")) as running:
+    options = ("--max-body-mib", "0.01", "--access-log")
+    with server(folder, *options, python=("-X", "importtime")) as running:
         model = rf"digits version [0-9a-f]{{12}} \(mlp-8, sha256 [0-9a-f]{{12}}, from {re.escape(str(folder))}\)"
         line = rf"http://127\.0\.0\.1:\d+ answers with {model}, in batches of 1 \(compiling 4, 8\)"
         line += r"; ready after \d+\.\d s\n"
         assert re.fullmatch(line, running.line)
         assert running.ask("GET", "/v2/health/ready") == (200, {"ready": True})
         assert running.ask("POST", INFER, ONE)[0] == 200
+        assert running.ask("POST", INFER, b" " * 10_486)[1] == {"error": "the body has more than 10,485 bytes"}
+        assert f'"POST {INFER} HTTP/1.1" 413' in running.errors.read_text()
         imported = {line.rpartition("|")[2].strip() for line in running.errors.read_text().splitlines()}
         assert "jax" in imported
         assert not {name for name in imported if name.split(".")[0] in UNWANTED}
