@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from exports import write_small_export
+from in_memory_server import SIZES
 from mlflow import MlflowClient
 from model_store import enter_store, small_export
 from projects import empty_store
@@ -28,6 +30,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
         return made[seed]
 
     return export
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small export for the batch sizes of a server."""
+    return write_small_export(tmp_path_factory.mktemp("served") / "export", batch_sizes=SIZES)
 
 
 @pytest.hookimpl(tryfirst=True)

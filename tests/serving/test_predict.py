@@ -15,12 +15,15 @@ from exports import write_small_export, write_wrong_export
 from factories import ROOT
 from fuzzing import on_linux, taken_bytes
 from PIL import Image
+from rich.console import Console
 
 from gradtrail import cli
 from gradtrail.serving import predict as predicting
-from gradtrail.serving.predict import predict_into
+from gradtrail.serving.predict import predict, predict_into
 from gradtrail.stages.model.exported import ExportedModel, read_export
 from gradtrail.support.errors import UserError
+
+CLASSES = tuple(rf"[{letter}]$\frac$" for letter in "abcdefghij")  # no markup of Rich, no formula of Matplotlib
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def color_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    about = {"image_shape": (28, 28, 3), "dataset": "folder 1234abcd"}
+    about = {"image_shape": (28, 28, 3), "classes": CLASSES, "dataset": "folder 1234abcd"}
     return write_small_export(tmp_path_factory.mktemp("color") / "export", model="cnn", **about)
 
 
@@ -312,3 +315,46 @@ def test_mistake_is_one_line_with_status_2(arguments: list[str], message: str, e
     status, out, err = run(*(export if argument == "EXPORT" else argument for argument in arguments))
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"gradtrail: {message}")
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., io.StringIO]:
+    """Make `predict` print on a terminal of so many columns and colors; returns its output."""
+
+    def make(colors: str, width: int = 80) -> io.StringIO:
+        output = io.StringIO()
+        console = Console(file=output, force_terminal=True, color_system=colors, width=width, legacy_windows=False)  # type: ignore[arg-type]
+        monkeypatch.setattr(predicting, "stdout_console", lambda: console)
+        return output
+
+    return make
+
+
+def test_predict_draws_the_image_in_color_and_names_the_class(
+    color_export: Path, terminal: Callable[..., io.StringIO], tmp_path: Path
+) -> None:
+    (image,) = np.random.default_rng(0).integers(0, 256, (1, 28, 28, 3), dtype=np.uint8)
+    (tmp_path / "a.png").write_bytes(png(image))
+    output = terminal("truecolor")
+    assert not predict([tmp_path / "a.png"], str(color_export), tmp_path, figure=tmp_path / "figure.png")
+    text = output.getvalue()
+    for row in range(0, 28, 2):
+        for column in range(28):
+            upper, lower = (";".join(map(str, image[each, column])) for each in (row, row + 1))
+            assert f"\x1b[38;2;{upper};48;2;{lower}m▀" in text.splitlines()[row // 2]
+    label = read_export(color_export).predict(image[None]).argmax()
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert f"a.png: {CLASSES[label]}  " in plain
+    drawn = np.asarray(Image.open(tmp_path / "figure.png").convert("RGB"), int)
+    assert np.ptp(drawn, axis=2).max() > 100, "the figure is in color"
+
+
+def test_image_is_drawn_within_the_width_and_colors_of_the_terminal(terminal: Callable[..., io.StringIO]) -> None:
+    wide = np.zeros((30, 100, 3), np.uint8)
+    wide[..., 0] = 255
+    for colors, width, expected in (("256", 100, 100), ("256", 40, 34), ("standard", 80, 50)):
+        output = terminal(colors, width)
+        predicting._print_image(wide, predicting.stdout_console())
+        lines = output.getvalue().splitlines()
+        assert [line.count("▀") for line in lines] == [expected] * len(lines)
+        assert ("196" in lines[0]) == (colors == "256"), "red, or its luminance"

@@ -69,8 +69,17 @@ def test_cached_export_is_reused_and_a_damaged_one_downloaded_again(registered: 
     assert again.folder.stat().st_ino != before
 
 
-def test_unavailable_store_uses_the_last_resolution(registered: str, capsys: pytest.CaptureFixture, tmp_path: Path):
+def test_unavailable_store_uses_the_version_that_was_resolved_or_followed_last(
+    registered: str,
+    client: MlflowClient,
+    exported: Callable[[int], Path],
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+):
     reference = resolve("models:/digits@champion")
+    register(client, exported(1), seed=1)
+    remember("models:/digits@champion", "models:/digits/2")  # never resolved
+    followed = resolve("models:/digits/2")
     damage(tmp_path)
     with pytest.raises(RegistryUnavailable):
         version_of("digits", "champion")
@@ -78,17 +87,7 @@ def test_unavailable_store_uses_the_last_resolution(registered: str, capsys: pyt
     assert "warning: MLflow's registry does not respond" in capsys.readouterr().err
     with pytest.raises(RegistryUnavailable):
         resolve("models:/digits/1")  # never resolved
-
-
-def test_unavailable_store_uses_the_version_that_was_followed_last(
-    registered: str, client: MlflowClient, exported: Callable[[int], Path], tmp_path: Path
-):
-    resolve("models:/digits@champion")
-    register(client, exported(1), seed=1)
-    remember("models:/digits@champion", "models:/digits/2")  # never resolved
-    followed = resolve("models:/digits/2")
     remember("models:/digits@champion", "models:/digits/2")
-    damage(tmp_path)
     assert resolve("models:/digits@champion") == followed
 
 

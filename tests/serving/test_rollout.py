@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_memory_server import JSON, FakeModel, ask, inference, manifest
+from in_memory_server import JSON, FakeModel, Gate, ask, inference, manifest
 from starlette.exceptions import HTTPException
 
 from gradtrail.serving import rollout
@@ -56,13 +55,13 @@ def test_ids_are_split_by_share_alike_in_every_process_and_a_larger_share_has_th
         ({"challenger": "@next", "canary": 0.1, "shadow": True}, "--canary and --shadow exclude each other"),
         ({"challenger": "@next"}, "a challenger needs --canary SHARE or --shadow"),
         ({"shadow": True}, "these need --challenger"),
-        ({"follow_seconds": -1}, "follow_seconds must be at least 0"),
+        ({"challenger": "@next", "shadow": True}, "--challenger @next: models/export is not in the registry; name"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], message: str) -> None:
     others = {"challenger": None, "canary": None, "shadow": False, "follow_seconds": 5}
-    with pytest.raises(ValueError, match=message):
-        rollout_config({**others, "max_seconds": 30, "drain_seconds": 10, **options}, Path())
+    with pytest.raises(UserError, match=message):
+        rollout_config({**others, "max_seconds": 30, "drain_seconds": 10, **options}, "models/export", Path())
 
 
 @dataclass
@@ -169,17 +168,6 @@ def beyond_one(batch: np.ndarray) -> np.ndarray:
     return sound(batch) * 3 - 1
 
 
-class Hanging:
-    """A model that answers once it is released."""
-
-    def __init__(self) -> None:
-        self.is_released = threading.Event()
-
-    def __call__(self, batch: np.ndarray) -> np.ndarray:
-        assert self.is_released.wait(60)
-        return sound(batch)
-
-
 @dataclass
 class Bench:
     """A router with a primary and a trial."""
@@ -276,20 +264,20 @@ async def test_bad_challenger_is_stopped_and_no_client_sees_a_failure(
 @pytest.mark.parametrize("seconds", [{"max_seconds": 0.4}, {"drain_seconds": 0.4}])
 async def test_hanging_challenger_is_stopped_within_the_time_of_a_client(seconds: dict[str, float]) -> None:
     options = {"challenger": "2", "canary": 1.0, "shadow": False, "follow_seconds": 0}
-    config = rollout_config({"max_seconds": 30.0, "drain_seconds": 10.0, **options, **seconds}, Path())
-    hanging = Hanging()
+    config = rollout_config({"max_seconds": 30.0, "drain_seconds": 10.0, **options, **seconds}, "", Path())
+    hanging = Gate(sound)
     with bench(1.0, hanging, config.patience_seconds) as made:
         app = create_app(made.trial, RequestLimits(max_seconds=0.4))
         for number in range(4):
             body = json.dumps({"inputs": [[number, 0], [0, 255]]}).encode()
             reply = await ask(app, "POST", "/invocations", [body], JSON)
             assert (reply.status, reply.headers[VERSION_HEADER.lower()]) == (200, "1")
-        hanging.is_released.set()
+        hanging.opened.set()
         assert made.trial.describe_rollout()["stopped"]["because"] == "errors"
 
 
 async def test_hanging_shadow_is_stopped_but_not_by_requests_of_an_earlier_trial() -> None:
-    hanging = Hanging()
+    hanging = Gate(sound)
     with bench(0.0, hanging, patience_seconds=0.02) as made:
         for number in range(rollout.MAX_COMPARISONS):
             await made.ask(number)
@@ -300,7 +288,7 @@ async def test_hanging_shadow_is_stopped_but_not_by_requests_of_an_earlier_trial
         for number in range(20):
             await made.ask(number)
             await made.settle()
-        hanging.is_released.set()
+        hanging.opened.set()
         assert made.trial.describe_rollout()["stopped"]["because"] == "errors"
 
 
@@ -341,14 +329,14 @@ async def test_failures_of_the_primary_are_no_evidence() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 async def test_comparisons_are_skipped_under_load(share: float) -> None:
-    hanging = Hanging()
+    hanging = Gate(sound)
     with bench(share, sound if share else hanging) as made:
         if share:  # the primary's answers are waited for
             made.trial.current.batcher.predict = lambda images: asyncio.to_thread(hanging, images)  # type: ignore[method-assign]
         for number in range(20):
             assert (await made.ask(number)).model.version == ("2" if share else "1")
         assert made.value("gradtrail_comparisons_dropped_total") == 20 - rollout.MAX_COMPARISONS
-        hanging.is_released.set()
+        hanging.opened.set()
         await made.settle()
         requests = 20 if share else rollout.MAX_COMPARISONS
         assert made.trial.describe_rollout()["requests"] == requests

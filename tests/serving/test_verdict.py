@@ -20,13 +20,11 @@ from model_store import enter_store, evaluation, training
 from projects import empty_store
 
 from gradtrail.core.intervals import Interval, share_interval
-from gradtrail.serving import probe
 from gradtrail.serving.candidate import find_candidate
 from gradtrail.serving.probe import COLD, WARM, measure
 from gradtrail.serving.release import promote
 from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict import AT_LEAST, Measured, as_texts, judge, verdict, verdict_tag
-from gradtrail.stages.model.exported import ExportedModel
 from gradtrail.support.errors import UserError
 
 SLO = Path("deploy/slo.yaml")
@@ -158,10 +156,6 @@ def evaluate(client: MlflowClient, run: Run, predicted: np.ndarray) -> None:
         "worst_class_recall": min(recalls, key=operator.attrgetter("low")),
         "expected_calibration_error": Interval(value=error, low=error, high=error),
     }
-    log_export_metrics(client, run, measured)
-
-
-def log_export_metrics(client: MlflowClient, run: Run, measured: Mapping[str, Interval]) -> None:
     child = find_candidate(run.info.run_id, client).exported
     for name, interval in measured.items():
         for key, value in {"": interval.value, "_low": interval.low, "_high": interval.high}.items():
@@ -290,17 +284,3 @@ def test_model_that_cannot_answer_is_one_line(tmp_path: Path):
     wrong = write_wrong_export(tmp_path / "wrong", answers="-1 to 2")
     with pytest.raises(UserError, match="the model cannot answer: digits: its answers to 1 of 1 images are not prob"):
         measure(wrong, processes=1)
-
-
-def test_every_batch_size_is_run(exported: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch):
-    sizes: list[int] = []
-    predict = ExportedModel.predict
-
-    def recorded(self: ExportedModel, images: np.ndarray) -> np.ndarray:
-        sizes.append(len(images))
-        return predict(self, images)
-
-    monkeypatch.setattr(ExportedModel, "predict", recorded)
-    monkeypatch.setattr(probe, "_timed", lambda *_: np.array([0.001]))
-    assert probe.steady(exported(0)).keys() == FAST.keys() - {COLD, WARM}
-    assert sizes == [1, 1, 32]

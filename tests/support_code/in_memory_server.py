@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,21 @@ def shares(images: np.ndarray) -> np.ndarray:
     """Return probabilities that tell images apart: float32 (images, classes)."""
     first = images[:, 0, 0].astype(np.float32) / 255
     return np.stack([first, 1 - first, np.zeros_like(first)], axis=1)
+
+
+class Gate:
+    """A model's function that waits until the gate is opened."""
+
+    def __init__(self, function: Callable[[np.ndarray], np.ndarray] = shares) -> None:
+        self.function, self.entered, self.opened = function, threading.Event(), threading.Event()
+
+    def __call__(self, batch: np.ndarray) -> np.ndarray:
+        self.entered.set()
+        assert self.opened.wait(60)
+        return self.function(batch)
+
+    async def is_entered(self) -> None:
+        assert await asyncio.to_thread(self.entered.wait, 60)
 
 
 @dataclass
@@ -104,13 +120,10 @@ def application(
     *,
     limits: RequestLimits | None = None,
     token: str = "",
-    max_wait_ms: float = 2.0,
-    max_queue_images: int = 4096,
 ) -> Application:
     """Return a server; without a model it is not ready."""
     metrics = ServerMetrics()
-    batching = BatchingConfig(max_wait_ms=max_wait_ms, max_queue_images=max_queue_images)
-    router = Router(batching=batching, metrics=metrics)
+    router = Router(batching=BatchingConfig(), metrics=metrics)
     if model:
         router.swap(model.served_by(router))
     app = create_app(router, limits, token=token)

@@ -62,7 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 def test_unusable_exports_are_refused_in_one_line(tmp_path: Path) -> None:
     damaged = write_small_export(tmp_path / "damaged", model="linear")
     (damaged / "weights.safetensors").write_bytes(b"words")
-    with pytest.raises(MlflowException, match="is not the file that was exported"):
+    with pytest.raises(MlflowException, match="damaged: its SHA-256 is not that of"):
         _load_pyfunc(str(damaged))
     wrong = _load_pyfunc(str(write_wrong_export(tmp_path / "wrong", answers="NaN")))
     with pytest.raises(MlflowException, match="digits: its answers to 3 of 3 images are not probabilities"):

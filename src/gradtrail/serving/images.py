@@ -75,7 +75,9 @@ def _fitted(
     """Return the ink cut out, scaled to the share of a frame that it has in the data set, and centered."""
     rows, columns = (np.flatnonzero((ink > _FAINT).any(axis=axis)) for axis in (1, 0))
     cut = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    small = _scaled(cut, framing.share * min(shape) / max(cut.shape))
+    height, width = (max(1, round(side * framing.share * min(shape) / max(cut.shape))) for side in cut.shape)
+    image = Image.fromarray(cut.astype(np.float32))
+    small = np.asarray(image.resize((width, height), Image.Resampling.BOX))
     frame, start = np.zeros(shape), list[int]()
     for axis, (size, length) in enumerate(zip(small.shape, shape, strict=True)):
         weights = small.sum(axis=1 - axis) if framing.by_mass else None
@@ -84,8 +86,3 @@ def _fitted(
     top, left = start
     frame[top : top + small.shape[0], left : left + small.shape[1]] = small
     return frame / frame.max()
-
-
-def _scaled(grey: Float[np.ndarray, "rows columns"], scale: float) -> Float[np.ndarray, "height width"]:
-    height, width = (max(1, round(length * scale)) for length in grey.shape)
-    return np.asarray(Image.fromarray(grey.astype(np.float32)).resize((width, height), Image.Resampling.BOX))

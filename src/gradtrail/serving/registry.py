@@ -5,7 +5,6 @@ Out of scope: changing the registry, see `serving/release`. MLflow is imported l
 
 import contextlib
 import functools
-import hashlib
 import json
 import re
 import sys
@@ -19,7 +18,7 @@ from urllib.parse import quote
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import flatten
 from gradtrail.stages.common.yaml_file import read_yaml
-from gradtrail.stages.model.exported import MANIFEST, Manifest, export_name, read_manifest
+from gradtrail.stages.model.exported import MANIFEST, Manifest, export_name, read_manifest, verified_bytes
 from gradtrail.support.errors import UserError, is_store_fault, one_line
 from gradtrail.support.paths import store_uri
 from gradtrail.tracking.stale_outs import warn_of_earlier_model
@@ -116,13 +115,8 @@ def registered_name(params: Path = Path("params.yaml")) -> str:
 def verify_export(folder: Path) -> Manifest:
     """Return the manifest of an export, after comparing every file with its digest; UserError if one is damaged."""
     manifest = read_manifest(folder)
-    for name, expected in manifest.files.items():
-        try:
-            digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        except OSError as error:
-            raise UserError(f"{folder / name}: cannot be read: {error.strerror}") from None
-        if digest != expected:
-            raise UserError(f"{folder / name}: damaged: its SHA-256 is {digest[:12]}…, not {expected[:12]}…")
+    for name in manifest.files:
+        verified_bytes(folder, name, manifest)
     return manifest
 
 

@@ -21,11 +21,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from gradtrail.core.config import Bounds, config
 from gradtrail.serving.metrics import Role, Rollout, ServerMetrics
 from gradtrail.serving.registry import MODELS, RegistryUnavailable, remember, version_of
 from gradtrail.serving.sequential import MeanTest
@@ -40,24 +39,33 @@ PATIENCE_SECONDS = 2.0  # longest wait for the challenger's answer; then the pri
 MAX_BACKOFF_SECONDS = 60.0  # between attempts to load a version that could not be loaded
 
 
-@config
+@dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """The options of `gradtrail serve` about models to come."""
 
-    follow_seconds: Annotated[float, Bounds(at_least=0, at_most=3600)]  # between checks of an alias; 0 for none
-    challenger: str | None = None  # URI of a model on trial, or `@ALIAS` of the served model's name
+    follow_seconds: float  # between checks of an alias; 0 for none
+    challenger: str | None = None  # URI of a model on trial
     share: float = 0.0  # share of the ids that the challenger answers; 0 for a shadow
     patience_seconds: float = PATIENCE_SECONDS  # longest wait for the challenger's answer
 
 
-def rollout_config(options: Mapping[str, Any], place: Path) -> RolloutConfig:
-    """Return the config of these options, with folders relative to `place`; ValueError if they exclude each other."""
+def rollout_config(options: Mapping[str, Any], uri: str, place: Path) -> RolloutConfig:
+    """Return the config of these options; raise UserError if they exclude each other.
+
+    A challenger `@ALIAS` is an alias of the registered name of the served model, at `uri`; folders are relative to
+    `place`.
+    """
     challenger, share, is_shadow = (options[name] for name in ("challenger", "canary", "shadow"))
     if share is not None and is_shadow:
-        raise ValueError("--canary and --shadow exclude each other: a shadow answers no client")
+        raise UserError("--canary and --shadow exclude each other: a shadow answers no client")
     if bool(challenger) != (is_shadow or share is not None):
-        raise ValueError("a challenger needs --canary SHARE or --shadow, and these need --challenger")
-    if challenger and not challenger.startswith(("@", MODELS)):
+        raise UserError("a challenger needs --canary SHARE or --shadow, and these need --challenger")
+    if challenger and challenger.startswith("@"):
+        match = re.fullmatch(f"({MODELS}[^/@]+)[/@].+", uri)
+        if match is None:
+            raise UserError(f"--challenger {challenger}: {uri} is not in the registry; name the challenger in full")
+        challenger = match[1] + challenger
+    elif challenger and not challenger.startswith(MODELS):
         challenger = str(place / challenger)
     return RolloutConfig(
         follow_seconds=options["follow_seconds"],
@@ -65,16 +73,6 @@ def rollout_config(options: Mapping[str, Any], place: Path) -> RolloutConfig:
         share=share or 0.0,
         patience_seconds=min(PATIENCE_SECONDS, options["max_seconds"] / 4, options["drain_seconds"] / 4),
     )
-
-
-def challenger_uri(challenger: str, model: str) -> str:
-    """Return a challenger's full URI: `@ALIAS` is an alias of the registered name of `model`, or a UserError."""
-    if not challenger.startswith("@"):
-        return challenger
-    match = re.fullmatch(f"({MODELS}[^/@]+)[/@].+", model)
-    if match is None:
-        raise UserError(f"--challenger {challenger}: {model} is not in the registry; name the challenger in full")
-    return match[1] + challenger
 
 
 def make_router(config: RolloutConfig, batching: BatchingConfig, metrics: ServerMetrics) -> Router:
@@ -102,8 +100,7 @@ async def roll_out(uri: str, config: RolloutConfig, router: Router, locate: Call
         first = f"{MODELS}{name[0]}/{router.current.version}"
         followers.append(follow(uri=uri, role="primary", use=replace, loaded=first).run())
     if config.challenger and isinstance(router, TrialRouter):
-        challenger = challenger_uri(config.challenger, uri)
-        followers.append(follow(uri=challenger, role="challenger", use=router.challenge).run())
+        followers.append(follow(uri=config.challenger, role="challenger", use=router.challenge).run())
     await asyncio.gather(*followers)
 
 
@@ -254,7 +251,7 @@ class TrialRouter(Router):
         if served is None:
             self.metrics.unloaded("challenger")
         else:
-            self.metrics.serving("challenger", served.about.name, served.version, served.digest)
+            self.metrics.serving("challenger", served.about.name, served.version, served.about.digest)
             LOG.info("the challenger, version %s, is on trial", served.version)
         self.metrics.rollout(self.state, self.config.share if served else 0.0)
 
@@ -262,7 +259,7 @@ class TrialRouter(Router):
         """Replace the primary model; the trial begins again, or ends if the challenger is now the primary."""
         super().swap(served)
         challenger = self.evidence.challenger
-        if challenger is not None and challenger.digest == served.digest:
+        if challenger is not None and challenger.about.digest == served.about.digest:
             LOG.warning("the challenger, version %s, is the primary model now; its trial ends", challenger.version)
             self.challenge(None)
         elif challenger is not None:

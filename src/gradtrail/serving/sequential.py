@@ -12,6 +12,7 @@ Sources: I. Waudby-Smith and A. Ramdas, "Estimating means of bounded random vari
 
 import math
 from collections import deque
+from functools import lru_cache
 
 STEPS = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
 SHARES = sorted({*STEPS, *(1 - step for step in STEPS)})  # of the largest possible bet
@@ -44,7 +45,7 @@ class MeanTest:
         self.significance = significance
         self.count = 0  # observations so far
         self._bets = [share / self.limit for share in SHARES]
-        self._cached_gains: dict[float, list[float]] = {}
+        self._gains = lru_cache(CACHE_SIZE)(self._compute_gains)  # most observations are 0 or 1
         self._bettors: deque[list[float]] = deque(maxlen=NUM_BETTORS)  # logarithms of the wealth of each bet
         self._sums: deque[list[float]] = deque(maxlen=NUM_BETTORS)  # observations and their total since each began
 
@@ -74,11 +75,6 @@ class MeanTest:
             sums[1] += value
         return value > self.limit and self.log_evidence >= -math.log(self.significance)
 
-    def _gains(self, value: float) -> list[float]:
-        """Return the increase of the logarithm of each bet's wealth; most observations are 0 or 1."""
-        if value not in self._cached_gains:
-            gains = [math.log1p(bet * (value - self.limit)) for bet in self._bets]
-            if len(self._cached_gains) >= CACHE_SIZE:
-                return gains
-            self._cached_gains[value] = gains
-        return self._cached_gains[value]
+    def _compute_gains(self, value: float) -> list[float]:
+        """Return the increase of the logarithm of each bet's wealth."""
+        return [math.log1p(bet * (value - self.limit)) for bet in self._bets]

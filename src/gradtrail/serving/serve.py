@@ -17,9 +17,8 @@ import jax
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from gradtrail.core.config import ConfigError
 from gradtrail.serving.metrics import ServerMetrics, count_compilations
-from gradtrail.serving.rollout import RolloutConfig, challenger_uri, make_router, roll_out, rollout_config
+from gradtrail.serving.rollout import RolloutConfig, make_router, roll_out, rollout_config
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
 from gradtrail.serving.server.middleware import TOKEN, RequestLimits, error_response, require_token
@@ -52,12 +51,7 @@ def run_server(model: str | None, place: Path, options: Mapping[str, Any]) -> in
     token = os.environ.get(TOKEN, "")
     require_token(options["host"], token)
     uri = _model_uri(model, place)
-    try:
-        rollout = rollout_config(options, place)
-    except ValueError as error:
-        raise ConfigError(f"gradtrail serve: {error}") from None
-    if rollout.challenger:
-        challenger_uri(rollout.challenger, uri)  # raises before anything is loaded
+    rollout = rollout_config(options, uri, place)
 
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     for logger in (LOG, logging.getLogger("uvicorn.access")):
@@ -218,7 +212,7 @@ async def _load_models(uri: str, rollout: RolloutConfig, router: Router, listene
     router.metrics.startup_seconds.set(seconds)
 
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    about = f"({served.about.model}, sha256 {served.digest[:12]}, from {uri})"
+    about = f"({served.about.model}, sha256 {served.about.digest[:12]}, from {uri})"
     smallest, *later = map(str, served.about.batch_sizes)
     sizes = f"{smallest} (compiling {', '.join(later)})" if later else smallest
     answering = f"{address} answers with {served.about.name} version {served.version} {about}"

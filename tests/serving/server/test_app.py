@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import re
-import threading
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from in_memory_server import (
     JSON,
     SHAPE,
     FakeModel,
+    Gate,
     application,
     ask,
     inference,
@@ -191,11 +191,10 @@ async def test_server_is_live_but_not_ready_without_a_model_and_while_it_drains(
     assert (await app.post(INFER, ONE)).status == 200
 
 
-async def test_invocations_are_answered_like_mlflows_server(tmp_path: Path) -> None:
+async def test_invocations_are_answered_like_mlflows_server(folder: Path) -> None:
     """The oracle is what MLflow's server makes of the pyfunc model of the same export."""
     with warnings.catch_warnings(action="ignore"):  # of the import
         from mlflow.pyfunc.scoring_server import predictions_to_json
-    folder = small_export(tmp_path / "export")
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (5, 28, 28), dtype=np.uint8)
     model = _load_pyfunc(str(folder))
@@ -216,6 +215,27 @@ async def test_invocations_are_answered_like_mlflows_server(tmp_path: Path) -> N
             np.testing.assert_allclose(predictions["probabilities"], expected_predictions["probabilities"], rtol=1e-5)
     assert (await app.get("/ping")).body == b"\n"
     assert (await app.get("/version")).body.decode() == VERSION
+
+
+async def test_color_images_are_answered_with_the_names_of_classes(tmp_path: Path) -> None:
+    shape, classes = (12, 10, 3), tuple("abcdefghij")
+    about = {"image_shape": shape, "classes": classes, "dataset": "folder 1234abcd"}
+    app, folder = application(), small_export(tmp_path / "export", model="cnn", **about)
+    app.router.swap(await app.router.load(folder))
+    sent = np.random.default_rng(0).integers(0, 256, (2, *shape), dtype=np.uint8)
+    expected = app.router.current.model.predict(sent)
+    about = (await app.get("/v2/models/digits")).json
+    assert (about["inputs"][0]["shape"], about["parameters"]["classes"]) == ([-1, *shape], [*classes])
+    reply = await app.post(INFER, inference(sent))
+    np.testing.assert_allclose(probabilities(reply), expected, rtol=1e-5)
+    for data in (sent, sent[0], sent / 255):
+        labels = (await app.post(INVOKE, {"inputs": data.tolist()})).json["predictions"]["label"]
+        assert labels == expected.argmax(axis=1)[: len(labels)].tolist()
+    content = io.BytesIO()
+    Image.fromarray(sent[0]).save(content, "PNG")
+    reply = await app.post("/picture", content.getvalue())
+    assert reply.json["image"] == sent[0].tolist()
+    assert reply.json["classes"][reply.json["label"]] == classes[expected[0].argmax()]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
@@ -249,7 +269,7 @@ async def test_page_loads_nothing_from_other_hosts() -> None:
         assert not re.search(r"<script>|style=|onclick=", text)
 
 
-async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold() -> None:
+async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold(caplog: pytest.LogCaptureFixture) -> None:
     app = application(FakeModel())
     for _ in range(3):
         await app.post(INFER, inference(images(2)))
@@ -257,6 +277,7 @@ async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold() ->
     for number in range(9):
         await app.get(f"/nothing/{number}")
     await ask(app.app, "POST", INVOKE, [b"{", None], JSON)  # the client disconnects
+    assert not caplog.records
     text = (await app.get("/metrics")).body.decode()
     route = 'route="/v2/models/{name}/infer",status="200"'
     assert f'gradtrail_request_seconds_count{{{route},temperature="cold"}} 1.0' in text
@@ -269,26 +290,16 @@ async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold() ->
     assert 'gradtrail_batch_fill_ratio_count{size="4"} 3.0' in text
 
 
-def waiting_model(opened: threading.Event) -> FakeModel:
-    """Return a model that answers once the event is set."""
-
-    def wait(batch: np.ndarray) -> np.ndarray:
-        assert opened.wait(60)
-        return shares(batch)
-
-    return FakeModel(wait)
-
-
 async def test_too_many_requests_are_refused() -> None:
-    opened = threading.Event()
-    app = application(waiting_model(opened), limits=RequestLimits(max_requests=3))
+    gate = Gate()
+    app = application(FakeModel(gate), limits=RequestLimits(max_requests=3))
     tasks = [asyncio.create_task(app.post(INFER, ONE)) for _ in range(3)]
     await asyncio.sleep(0)
     reply = await app.post(INFER, ONE)
     assert (reply.status, reply.headers["retry-after"]) == (429, "1")
     assert reply.json == {"error": "3 requests are in progress already; try again"}
     assert (await app.get("/v2/health/ready")).status == 200
-    opened.set()
+    gate.opened.set()
     assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 3
     assert (await app.post(INFER, ONE)).status == 200
 
@@ -319,18 +330,11 @@ async def test_bodies_in_progress_share_one_budget_which_is_free_again_once_they
 
 
 async def test_slow_request_is_ended() -> None:
-    opened = threading.Event()
-    app = application(waiting_model(opened), limits=RequestLimits(max_seconds=0.01))
+    gate = Gate()
+    app = application(FakeModel(gate), limits=RequestLimits(max_seconds=0.01))
     reply = await ask(app.app, "POST", INFER, [BODY[:5], BODY[5:]], JSON)
     assert (reply.status, reply.json) == (504, {"error": "no answer within 0.01 s"})
-    opened.set()
-
-
-async def test_client_disconnect_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    app = application(FakeModel())
-    assert (await ask(app.app, "POST", INFER, [b"{", None], JSON)).status == 499
-    assert not caplog.records
-    assert (await app.post(INFER, ONE)).status == 200
+    gate.opened.set()
 
 
 def failing(_: np.ndarray) -> np.ndarray:

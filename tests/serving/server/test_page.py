@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Browser, browser, needs_chromium
-from in_memory_server import small_export
 from PIL import Image
 from server_process import Server, server
 
@@ -21,11 +20,6 @@ ANSWER = "document.querySelector('#answer').textContent"
 PROBABILITIES = "[...document.querySelectorAll('#bars progress')].map((each) => each.value)"
 
 pytestmark = [pytest.mark.slow, needs_chromium]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_export(tmp_path_factory.mktemp("served") / "export")
 
 
 @pytest.fixture(scope="module")

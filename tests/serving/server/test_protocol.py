@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,26 @@ def invoke(content: Any, content_type: str = "application/json", shape: tuple[in
     return protocol.read_invocation(body, content_type, shape, 100)
 
 
+def infer(body: bytes, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    return protocol.read_inference(body, shape, 4).images
+
+
+def check_refused(read: Callable[..., object], *sent: Any, status: int = 400, message: str, **options: Any) -> None:
+    with pytest.raises(HTTPException) as refused:
+        read(*sent, **options)
+    assert refused.value.status_code == status
+    assert message in refused.value.detail
+    assert "\n" not in refused.value.detail
+
+
 @given(st.integers(0, 4), st.randoms(use_true_random=False), st.booleans(), st.sampled_from([SHAPE, COLOR]))
 def test_pixels_arrive_unchanged_flat_or_nested(count: int, random: Any, is_flat: bool, shape: tuple[int, ...]) -> None:
     pixels = [random.randrange(256) for _ in range(math.prod(shape) * count)]
     images = np.array(pixels, np.uint8).reshape(count, *shape)
     data = (images.ravel() if is_flat else images).tolist()
-    request = protocol.read_inference(inference(data, images.shape), shape, 4)
-    np.testing.assert_array_equal(request.images, images)
-    assert request.images.dtype == np.uint8
+    result = infer(inference(data, images.shape), shape)
+    np.testing.assert_array_equal(result, images)
+    assert result.dtype == np.uint8
     if images.size and images.max() > 1:
         np.testing.assert_array_equal(invoke({"instances": images.tolist()}, shape=shape), images)
     if images.size and images[0].max() > 1:
@@ -43,14 +56,11 @@ def test_pixels_arrive_unchanged_flat_or_nested(count: int, random: Any, is_flat
 
 
 def test_error_names_the_shape_of_color_images() -> None:
-    with pytest.raises(HTTPException) as refused:
-        protocol.read_inference(inference(SIX, [1, 3, 2]), COLOR, 4)
-    assert refused.value.detail == "inputs[0].shape: must be [images, 3, 2, 3], got [1, 3, 2]"
+    message = "inputs[0].shape: must be [images, 3, 2, 3], got [1, 3, 2]"
+    check_refused(infer, inference(SIX, [1, 3, 2]), COLOR, message=message)
     for images in ([[[0, 255]] * 2] * 3, [[0, 255]] * 3, [[[[0, 255]] * 2] * 3]):  # no list of three channels
-        with pytest.raises(HTTPException) as refused:
-            invoke({"inputs": images}, shape=COLOR)
-        expected = "inputs: must be a list of images, each 3 lists of 2 lists of 3 numbers"
-        assert refused.value.detail == expected
+        message = "inputs: must be a list of images, each 3 lists of 2 lists of 3 numbers"
+        check_refused(invoke, {"inputs": images}, shape=COLOR, message=message)
 
 
 def test_values_from_0_to_1_and_binary_images_become_pixels_if_their_form_is_clear() -> None:
@@ -97,11 +107,7 @@ def test_values_from_0_to_1_and_binary_images_become_pixels_if_their_form_is_cle
     ],
 )
 def test_invalid_inference_is_refused_in_one_line(body: bytes, message: str) -> None:
-    with pytest.raises(HTTPException) as refused:
-        protocol.read_inference(body, SHAPE, 4)
-    assert refused.value.status_code == 400
-    assert message in refused.value.detail
-    assert "\n" not in refused.value.detail
+    check_refused(infer, body, message=message)
 
 
 @pytest.mark.parametrize(
@@ -122,17 +128,12 @@ def test_invalid_inference_is_refused_in_one_line(body: bytes, message: str) -> 
     ],
 )
 def test_invalid_invocation_is_refused_in_one_line(content: Any, message: str) -> None:
-    with pytest.raises(HTTPException) as refused:
-        invoke(content)
-    assert refused.value.status_code == 400
-    assert message in refused.value.detail
+    check_refused(invoke, content, message=message)
 
 
 @pytest.mark.parametrize("content_type", ["", "text/csv", "text/plain; charset=utf-8"])
 def test_other_content_types_are_refused(content_type: str) -> None:
-    with pytest.raises(HTTPException) as refused:
-        invoke({"inputs": []}, content_type)
-    assert refused.value.status_code == 415
+    check_refused(invoke, {"inputs": []}, content_type, status=415, message="must be application/json")
 
 
 @pytest.mark.parametrize("value", ["[],", "{},", '{"":0},', '"a",', "[0],", "0.1,"])
@@ -143,15 +144,9 @@ def test_values_that_images_cannot_have_are_refused_before_they_are_parsed(
     monkeypatch.setattr(protocol.orjson, "loads", lambda _: pytest.fail("parsed"))
     count = 2_000_000 if value == "0.1," else 100_000
     body = f'{{"inputs": [{(count * value)[:-1]}]}}'.encode()
-    for read in (
-        lambda: protocol.read_inference(body, shape, 10),
-        lambda: protocol.read_invocation(body, "application/json", shape, 10),
-    ):
-        with pytest.raises(
-            HTTPException, match=f"a request may have 10 images of {' × '.join(map(str, shape))}"
-        ) as error:
-            read()
-        assert error.value.status_code == 413
+    message = f"a request may have 10 images of {' × '.join(map(str, shape))}"
+    check_refused(protocol.read_inference, body, shape, 10, status=413, message=message)
+    check_refused(protocol.read_invocation, body, "application/json", shape, 10, status=413, message=message)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (9, 7), (9, 7, 3), (9, 1, 3), (1, 9, 1)])
@@ -168,11 +163,6 @@ def test_as_many_nested_images_as_a_request_may_have_are_read(
 
 
 def test_too_many_images_are_refused() -> None:
+    check_refused(infer, inference([0] * 30, [5, 3, 2]), status=413, message="5 images; a request may have 4")
     many = np.zeros((101, *SHAPE), int).tolist()
-    for read in (
-        lambda: protocol.read_inference(inference([0] * 30, [5, 3, 2]), SHAPE, 4),
-        lambda: invoke({"inputs": many}),
-    ):
-        with pytest.raises(HTTPException) as refused:
-            read()
-        assert refused.value.status_code == 413
+    check_refused(invoke, {"inputs": many}, status=413, message="101 images; a request may have 100")

@@ -3,11 +3,10 @@
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from exports import write_wrong_export
 from hypothesis import given
 from hypothesis import strategies as st
 from in_memory_server import (
@@ -16,6 +15,7 @@ from in_memory_server import (
     SIZES,
     Application,
     FakeModel,
+    Gate,
     application,
     inference,
     probabilities,
@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.serving.server.batching import Batcher, BatchingConfig
-from gradtrail.stages.model.exported import ExportedModel, read_export
+from gradtrail.stages.model.exported import ExportedModel
 from gradtrail.support.errors import UserError
 
 NUM_SWAPS = 20
@@ -79,32 +79,6 @@ async def test_twenty_swaps_under_load_lose_no_request_and_every_answer_is_of_on
     await asyncio.gather(*clients)
     assert app.router.current.version == str(NUM_SWAPS)
     assert f'gradtrail_model_swaps_total{{role="primary"}} {NUM_SWAPS}' in (await app.get("/metrics")).body.decode()
-
-
-async def test_no_request_compiles(folders: list[Path]) -> None:
-    model = read_export(folders[0])
-
-    app = await started(folders[0])
-    with CompileLog() as log:
-        for count in (*range(12), 17, 40):
-            images = np.random.default_rng(count).integers(0, 256, (count, 28, 28), dtype=np.uint8)
-            reply = await app.post(INFER, inference(images))
-            answered = probabilities(reply)
-            assert answered.shape == (count, 10)
-        assert (log.compilations, log.unplanned) == (0, [])
-    np.testing.assert_allclose(answered, model.predict(images), rtol=1e-5)
-
-
-@pytest.mark.parametrize("answers", ["NaN", "-1 to 2"])
-async def test_model_that_answers_no_probabilities_never_serves(
-    answers: Literal["NaN", "-1 to 2"], tmp_path: Path
-) -> None:
-    folder = write_wrong_export(tmp_path / "wrong", answers=answers)
-
-    app = application()
-    with pytest.raises(UserError, match="digits: its answers to 1 of 1 images are not probabilities, such as"):
-        await app.router.load(folder)
-    assert not app.router.is_ready
 
 
 async def test_first_model_answers_with_its_smallest_size_while_the_others_are_compiled(
@@ -197,21 +171,6 @@ async def test_answer_without_probabilities_fails_only_its_request() -> None:
         *(1, 2, UserError, 1)
     ]
     queue.close()
-
-
-class Gate:
-    """A model's function that waits until the gate is opened."""
-
-    def __init__(self) -> None:
-        self.entered, self.opened = threading.Event(), threading.Event()
-
-    def __call__(self, batch: np.ndarray) -> np.ndarray:
-        self.entered.set()
-        assert self.opened.wait(60)
-        return shares(batch)
-
-    async def is_entered(self) -> None:
-        assert await asyncio.to_thread(self.entered.wait, 60)
 
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.sampled_from([0.0, 2.0]))

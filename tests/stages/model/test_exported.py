@@ -97,7 +97,7 @@ def test_program_of_another_type_is_refused(tmp_path: Path) -> None:
         (lambda folder: replace(folder, "weights.safetensors", b"0"), "weights.safetensors: cannot be read: "),
         (lambda folder: change(folder, files={}), "has no forward.cpu.bin; JAX runs on cpu here"),
         (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors: cannot be read"),
-        (lambda folder: (folder / "weights.safetensors").write_bytes(b"0"), "is not the file that was exported"),
+        (lambda folder: (folder / "weights.safetensors").write_bytes(b"0"), "damaged: its SHA-256 is not that of"),
     ],
 )
 def test_damaged_missing_or_newer_export_is_refused_in_one_line(

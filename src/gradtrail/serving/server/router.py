@@ -32,7 +32,6 @@ class Served:
     model: ExportedModel
     about: Manifest
     version: str  # version in the registry, or the beginning of the digest
-    digest: str
     batcher: Batcher
     num_answered: int = 0  # requests so far
 
@@ -138,14 +137,13 @@ class Router:
         """Give a model a queue and a thread; it is compiled for `sizes`, or all sizes of its manifest."""
         about = model.manifest
         batcher = Batcher(model, self.batching, self.metrics, about.batch_sizes if sizes is None else sizes)
-        digest = about.digest
-        return Served(model=model, about=about, version=version or digest[:12], digest=digest, batcher=batcher)
+        return Served(model=model, about=about, version=version or about.digest[:12], batcher=batcher)
 
     def swap(self, served: Served) -> None:
         """Send new requests to this model; the old one answers those that it has, and ends."""
         old, self._current = self._current, served
         self.metrics.classes = served.about.classes
-        self.metrics.serving("primary", served.about.name, served.version, served.digest)
+        self.metrics.serving("primary", served.about.name, served.version, served.about.digest)
         self.metrics.queue_requests.set_function(lambda: len(served.batcher.queue))
         if old is not None and old is not served:
             old.batcher.close()

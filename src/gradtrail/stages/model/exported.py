@@ -144,7 +144,7 @@ def read_export(folder: Path) -> ExportedModel:
     name = program_name(PLATFORMS.get(backend, backend))
     if name not in manifest.files:
         raise UserError(f"{folder}: has no {name}; JAX runs on {backend} here")
-    weights, data = _verified(folder, WEIGHTS_FILE, manifest), _verified(folder, name, manifest)
+    weights, data = verified_bytes(folder, WEIGHTS_FILE, manifest), verified_bytes(folder, name, manifest)
     try:
         tensors = load(weights)
     except (SafetensorError, ValueError) as error:
@@ -167,13 +167,15 @@ def program_name(platform: str) -> str:
     return f"forward.{platform}.bin"
 
 
-def _verified(folder: Path, name: str, manifest: Manifest) -> bytes:
-    """Return the bytes of a file that has the digest of the manifest."""
+def verified_bytes(folder: Path, name: str, manifest: Manifest) -> bytes:
+    """Return the bytes of a file of an export; raise UserError if they have another digest than in its manifest."""
     path = folder / name
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if hashlib.sha256(data).hexdigest() != manifest.files.get(name):
-        raise UserError(f"{path}: is not the file that was exported; `dvc checkout dvc.yaml` restores it")
+        raise UserError(
+            f"{path}: damaged: its SHA-256 is not that of {MANIFEST}; `dvc checkout dvc.yaml` restores models/export"
+        )
     return data
