@@ -126,7 +126,8 @@ def test_every_step_equals_numpy_and_only_kernels_decay(
 
 
 def test_muon_orthogonalizes_kernels_as_matrices_of_all_inputs_by_outputs() -> None:
-    params = {"kernel": jnp.ones((3, 3, 2, 6)), "last": {"kernel": jnp.ones((12, 40))}, "bias": jnp.ones((2, 6))}
+    shapes = {"kernel": (3, 3, 2, 6), "last": {"kernel": (12, 40)}, "bias": (2, 6)}
+    params = jax.jit(lambda: jax.tree.map(jnp.ones, shapes, is_leaf=lambda node: isinstance(node, tuple)))()
     rng = np.random.default_rng(0)
     grads = [jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), params) for _ in range(3)]
     rule = Muon(learning_rate=0.1, adam_learning_rate=0.01, beta=0.9, weight_decay=0.5)
@@ -134,11 +135,16 @@ def test_muon_orthogonalizes_kernels_as_matrices_of_all_inputs_by_outputs() -> N
     numbers = contrib.MuonDimensionNumbers
     axes = {"kernel": numbers((0, 1, 2), 3), "last": {"kernel": numbers()}, "bias": None}
     theirs = contrib.muon(0.1, beta=0.9, weight_decay=0.5, adam_learning_rate=0.01, muon_weight_dimension_numbers=axes)
-    state = theirs.init(params)
+
+    @jax.jit
+    def step(grad: dict, state: Any, params: dict) -> tuple[dict, Any]:
+        updates, state = theirs.update(grad, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = jax.jit(theirs.init)(params)
     for grad, result in zip(grads, trail[1:], strict=True):
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = theirs.update(grad, state, params)
-        params = optax.apply_updates(params, updates)
+            params, state = step(grad, state, params)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result, params)
 
 
