@@ -244,7 +244,7 @@ def grads_of_each(model: Model, params: Params, copies: int, loss: Loss = LOSS) 
     return jax.vmap(jax.grad(mean_loss), in_axes=(None, 0, 0, 0))(params, *of_example)
 
 
-@pytest.mark.parametrize("name", cases(NETWORKS, fast=("mlp", "linear on features", "mixer")))
+@pytest.mark.parametrize("name", cases(NETWORKS, fast=("mlp", "linear on features")))
 def test_clipped_sum_equals_the_definition(name: str) -> None:
     network, _, loss, copies = NETWORKS[name]
     model = Model(model_config(**{"image_shape": SHAPE} | network))
