@@ -142,7 +142,8 @@ OTHERS = ("sum of earlier", "less the one before", "next", "last", "mean", "sort
 ANY = st.one_of(HARMLESS, st.sampled_from([(name,) for name in OTHERS]))
 
 
-@settings(max_examples=10)
+@pytest.mark.slow  # every network is compiled
+@settings(max_examples=6)
 @given(st.one_of(st.lists(HARMLESS, max_size=3), st.lists(ANY, max_size=3)), st.sampled_from(("nothing", *OTHERS)))
 def test_network_is_accepted_if_images_have_the_gradients_that_they_have_alone(
     make: MakeModel, operations: list[tuple[str, ...]], gated: str
@@ -165,7 +166,7 @@ NOT_TAPPED = (
 )
 METHOD = r"mine.py: Own.{} of the layer last does not agree with the gradients of single images$"
 REFUSED: dict[str, tuple[list[tuple[str, str]], dict[str, Any], str]] = {
-    **{name: ([], {"operations": (name,)}, OTHER_IMAGES) for name in ("sum of earlier", "next", "mean", "sorted")},
+    **{name: ([], {"operations": (name,)}, OTHER_IMAGES) for name in ("sum of earlier", "mean")},
     "place": ([], {"operations": ("place",)}, DEPENDS.format("its place in the batch").replace("the its", "its")),
     "size": ([], {"operations": ("share",)}, DEPENDS.format("size of the batch")),
     "key of another image": (
@@ -189,11 +190,6 @@ REFUSED: dict[str, tuple[list[tuple[str, str]], dict[str, Any], str]] = {
         r"mine.py: the gradient of first/bias is NaN or infinite for random images$",
     ),
     "NumPy draws weights": ([(INIT, "        self.first.bias[...] = jnp.full(4, drawn())")], {}, TWO_NETWORKS),
-    "NumPy draws a constant": (
-        [(INIT, "        self.scale = drawn()"), ("tanh(h)", "tanh(self.scale * h)")],
-        {},
-        TWO_NETWORKS,
-    ),
     "NumPy draws in a call": ([("tanh(h)", "tanh(drawn() * h)")], {}, TWO_NETWORKS),
     "weights used twice": (
         [(CALL, f"        h = h @ self.gate.kernel[...]\n{CALL}".replace("gate", "first").replace("[...]", "[:4]"))],
@@ -254,12 +250,14 @@ FAST = """class Own(Dense):
 """
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_networks_with_exact_gradients_are_accepted(make: MakeModel, precision: Precision) -> None:
-    check_gradients(make(("class Own(Dense):\n    pass\n", FAST), precision=precision, dropout=0.5), batch_size=5)
+def test_networks_with_exact_gradients_are_accepted(make: MakeModel) -> None:
+    """Also if operations on the batch undo each other."""
+    undone = ("sum of earlier", "less the one before", "next", "last", "share", "times", "place", "center features")
+    own = make(("class Own(Dense):\n    pass\n", FAST), operations=undone, precision="bfloat16", dropout=0.5)
+    check_gradients(own, batch_size=5)
     with jax.numpy_dtype_promotion("standard"):
         path = Path("pipeline/networks/transformer.py")
         path.write_text((ROOT / path).read_text())
         network = Own(file="transformer", config=Own.config_class("transformer")(patch=2, width=4, heads=2, blocks=1))
         config = train_config(model="mlp").model_config((6, 4), 3)
-        check_gradients(Model(dataclasses.replace(config, network=network, precision=precision)))
+        check_gradients(Model(dataclasses.replace(config, network=network, precision="bfloat16")))

@@ -89,7 +89,7 @@ def test_absent_examples_are_left_out_and_padding_stays_at_the_end() -> None:
 
 
 @functools.cache
-def network(kind: Literal["linear", "mlp", "cnn", "own"]) -> tuple[Model, Any, Callable[..., Any]]:
+def network(kind: Literal["linear", "cnn", "own"]) -> tuple[Model, Any, Callable[..., Any]]:
     """Return a network, its first parameters, and a function images, labels → products and signals."""
     own = Own(file="raw", config=Own.config_class("raw")(hidden=(4,))) if kind == "own" else None
     config = dataclasses.replace(CONFIG, model=own or NETWORKS[kind])
@@ -97,6 +97,12 @@ def network(kind: Literal["linear", "mlp", "cnn", "own"]) -> tuple[Model, Any, C
     params = initial_params(model)
     products = functools.partial(canary_products, config, model)
     return model, params, jax.jit(lambda images, labels: products(images, labels, params, params))
+
+
+@functools.cache
+def grads_of(model: Model) -> Callable[..., Any]:
+    """Return a function of parameters: the gradients of the canaries."""
+    return jax.jit(lambda params: per_example_grads(model, params, CANARIES.images, CANARIES.labels, loss=CONFIG.loss))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +125,7 @@ def test_scores_are_those_of_the_steps_of_a_training_without_the_absent_canaries
         products, signals = [], []
         for indices in drop_absent(np.asarray(audited._program.order(state.keys, np.int32(epoch))), present):
             assert not set(indices[indices != PADDING]) & set(24 + np.flatnonzero(~COINS))
-            grads = per_example_grads(model, state.params, CANARIES.images, CANARIES.labels, loss=CONFIG.loss)
+            grads = grads_of(model)(state.params)
             factors = np.minimum(1, CLIP / np.asarray(per_example_norm(grads))) / CLIP
             state, record = step(state, take(examples, jnp.asarray(indices)))
             pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(record.observed), strict=True)
@@ -132,13 +138,13 @@ def test_scores_are_those_of_the_steps_of_a_training_without_the_absent_canaries
     assert audited.rate == pytest.approx(10 / 30)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "own"])
+@pytest.mark.parametrize("kind", ["cnn", "own"])
 def test_products_are_those_with_the_clipped_gradients_in_each_layer(
-    kind: Literal["mlp", "cnn", "own"], monkeypatch: pytest.MonkeyPatch
+    kind: Literal["cnn", "own"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     model, params, products = network(kind)
-    grads = per_example_grads(model, params, CANARIES.images, CANARIES.labels, loss=CONFIG.loss)
+    grads = grads_of(model)(params)
     factors = np.minimum(1, CLIP / per_example_norm(grads)) / CLIP
     tiled = [np.resize(part, (300, *part.shape[1:])) for part in (CANARIES.images, CANARIES.labels)]  # two tiles
     dots, signals = products(*tiled)
@@ -157,7 +163,9 @@ def test_observing_changes_no_bit_of_a_step() -> None:
     mechanism = Mechanism.for_training(CONFIG, model, 24, 3, NOISE)
     state = jax.jit(make_init(CONFIG, model, 3))(keys_of(SEEDS))
     examples = on_device(TRAIN.images, TRAIN.labels, mesh)
-    indices = jnp.where(jnp.arange(mechanism.capacity) < 9, jnp.arange(mechanism.capacity), PADDING)
+    indices = jnp.asarray(
+        np.where(np.arange(mechanism.capacity) < 9, np.arange(mechanism.capacity), PADDING), jnp.int32
+    )
     batch = take(examples, indices)
     plain = jax.jit(make_step(CONFIG, model, 3, mesh, mechanism))(state, batch)
     observe = make_step(CONFIG, model, 3, mesh, mechanism, lambda _, grads: grads)

@@ -40,17 +40,14 @@ from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
-from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.step import TrainState
 
 SPLIT, TEST = random_split(10), random_split(14)[10:]  # batches of 4: the last one of an epoch holds 2 examples
 MEMORY = 2**30
 STEP = 2.0**-12  # of central differences; the weights and their sums are exact
-PLAIN_SGD = SGD(learning_rate=0.1, momentum=0.0, nesterov=False)
 SMOOTH = train_config(model=MLP(hidden=(5,), activation="gelu", dropout=0.0), epochs=3, clip_norm=None)
-CLIPPED, NOISY, CONVOLUTIONS = "adamw, clipped", "noisy, averaged", "convolutions"
+CLIPPED, NOISY = "adamw, clipped", "noisy, averaged"
 CONFIGS = {
-    "momentum": SMOOTH,
     CLIPPED: dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["adamw"], clip_norm=0.3),
     NOISY: dataclasses.replace(
         SMOOTH,
@@ -58,11 +55,9 @@ CONFIGS = {
         augmentation=dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
         average_decay=0.9,
     ),
-    "accumulated": dataclasses.replace(SMOOTH, accumulation_steps=2, optimizer=PLAIN_SGD),
-    "batches of 3 and of 1": dataclasses.replace(SMOOTH, batch_size=3),
-    "adam": dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["adam"]),
-    "rmsprop": dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["rmsprop"]),
-    CONVOLUTIONS: dataclasses.replace(SMOOTH, model=dataclasses.replace(SMALL_CNN, activation="gelu")),
+    "momentum, accumulated": dataclasses.replace(SMOOTH, accumulation_steps=2),
+    "rmsprop, batches of 3 and of 1": dataclasses.replace(SMOOTH, batch_size=3, optimizer=OPTIMIZERS["rmsprop"]),
+    "convolutions": dataclasses.replace(SMOOTH, model=dataclasses.replace(SMALL_CNN, activation="gelu")),
 }
 
 
@@ -114,7 +109,7 @@ def trained(metagradient: Metagradient, changes: np.ndarray | None = None) -> Tr
     return metagradient.train(seed_keys(0), examples(changes))[1][-1]
 
 
-@pytest.mark.parametrize("name", cases(CONFIGS, fast=(CLIPPED, NOISY)))
+@pytest.mark.parametrize("name", cases(CONFIGS, fast=(CLIPPED,)))
 def test_derivative_is_that_of_central_differences(name: str) -> None:
     """By each example with each class as its label: with padding, over five parts, the last of which is not full."""
     config = CONFIGS[name]
@@ -136,27 +131,25 @@ def test_derivative_is_that_of_central_differences(name: str) -> None:
 
 
 @functools.cache
-def derivative(name: str) -> np.ndarray:
-    return plain(CONFIGS[name]).derivative(seed_keys(0), examples())[1]
+def derivative() -> np.ndarray:
+    return plain(CONFIGS[CLIPPED]).derivative(seed_keys(0), examples())[1]
 
 
-@pytest.mark.parametrize("name", cases([name for name in CONFIGS if name != NOISY], fast=(CLIPPED,)))
-def test_rounding_to_float32_changes_little(name: str) -> None:
+def test_rounding_to_float32_changes_little() -> None:
     """Without random numbers, which differ in float64."""
     with float64():
-        expected = wide(CONFIGS[name]).derivative(seed_keys(0), examples())[1]
+        expected = wide(CONFIGS[CLIPPED]).derivative(seed_keys(0), examples())[1]
     largest = np.abs(expected).max(axis=(1, 2), keepdims=True)
-    np.testing.assert_allclose(derivative(name) / largest, expected / largest, atol=1e-3)
+    np.testing.assert_allclose(derivative() / largest, expected / largest, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", cases(CONFIGS, fast=(CLIPPED,)))
-def test_a_common_weight_of_all_examples_has_no_effect(name: str) -> None:
+def test_a_common_weight_of_all_examples_has_no_effect() -> None:
     """The loss of a batch is the mean over the weights of its examples."""
-    by_label = derivative(name)[:, np.arange(len(SPLIT)), SPLIT.labels]
+    by_label = derivative()[:, np.arange(len(SPLIT)), SPLIT.labels]
     assert (np.abs(by_label.sum(axis=1)) < 1e-4 * np.abs(by_label).sum(axis=1)).all()
 
 
-@pytest.mark.parametrize("name", cases(CONFIGS, fast=(CLIPPED,)))
+@pytest.mark.parametrize("name", [CLIPPED, pytest.param(NOISY, marks=pytest.mark.slow)])
 def test_training_in_parts_is_the_training(name: str) -> None:
     *_, chunk = run_training(*make_engine(CONFIGS[name], SPLIT))
     state = trained(plain(CONFIGS[name]))
@@ -165,24 +158,23 @@ def test_training_in_parts_is_the_training(name: str) -> None:
 
 def test_less_memory_means_shorter_parts_and_the_same_derivative() -> None:
     """A part of one step needs less than one of two, and the states before nine parts little."""
-    config, advanced = CONFIGS[CONVOLUTIONS], list[int]()
+    config, advanced = CONFIGS[CLIPPED], list[int]()
     state_bytes = sum(leaf.nbytes for leaf in floats_of(trained(plain(config))))
     needed = plain(config).pull_back.cost.total_bytes + 5 * state_bytes
     small = compiled(config, memory_bytes=needed - 1)
     assert (plain(config).steps_per_part, small.steps_per_part) == (2, 1)
     _, result = small.derivative(seed_keys(0), examples(), advanced.append)
-    np.testing.assert_allclose(result, derivative(CONVOLUTIONS), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(result, derivative(), rtol=1e-3, atol=1e-5)
     assert advanced == [9, *[1] * 9]
 
 
 def test_too_little_memory_is_one_line_that_names_enough() -> None:
-    config = dataclasses.replace(SMOOTH, model=MLP(hidden=(3000,), activation="gelu", dropout=0.0))
     with pytest.raises(ConfigError) as caught:
-        compiled(config, memory_bytes=2**20)
+        compiled(CONFIGS[CLIPPED], memory_bytes=0)
     words = str(caught.value).split()
     assert " ".join(words[:5]) == "what_if.memory_mib must be at least"
-    assert " ".join(words[6:]) == "for 9 steps and 5 outputs, got 1; fewer of either, or a smaller network, need less"
-    assert compiled(config, memory_bytes=int(words[5]) * 2**20).program.num_steps == 9
+    assert " ".join(words[6:]) == "for 9 steps and 5 outputs, got 0; fewer of either, or a smaller network, need less"
+    assert words[5] == "1"
 
 
 @given(st.integers(1, 5000), st.integers(1, 10**6), st.integers(0, 10**8), st.integers(1, 10**7), st.integers(0, 10**7))

@@ -1,7 +1,6 @@
 """Layers keep to their precision and clip bound, dropout to its rate; losses against SciPy and finite differences."""
 
 import functools
-import itertools
 from collections.abc import Callable
 
 import jax
@@ -72,10 +71,9 @@ def test_dropout_drops_its_share_and_keeps_the_mean(rate: float) -> None:
 
 
 NUM_EXAMPLES = 16
-RNGS = nnx.Rngs(0)
 LAYERS: dict[str, tuple[Callable[[Precision], Layer], tuple[int, ...], tuple[int, ...]]] = {
-    "dense": (lambda precision: Dense(20, 6, precision, rngs=RNGS), (20,), (6,)),
-    "convolution": (lambda precision: Convolution(3, 8, 16, precision, rngs=RNGS), (8, 3, 3), (16, 3, 3)),
+    "dense": (lambda precision: Dense(20, 6, precision, rngs=nnx.Rngs(0)), (20,), (6,)),
+    "convolution": (lambda precision: Convolution(3, 8, 16, precision, rngs=nnx.Rngs(0)), (8, 3, 3), (16, 3, 3)),
     "group norm": (lambda _: GroupNorm(6, 2), (6, 4, 4), (6, 4, 4)),
     "layer norm": (lambda _: LayerNorm(6), (6, 4, 4), (6, 4, 4)),
 }
@@ -112,22 +110,21 @@ def most_cancelled(layer: Layer, shapes: tuple[tuple[int, ...], ...], copies: in
         return [np.moveaxis(np.asarray(value), 0, layer.batch_axis) for value in result]
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("name", "copies"), [("dense", 3), ("convolution", 3), ("group norm", 1), ("layer norm", 3)])
 def test_no_gradient_exceeds_its_bound(name: str, copies: int) -> None:
     make, *shapes = LAYERS[name]
     result = most_cancelled(make("float32"), tuple(shapes), copies)
-    for precision, dtype in itertools.product(PRIVATE_PRECISIONS, PRIVATE_PRECISIONS):
-        layer = make(precision)
-        inputs, cotangent = (jnp.asarray(value, dtype).astype(jnp.float32) for value in result)
+    for precision in PRIVATE_PRECISIONS:
 
         @jax.jit
-        def added(inputs: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, PyTree]:
-            squared, terms = layer.clip_terms(inputs, cotangent, copies)  # noqa: B023
+        def added(*arrays: jax.Array) -> PyTree:
+            layer = make(precision)  # noqa: B023
+            inputs, cotangent = (array.astype(precision).astype(jnp.float32) for array in arrays)  # noqa: B023
+            squared, terms = layer.clip_terms(inputs, cotangent, copies)
             weights = jnp.diag(1 / jnp.sqrt(squared))  # of each example by itself
-            return jax.vmap(lambda row: layer.weighted_grad(terms, row))(weights)  # noqa: B023
+            return jax.vmap(lambda row: layer.weighted_grad(terms, row))(weights)
 
-        leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(added(inputs, cotangent))]
+        leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(added(*result))]
         norms = np.sqrt(sum(np.sum(leaf.reshape(NUM_EXAMPLES, -1) ** 2, axis=1) for leaf in leaves))
         assert norms.max() <= 1 + 16 * ROUNDING
 
@@ -135,7 +132,7 @@ def test_no_gradient_exceeds_its_bound(name: str, copies: int) -> None:
 LOGITS = RNG.normal(0, 3, (8, 5)).astype(np.float32)
 LABELS = RNG.integers(0, 5, 8).astype(np.int32)
 ONEHOT = np.eye(5)[LABELS]
-SMOOTHINGS = [0.0, 0.1, 0.9]
+SMOOTHINGS = [0.0, 0.9]
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
@@ -171,7 +168,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
 def test_focal_loss_equals_its_formula_in_float64(gamma: float) -> None:
     log_p = scipy.special.log_softmax(LOGITS.astype(np.float64), axis=1)[np.arange(8), LABELS]
     expected = -np.array(WEIGHTED)[LABELS] * (1 - np.exp(log_p)) ** gamma * log_p
@@ -187,7 +184,7 @@ def test_loss_of_each_class_is_that_of_the_class_as_label(loss: losses.Loss) -> 
         np.testing.assert_allclose(by_class[:, label], of_label, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
 def test_gradient_of_a_certain_prediction_is_finite(gamma: float) -> None:
     logits = jnp.array([[100.0, 0.0, 0.0], [-100.0, 0.0, 0.0]])
     grads = jax.grad(lambda logits: jnp.sum(losses.Focal(gamma=gamma).per_example(logits, jnp.zeros(2, jnp.int32))))

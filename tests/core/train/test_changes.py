@@ -38,6 +38,7 @@ CONFIG = train_config(
     augmentation=dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
     optimizer="adamw",
     average_decay=0.9,
+    accumulation_steps=2,
 )
 MESH = make_mesh(jax.local_devices()[:1])
 
@@ -47,17 +48,16 @@ def changes(**fields: Any) -> ChangesConfig:
 
 
 @functools.cache
-def compiled(accumulation_steps: int) -> tuple[Any, Any]:
-    config = dataclasses.replace(CONFIG, accumulation_steps=accumulation_steps)
-    model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    return jax.jit(make_init(config, model, len(ORDER))), jax.jit(make_step(config, model, len(ORDER), MESH))
+def compiled() -> tuple[Any, Any]:
+    model = Model(CONFIG.model_config(SHAPE, NUM_CLASSES))
+    return jax.jit(make_init(CONFIG, model, len(ORDER))), jax.jit(make_step(CONFIG, model, len(ORDER), MESH))
 
 
 def run(
-    config: ChangesConfig = NO_CHANGES, *, order: np.ndarray = ORDER, labels: np.ndarray = SPLIT.labels, parts: int = 1
+    config: ChangesConfig = NO_CHANGES, *, order: np.ndarray = ORDER, labels: np.ndarray = SPLIT.labels
 ) -> tuple[TrainState, StepRecord]:
     """Return the state after a training, and its stacked records."""
-    init, step = compiled(parts)
+    init, step = compiled()
     split = split_of(SPLIT.images, labels, IDS)
     weights = changed_weights(split, **vars(config)) if config.enabled else None
     examples = on_device(SPLIT.images, labels, MESH, weights)
@@ -83,11 +83,10 @@ def assert_close(left: TrainState, right: TrainState, tolerance: float = 1e-4) -
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), one, other)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_removed_examples_are_like_padding(parts: int) -> None:
+def test_removed_examples_are_like_padding() -> None:
     """The random numbers of the other rows stay the same."""
-    expected, padded = run(order=np.where(np.isin(ORDER, [1, 4, 9]), PADDING, ORDER), parts=parts)
-    state, records = run(changes(omit=(108, 105, 100)), parts=parts)
+    expected, padded = run(order=np.where(np.isin(ORDER, [1, 4, 9]), PADDING, ORDER))
+    state, records = run(changes(omit=(108, 105, 100)))
     assert_close(state, expected)
     assert_measured_alike(records, padded)
     assert np.abs(run()[1].metrics["loss"] - padded.metrics["loss"]).max() > 1e-2, "else there is nothing to compare"
@@ -101,13 +100,12 @@ def test_batch_without_examples_has_no_gradient() -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_other_labels_are_like_those_of_another_split(parts: int) -> None:
+def test_other_labels_are_like_those_of_another_split() -> None:
     labels = SPLIT.labels.copy()
     labels[[1, 8]] = (labels[[1, 8]] + [1, 2]) % NUM_CLASSES
-    expected, other = run(labels=labels, parts=parts)
+    expected, other = run(labels=labels)
     pairs = ((108, int(labels[1])), (101, int(labels[8])), (105, int(labels[4])))  # the last one has this label anyway
-    state, records = run(changes(relabel=pairs), parts=parts)
+    state, records = run(changes(relabel=pairs))
     assert_close(state, expected)
     assert_measured_alike(records, other)
     assert np.abs(run()[1].metrics["loss"] - other.metrics["loss"]).max() > 1e-2, "else there is nothing to compare"

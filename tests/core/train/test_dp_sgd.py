@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from factories import NUM_CLASSES, SHAPE, cases, make_engine, private_config, random_split, run_training
+from factories import NUM_CLASSES, SHAPE, make_engine, private_config, random_split, run_training
 from gradient_oracles import per_example_grads
 from scipy import stats
 
@@ -36,20 +36,7 @@ def trained(config: TrainConfig, noise_multiplier: float, steps_per_call: int = 
     return run_training(engine, examples, state=engine.init(keys(config)), steps_per_call=steps_per_call)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    cases(
-        [
-            {},
-            {"accumulation_steps": 4},
-            {"model": "cnn"},
-            {"optimizer": "adamw"},
-            {"optimizer": "lion"},
-        ],
-        fast=[{}, {"model": "cnn"}],
-    ),
-    ids=["sgd", "in small tiles", "cnn", "adamw", "lion"],
-)
+@pytest.mark.parametrize("overrides", [{"accumulation_steps": 4}, {"model": "cnn", "optimizer": "adamw"}], ids=str)
 def test_a_step_is_that_of_the_definition(overrides: dict) -> None:
     """Gradients of all examples of a batch by `vmap(grad)`, each clipped, their sum over the mean size of a batch."""
     clip_norm = 0.2

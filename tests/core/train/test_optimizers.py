@@ -103,7 +103,6 @@ def sgd_case(momentum: float, *, nesterov: bool) -> tuple:
 @pytest.mark.parametrize(
     ("rule", "oracle", "weight_decay"),
     [
-        sgd_case(0.0, nesterov=False),
         sgd_case(0.0, nesterov=True),
         sgd_case(0.9, nesterov=False),
         sgd_case(0.9, nesterov=True),
@@ -112,7 +111,7 @@ def sgd_case(momentum: float, *, nesterov: bool) -> tuple:
         (AdamW(learning_rate=0.1, weight_decay=0.5, **ADAM), functools.partial(adam, **ADAM), 0.5),
         (Lion(learning_rate=0.1, b1=0.5, b2=0.9, weight_decay=0.5), functools.partial(lion, b1=0.5, b2=0.9), 0.5),
     ],
-    ids=["plain", "nesterov without momentum", "momentum", "nesterov", "rmsprop", "adam", "adamw", "lion"],
+    ids=["nesterov without momentum", "momentum", "nesterov", "rmsprop", "adam", "adamw", "lion"],
 )
 def test_every_step_equals_numpy_and_only_kernels_decay(
     rule: Optimizer, oracle: Callable[[np.ndarray], list[np.ndarray]], weight_decay: float
@@ -127,7 +126,8 @@ def test_every_step_equals_numpy_and_only_kernels_decay(
 
 
 def test_muon_orthogonalizes_kernels_as_matrices_of_all_inputs_by_outputs() -> None:
-    params = {"kernel": jnp.ones((3, 3, 2, 6)), "last": {"kernel": jnp.ones((12, 40))}, "bias": jnp.ones((2, 6))}
+    shapes = {"kernel": (3, 3, 2, 6), "last": {"kernel": (12, 40)}, "bias": (2, 6)}
+    params = jax.jit(lambda: jax.tree.map(jnp.ones, shapes, is_leaf=lambda node: isinstance(node, tuple)))()
     rng = np.random.default_rng(0)
     grads = [jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), params) for _ in range(3)]
     rule = Muon(learning_rate=0.1, adam_learning_rate=0.01, beta=0.9, weight_decay=0.5)
@@ -135,11 +135,16 @@ def test_muon_orthogonalizes_kernels_as_matrices_of_all_inputs_by_outputs() -> N
     numbers = contrib.MuonDimensionNumbers
     axes = {"kernel": numbers((0, 1, 2), 3), "last": {"kernel": numbers()}, "bias": None}
     theirs = contrib.muon(0.1, beta=0.9, weight_decay=0.5, adam_learning_rate=0.01, muon_weight_dimension_numbers=axes)
-    state = theirs.init(params)
+
+    @jax.jit
+    def step(grad: dict, state: Any, params: dict) -> tuple[dict, Any]:
+        updates, state = theirs.update(grad, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = jax.jit(theirs.init)(params)
     for grad, result in zip(grads, trail[1:], strict=True):
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = theirs.update(grad, state, params)
-        params = optax.apply_updates(params, updates)
+            params, state = step(grad, state, params)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result, params)
 
 
@@ -151,7 +156,7 @@ SHAPES = {  # parameters of layers, and the shapes of the matrix and the vector 
 }
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_any_shape_of_weights_and_biases_is_treated_as_a_matrix_and_a_vector(kind: str) -> None:
     """Both sides are drawn alike; updates are equal, and so do only weights decay and are orthogonalized."""
 
@@ -180,7 +185,7 @@ def test_parameters_of_other_names_are_no_weights() -> None:
     assert {name for name, leaf in trail[1].items() if (leaf == 1).all()} == {*names}
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (784, 256), (3, 3, 8, 16)])
+@pytest.mark.parametrize("shape", [(), (784, 256)])
 def test_the_squared_norm_is_that_of_all_leaves_in_float64(shape: tuple[int, ...]) -> None:
     leaves = [np.random.default_rng(seed).normal(seed, 1, size=shape).astype(np.float32) for seed in (0, 1)]
     result = jax.jit(squared_norm)({"kernel": jnp.asarray(leaves[0]), "bias": jnp.asarray(leaves[1])})

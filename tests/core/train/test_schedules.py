@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradtrail.core.train.schedules import (
@@ -83,6 +83,7 @@ def test_rates_equal_the_formula(config: Schedule, shares: np.ndarray) -> None:
         ),
     ],
 )
+@settings(max_examples=10)
 @given(data=st.data(), num_steps=st.integers(1, 4) | st.integers(1, 100))
 def test_a_training_of_any_length_rises_to_the_highest_rate_and_falls_to_no_less_than_0(
     make: Callable[..., Schedule], values: dict, data: st.DataObject, num_steps: int

@@ -45,16 +45,14 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.signals import Stopped
 
 SPLIT = random_split(10)  # three steps an epoch
-CONFIGS = {
-    "much at once": train_config(
-        model=MLP(hidden=(5,), activation="relu", dropout=0.5),
-        average_decay=0.9,
-        precision="float16",
-        accumulation_steps=2,
-        epochs=3,
-    ),
-    "early stopping": train_config(optimizer="adam", patience=1, epochs=3),
-}
+MUCH = train_config(
+    model=MLP(hidden=(5,), activation="relu", dropout=0.5),
+    optimizer="adam",
+    average_decay=0.9,
+    precision="float16",
+    accumulation_steps=2,
+    epochs=3,
+)
 EPSILONS = (0.5, 0.75, 1.0)
 SECRET = "correct horse battery staple, and more"  # noqa: S105
 PRIVATE = train_config(epochs=3, privacy=dataclasses.replace(NOT_PRIVATE, enabled=True))
@@ -107,7 +105,7 @@ def training_of(
         secret=secret,
         **fields,
     )
-    program, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT)
+    program, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED, patience=None), SPLIT)
 
     def run_steps(*arguments: Any) -> Any:
         result = program.run_steps(*arguments)
@@ -206,22 +204,6 @@ def test_batch_size_is_not_blamed_for_the_memory_of_the_validation(
         training.compile(new_compiler())
 
 
-def test_training_with_another_label_is_that_of_a_split_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())
-    label = int(SPLIT.labels[3] + 1) % 3
-    labels = np.where(SPLIT.example_id == 3, label, SPLIT.labels).astype(np.int32)
-    weights = []
-    for training in (loaded(relabel=((3, label),)), loaded(split_of(SPLIT.images, labels)), loaded()):
-        training.compile(new_compiler())
-        result = training.train_network(training.config.seeds_of(0), Checkpoints(None, 1e9), Listener())
-        weights.append(np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(result.history.final.params)]))
-    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-4, atol=1e-5)
-    assert np.abs(weights[0] - weights[2]).max() > 1e-2, "else there is nothing to compare"
-
-
 def test_training_without_examples_is_that_of_a_split_without_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,32 +237,31 @@ def test_training_without_examples_is_that_of_a_split_without_them(
     assert trajectory.batch_size == 3
 
 
-@pytest.mark.parametrize(("name", "steps"), [("much at once", 9), ("early stopping", 6)])
 def test_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
-    name: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So it does after any: what follows a resumed step depends on nothing but its checkpoint."""
-    straight = run(CONFIGS[name], None, Listener(None), steps_per_call=1000)
+    """So it does after any: what follows a resumed step depends on nothing but its checkpoint. It stops early, too."""
+    config = dataclasses.replace(MUCH, patience=1)
+    straight = run(config, None, Listener(None), steps_per_call=1000)
     epochs: list[int] = []
-    for step in range(1, steps + 1):
+    for step in range(1, 7):
         listener = Listener(1)
         with pytest.raises(Stopped, match=f"stopped after step {step} of 9; `dvc repro` resumes from there"):
-            run(CONFIGS[name], tmp_path, listener)
+            run(config, tmp_path, listener)
         epochs += listener.epochs
         assert (f"resuming after step {step - 1}, from a checkpoint" in capsys.readouterr().err) == (step > 1)
-    result = run(CONFIGS[name], tmp_path, listener := Listener(1))
+    result = run(config, tmp_path, listener := Listener(1))
     assert listener.left == 1, "nothing was left to do"
-    assert epochs == list(range(1, steps // 3 + 1)), "each was logged once"
+    assert epochs == [1, 2], "each was logged once"
     assert bits(result) == bits(straight)
 
 
 def test_training_stops_after_the_epoch_of_the_params_and_resumes(tmp_path: Path) -> None:
-    config, listener = CONFIGS["much at once"], Listener(None)
-    straight = run(config, None, Listener(None))
+    straight, listener = run(MUCH, None, Listener(None)), Listener(None)
     with pytest.raises(Stopped, match="stopped after step 6 of 9"):
-        run(config, tmp_path, listener, stop_after_epoch=2)
+        run(MUCH, tmp_path, listener, stop_after_epoch=2)
     assert listener.epochs == [1, 2]
-    assert bits(run(config, tmp_path, Listener(None), stop_after_epoch=3)) == bits(straight)
+    assert bits(run(MUCH, tmp_path, Listener(None), stop_after_epoch=3)) == bits(straight)
 
 
 def test_no_checkpoint_is_written_once_data_were_touched(tmp_path: Path) -> None:
@@ -361,10 +342,10 @@ def bytes_in(folder: Path) -> dict[str, str]:
 
 
 def test_a_member_has_the_bytes_of_the_training_with_its_seed(tmp_path: Path) -> None:
-    several = train(dataclasses.replace(CONFIG, seed=3, members=3), tmp_path / "several")
-    assert read_seeds(several / "models") == [3, 4, 5]
+    several = train(dataclasses.replace(CONFIG, seed=3, members=2), tmp_path / "several")
+    assert read_seeds(several / "models") == [3, 4]
     found = []
-    for seed in (3, 4, 5):
+    for seed in (3, 4):
         alone = train(dataclasses.replace(CONFIG, seed=seed), tmp_path / f"alone {seed}")
         for out in ("models", "results/train"):
             folder = read_folders(several / out, several / "models")[seed]
@@ -372,7 +353,7 @@ def test_a_member_has_the_bytes_of_the_training_with_its_seed(tmp_path: Path) ->
             assert member == bytes_in(alone / out)
             assert read_folders(alone / out, alone / "models") == {seed: alone / out}
         found.append(digest(alone / "models" / "final.safetensors"))
-    assert len({*found}) == 3
+    assert len({*found}) == 2
     assert digest(several / "models" / "final.safetensors") == found[0]
 
 
