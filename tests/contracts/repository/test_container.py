@@ -17,11 +17,9 @@ from pathlib import Path
 
 import pytest
 from exports import write_small_export
-from mlflow import MlflowClient
-from model_store import log_export, small_export, training
 from projects import ROOT
 from server_process import Server
-from servers import free_port, tracking_server
+from servers import free_port
 
 TOKEN = "0123456789abcdef"  # noqa: S105
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
@@ -94,7 +92,7 @@ def make_image(podman: Podman) -> None:
     for path in subprocess.check_output(["git", "ls-files", *CONTEXT], cwd=ROOT, text=True).splitlines():
         (context / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, context / path)
-    write_small_export(context / "models" / "export")
+    write_small_export(context / "models" / "export", batch_sizes=(1, 8, 32, 128))
     options = ("--network", "host", "--isolation", "chroot", "--build-arg", f"BASE={BASE}")
     certificates = ("--volume", "/etc/ssl/certs:/etc/ssl/certs:ro")
     file = str(context / "deploy" / "Containerfile")
@@ -145,38 +143,6 @@ def test_server_answers_from_its_compile_cache_and_ends_by_sigterm(podman: Podma
         assert running.send("GET", "/version", headers=AUTHORIZED)[0] == 200
         assert compilations(running) == {"hit": 4, "miss": 0}
     assert running.process.returncode == 0, running.errors.read_text()
-
-
-def test_compile_cache_of_another_processor_is_refused(podman: Podman, tmp_path: Path) -> None:
-    """The image's cache under the name of another kind of processor."""
-    tar = ("--entrypoint", "tar", IMAGE, "--create", "--directory", "compiled", ".")
-    archive = subprocess.check_output(podman.start(*tar))
-    subprocess.run(["tar", "--extract", "--directory", tmp_path], input=archive, check=True)
-    (compiled,) = tmp_path.iterdir()
-    compiled.rename(compiled.with_name(compiled.name.rpartition("-")[0] + "-0123456789ab"))
-    with server(podman, "--volume", f"{tmp_path}:/srv/gradtrail/compiled:ro") as running:
-        assert compilations(running) == {"hit": 0, "miss": 4}
-
-
-def test_server_gets_the_champion_from_a_registry(
-    podman: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "server").mkdir()
-    with tracking_server(tmp_path / "server") as registry:
-        client = MlflowClient(registry.uri)
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", registry.uri)
-        client.create_experiment("models")
-        run = training(client)
-        model_id = log_export(client, run, small_export(tmp_path / "export"))
-        client.create_registered_model("digits")
-        client.create_model_version("digits", f"models:/{model_id}", run_id=run.info.run_id, model_id=model_id)
-        client.set_registered_model_alias("digits", "champion", "1")
-        options = ("--tmpfs", "/tmp", "--env", f"MLFLOW_TRACKING_URI={registry.uri}")  # noqa: S108
-        with server(podman, *options, model="models:/digits@champion") as running:
-            assert "answers with digits version 1 " in running.line
-            assert running.ask("POST", "/v2/models/digits/infer", BODY, AUTHORIZED)[0] == 200
-        assert running.process.returncode == 0
 
 
 def test_image_is_small_and_has_another_user_than_root(podman: Podman, tmp_path: Path) -> None:
