@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from exports import write_small_export
 from mlflow import MlflowClient
-from model_store import enter_store, small_export
+from model_store import enter_store
 from projects import empty_store
 
 
@@ -24,7 +25,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
     def export(seed: int) -> Path:
         if seed not in made:
-            made[seed] = small_export(folder / str(seed), seed=seed)
+            made[seed] = write_small_export(folder / str(seed), seed=seed)
         return made[seed]
 
     return export

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import uvicorn
 from click.testing import CliRunner
-from exports import write_wrong_export
+from exports import write_small_export, write_wrong_export
 from factories import ROOT
-from in_memory_server import FakeModel, application, inference, small_export
+from in_memory_server import FakeModel, application, inference
 from server_process import Server, command, environment, server
 from uvicorn.server import ServerState
 
@@ -35,7 +35,7 @@ UNWANTED = ("mlflow", "pandas", "flax", "sklearn", "matplotlib", "pyarrow", "opt
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_export(tmp_path_factory.mktemp("served") / "export")
+    return write_small_export(tmp_path_factory.mktemp("served") / "export")
 
 
 def refused(*arguments: str, **variables: str) -> str:

@@ -303,4 +303,4 @@ def test_every_batch_size_is_run(exported: Callable[[int], Path], monkeypatch: p
     monkeypatch.setattr(ExportedModel, "predict", recorded)
     monkeypatch.setattr(probe, "_timed", lambda *_: np.array([0.001]))
     assert probe.steady(exported(0)).keys() == FAST.keys() - {COLD, WARM}
-    assert sizes == [1, 1, 32]
+    assert sizes == [1, 1, 8]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exports import write_small_export
 from in_memory_server import (
     CLASSES,
     JSON,
@@ -22,7 +23,6 @@ from in_memory_server import (
     inference,
     probabilities,
     shares,
-    small_export,
 )
 from mlflow.version import VERSION
 from PIL import Image
@@ -195,7 +195,7 @@ async def test_invocations_are_answered_like_mlflows_server(tmp_path: Path) -> N
     """The oracle is what MLflow's server makes of the pyfunc model of the same export."""
     with warnings.catch_warnings(action="ignore"):  # of the import
         from mlflow.pyfunc.scoring_server import predictions_to_json
-    folder = small_export(tmp_path / "export")
+    folder = write_small_export(tmp_path / "export")
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (5, 28, 28), dtype=np.uint8)
     model = _load_pyfunc(str(folder))

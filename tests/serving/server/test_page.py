@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Browser, browser, needs_chromium
-from in_memory_server import small_export
+from exports import write_small_export
 from PIL import Image
 from server_process import Server, server
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, needs_chromium]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_export(tmp_path_factory.mktemp("served") / "export")
+    return write_small_export(tmp_path_factory.mktemp("served") / "export")
 
 
 @pytest.fixture(scope="module")
