@@ -78,7 +78,6 @@ KILLS = {
     "at a chunk": (HISTORY, "History", "check", 150, "before"),
     "while a checkpoint is written": (f"{TRAIN}.checkpoints", "Checkpoints", "_start", 2, "after"),
     "between the outs and their log": (f"{TRACKING}.live", "LiveRun", "outs", 1, "before"),
-    "while its record is closed": (f"{TRACKING}.live", "LiveRun", "end", 1, "before"),
 }
 
 
@@ -221,16 +220,10 @@ def test_sync_and_gc_do_not_disturb_a_running_training(committed: Project, train
 @pytest.mark.nightly
 @pytest.mark.skipif(not os.environ.get("MNIST_DIR"), reason="MNIST_DIR is not set: it names a folder with MNIST")
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
-def test_millions_of_examples_take_less_memory_than_they_have_and_a_kill_changes_no_byte(tmp_path: Path) -> None:
+def test_millions_of_examples_take_less_memory_than_they_have(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project")
-    for key, value in {
-        "train.model": "linear",
-        "train.epochs": 1,
-        "train.keep_epochs": [],
-        "runtime.checkpoint_seconds": 0.1,
-        "runtime.system_metrics": False,
-    }.items():
-        project.set(key, value)
+    project.change({"train.model": "linear", "train.epochs": 1, "train.keep_epochs": []})
+    project.change({"runtime.checkpoint_seconds": 0.1, "runtime.system_metrics": False})
     for stage in ("fetch", "preprocess"):
         project.run_stage(stage)
     processed = project.folder / "data/processed"
@@ -242,10 +235,6 @@ def test_millions_of_examples_take_less_memory_than_they_have_and_a_kill_changes
     info = read_info(processed)
     write_info(processed, dataclasses.replace(info, examples=info.examples | {"train": len(copies)}))
     size = sum(path.stat().st_size for path in processed.rglob("*") if path.is_file())
-    training = Training(project)
-    training.kill(HISTORY, "History", "check", 90, "before")
-    assert "train: resuming after step " in training.finish()
-    outs = training.outs()
     process, peak = project.start_stage("train"), 0
     while process.poll() is None:
         with contextlib.suppress(OSError, StopIteration):  # it has just ended
@@ -253,30 +242,15 @@ def test_millions_of_examples_take_less_memory_than_they_have_and_a_kill_changes
         time.sleep(0.05)
     output, _ = process.communicate()
     assert process.returncode == 0, output
-    assert "resuming" not in output
-    assert training.outs() == outs
     assert 0 < peak < 0.7 * size
     shutil.rmtree(project.folder / "data")  # pytest keeps the folders of the last runs
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"train.mlp.dropout": 0.2, "train.augmentation.shift": 1.0, "train.augmentation.rotation": 10.0},
-        {
-            "train.model": "cnn",
-            "train.cnn.channels": [4, 8],
-            "train.cnn.hidden": [16],
-            "train.precision": "float16",
-        },
-        {"train.average_decay": 0.9},
-    ],
-    ids=["mlp with dropout and augmentation", "cnn in float16", "averaged weights"],
-)
-def test_kills_at_random_moments_change_no_byte(params: dict[str, object], tmp_path: Path) -> None:
+def test_kills_at_random_moments_change_no_byte(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project")
-    project.change(QUICK | {"train.epochs": 4, "train.batch_size": 8} | params)
+    project.change(QUICK | {"train.epochs": 4, "train.batch_size": 8, "train.average_decay": 0.9})
+    project.change({"train.model": "cnn", "train.cnn.channels": [4, 8], "train.precision": "float16"})
     project.dvc("repro", "preprocess")
     project.run_stage("train")
     expected, started = project.digests(*OUTS), time.monotonic()

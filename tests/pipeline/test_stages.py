@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from projects import STAGES, Project, besides_progress, finished_project
+from projects import STAGES, Project, finished_project
 
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
@@ -24,20 +24,16 @@ def project() -> Project:
     return finished_project()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_metrics_are_flat_and_name_the_data_set(project: Project, stage: str) -> None:
-    metrics = project.metrics_of(stage)
-    assert metrics["dataset"] == "digits"
-    assert len(metrics["dataset_digest"]) == 12
-    assert all(isinstance(value, int | float | str) for value in metrics.values())
+def test_metrics_are_flat_and_name_the_data_set(project: Project) -> None:
+    for metrics in map(project.metrics_of, STAGES):
+        assert metrics["dataset"] == "digits"
+        assert len(metrics["dataset_digest"]) == 12
+        assert all(isinstance(value, int | float | str) for value in metrics.values())
 
 
 def test_figures_of_a_quick_training(project: Project) -> None:
-    train, evaluate = project.metrics_of("train"), project.metrics_of("evaluate")
-    assert train["epochs"] == 3
-    assert train["num_parameters"] == 784 * 32 + 32 + 32 * 10 + 10
-    costs = json.loads((project.folder / "results/costs/train.json").read_text())
-    assert costs["train_step"]["flops"] > 0
+    evaluate = project.metrics_of("evaluate")
+    assert project.metrics_of("train")["num_parameters"] == 784 * 32 + 32 + 32 * 10 + 10
     assert evaluate["accuracy_low"] < evaluate["accuracy"] < evaluate["accuracy_high"]
     assert evaluate["accuracy"] > 0.6
     assert evaluate["num_examples"] == project.metrics_of("fetch")["test_examples"]
@@ -99,47 +95,6 @@ def test_report_is_logged_with_the_numbers_of_the_evaluation(project: Project) -
     assert "not comparable with results on other data sets" in page.decode()
     assert "report.html" not in project.git("status", "--porcelain", "--untracked-files=all")
     assert (project.folder / "results/gradients/label_error_scores.png").exists()
-
-
-WITH_A_SMALL_SAMPLE = """
-from gradtrail.stages.data import data_files
-data_files.SAMPLE = 500
-from gradtrail.stages.common.stage import run_stage
-from pipeline.{0} import main
-run_stage(main, "{0}")
-"""
-
-
-@pytest.mark.slow
-def test_of_a_large_split_the_dynamics_of_a_sample_are_recorded_and_analysed(project: Project, tmp_path: Path) -> None:
-    copy = project.copy(tmp_path / "project")
-    dynamics = copy.folder / "results/train/dynamics.parquet"
-    whole = pd.read_parquet(dynamics)
-    for stage in ("train", "gradients"):
-        copy.python("-c", WITH_A_SMALL_SAMPLE.format(stage))
-    expected = whole.iloc[np.arange(500) * len(whole) // 500]
-    sample = pd.read_parquet(dynamics)
-    np.testing.assert_array_equal(sample["example_id"], expected["example_id"])
-    for column in ("mean_probability", "probability_std"):  # another program, whose sums may be rounded otherwise
-        np.testing.assert_allclose(sample[column], expected[column], atol=0.02)
-    scores = pd.read_parquet(copy.folder / "results/gradients/scores.parquet")
-    scored = scores[scores["split"] == "train"].set_index("example_id")
-    assert scored.index.tolist() == sample["example_id"].tolist()
-    np.testing.assert_array_equal(scored["forgetting_events"], sample["forgetting_events"])
-
-
-@pytest.mark.slow
-def test_diverged_training_names_the_step(project: Project, tmp_path: Path) -> None:
-    copy = project.copy(tmp_path / "project")
-    copy.set("train.adamw.learning_rate", 1e8)
-    copy.set("train.keep_epochs", [])
-    copy.set("runtime.tracking", False)
-    output = copy.python("-m", "pipeline.train", status=2)
-    (line,) = besides_progress(output.splitlines())
-    assert line.startswith("train: training diverged: the loss of step ")
-    assert (copy.folder / "models/final.safetensors").read_bytes() == (
-        project.folder / "models/final.safetensors"
-    ).read_bytes()
 
 
 @pytest.mark.slow
