@@ -9,13 +9,12 @@ what a server takes for a request; `busy` says how much of one core it took.
 import argparse
 import asyncio
 import json
-import math
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+import numpy as np
 import uvloop
 
 _WARM_UP = 0.2  # of the seconds, before them
@@ -79,11 +78,6 @@ def answer_length(received: bytes) -> int:
     raise ValueError("an answer without a length")
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of the values does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
 async def run(url: str, body: bytes, num_clients: int, seconds: float) -> tuple[Tally, int]:
     """Load a server; return what its clients saw after a warm-up, and the number of all requests."""
     parts = urlsplit(url)
@@ -109,10 +103,11 @@ async def run(url: str, body: bytes, num_clients: int, seconds: float) -> tuple[
 
 def summary(tally: Tally, seconds: float) -> dict[str, float]:
     """Return requests per second, and percentiles in milliseconds."""
-    ordered = sorted(tally.seconds)
-    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-    found = {f"{name}_ms": 1000 * percentile(ordered, share) for name, share in shares.items()}
-    return {"requests": len(ordered), "per_second": len(ordered) / seconds, "errors": tally.errors, **found}
+    percents = (50, 95, 99)
+    found = 1000 * np.percentile(tally.seconds, percents, method="inverted_cdf")
+    by_name = {f"p{percent}_ms": value for percent, value in zip(percents, found.tolist(), strict=True)}
+    number = len(tally.seconds)
+    return {"requests": number, "per_second": number / seconds, "errors": tally.errors, **by_name}
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ def test_experiment_is_executed_once(
 def test_of_two_overlapping_executions_one_is_published(
     request_: Request, experiment: Experiment, shared: SharedRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STAGE_SECONDS", "2")
+    monkeypatch.setenv("STAGE_SECONDS", "1")
     outcomes: list[str] = []
     threads = [threading.Thread(target=lambda: outcomes.append(make_experiment(request_, experiment))) for _ in "ab"]
     for thread in threads:

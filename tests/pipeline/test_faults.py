@@ -5,9 +5,8 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,44 +48,19 @@ def statuses(project: Project, stage: str) -> list[str]:
 
 def test_stopped_stage_starts_over(project: Project) -> None:
     stage, expected = "evaluate", all_outs(project)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        shutil.rmtree(project.folder / "results" / stage)  # as DVC does before it runs a stage
-        with project.holding(stage) as has_begun:
-            process = project.start_stage(stage)
-            output, seconds = stop(process, number, when=has_begun)
-        assert process.returncode == 128 + number, output
-        assert output.splitlines()[-1].startswith(f"{stage}: stopped; ")
-        assert "Traceback" not in output
-        assert seconds < 60, "it would have waited for 600"
-        assert statuses(project, stage) == ["FINISHED"], "by the first attempt"
-        assert all_outs(project) == expected
+    shutil.rmtree(project.folder / "results" / stage)  # as DVC does before it runs a stage
+    with project.holding(stage) as has_begun:
+        process = project.start_stage(stage)
+        output, seconds = stop(process, signal.SIGHUP, when=has_begun)
+    assert process.returncode == 128 + signal.SIGHUP, output
+    assert output.splitlines()[-1].startswith(f"{stage}: stopped; ")
+    assert "Traceback" not in output
+    assert seconds < 60, "it would have waited for 600"
+    assert statuses(project, stage) == ["FINISHED"], "by the first attempt"
+    assert all_outs(project) == expected
     project.run_stage(stage)
     assert all_outs(project) == expected
     assert statuses(project, stage) == ["FINISHED"]
-
-
-@pytest.mark.parametrize("stage", ["train", "report"])
-def test_stage_whose_code_changed_writes_nothing(project: Project, stage: str) -> None:
-    before, script = all_outs(project), project.folder / f"pipeline/{stage}.py"
-    text = script.read_text()
-    with project.holding(stage) as has_begun:
-        process = project.start_stage(stage)
-        edit_once_begun(project, process, has_begun, lambda: script.write_text(f"{text}# a comment\n"))
-        output, _ = process.communicate(timeout=300)
-    assert process.returncode == 2, output
-    assert output.splitlines()[-1].startswith(f"{stage}: pipeline/{stage}.py changed while {stage} ran; ")
-    assert all_outs(project) == before
-    assert statuses(project, stage) == ["FINISHED"], "by the first attempt"
-
-
-def edit_once_begun(
-    project: Project, process: subprocess.Popen[str], has_begun: Callable[[], bool], edit: Callable[[], object]
-) -> None:
-    while not has_begun():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    edit()
-    (project.folder / ".git" / "hold").unlink()
 
 
 def test_a_training_whose_params_were_edited_resumes_when_the_edit_is_undone(project: Project) -> None:
@@ -95,7 +69,10 @@ def test_a_training_whose_params_were_edited_resumes_when_the_edit_is_undone(pro
     rate = project.get(key)
     with project.holding("train") as has_begun:
         process = project.start_dvc("repro", "--force", "--single-item", "train")
-        edit_once_begun(project, process, has_begun, lambda: project.set(key, 0.123))
+        while not has_begun():
+            assert process.poll() is None, process.communicate()[0]
+        project.set(key, 0.123)
+        (project.folder / ".git" / "hold").unlink()
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 255, output
     assert f"train: params.yaml: {key} changed from {rate} to 0.123 while train ran" in output
@@ -156,13 +133,6 @@ def read_only(project: Project) -> Iterator[Project]:
 def test_a_read_only_folder_is_one_line(read_only: Project) -> None:
     line = refusal(read_only, "train", *AS_ANYBODY)
     assert "Permission denied" in line
-
-
-def test_too_large_model_is_one_line_with_its_memory(project: Project) -> None:
-    project.set("train.mlp.hidden", [2_000_000, 100_000])
-    line = refusal(project, "train")
-    assert "train.batch_size 128 takes " in line
-    assert "GiB are free; not even one example would fit: a smaller model may" in line
 
 
 def points(project: Project) -> list[tuple[str, str, int]]:

@@ -1,7 +1,6 @@
 """The real pipeline with default params on the real MNIST: what the README promises."""
 
 import os
-from pathlib import Path
 
 import pytest
 from projects import Project, copy_project
@@ -27,14 +26,6 @@ def test_default_model_reaches_the_promised_accuracy(project: Project) -> None:
     assert evaluation["num_examples"] == 10_000
     assert evaluation["accuracy"] >= 0.983
     assert project.metrics_of("gradients")["num_examples"] == 70_000
-
-
-@pytest.mark.nightly
-def test_force_writes_the_same_bytes(project: Project) -> None:
-    lock = project.lock()
-    project.dvc("repro", "--force", env={"MNIST_DIR": os.environ["MNIST_DIR"]})
-    assert project.lock() == lock
-    assert Path(project.folder / "models/final.safetensors").is_file()
 
 
 def test_nothing_runs_twice(project: Project) -> None:

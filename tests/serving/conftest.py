@@ -9,7 +9,7 @@ import pytest
 from exports import write_small_export
 from in_memory_server import SIZES
 from mlflow import MlflowClient
-from model_store import enter_store, small_export
+from model_store import enter_store
 from projects import empty_store
 
 
@@ -26,7 +26,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
     def export(seed: int) -> Path:
         if seed not in made:
-            made[seed] = small_export(folder / str(seed), seed=seed)
+            made[seed] = write_small_export(folder / str(seed), seed=seed, batch_sizes=(1, 32))
         return made[seed]
 
     return export

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exports import write_small_export
 from mlflow import MlflowClient
-from model_store import LABELS, evaluation, log_export, small_export, training
+from model_store import LABELS, evaluation, log_export, training
 from projects import finished_project
 
 from gradtrail.serving.candidate import find_candidate, find_champion
@@ -33,7 +34,7 @@ def test_each_export_of_a_training_has_its_own_metrics_and_predictions(
     client: MlflowClient, exported: Callable[[int], Path], tmp_path: Path
 ) -> None:
     run = training(client)
-    exports = {"final": exported(0), "best": small_export(tmp_path / "best", weights="best")}
+    exports = {"final": exported(0), "best": write_small_export(tmp_path / "best", weights="best")}
     for weights, export in exports.items():
         log_export(client, run, export)
         evaluation(client, run, (LABELS + (weights == "best")) % 10, weights=weights)

@@ -11,8 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from exports import write_small_export
 from mlflow import MlflowClient
-from model_store import log_export, small_export, training, write_export_params
+from model_store import log_export, training, write_export_params
 from server_process import Server, server
 from servers import Proxy, tracking_server
 
@@ -80,7 +81,7 @@ def register(client: MlflowClient, folder: Path) -> None:
     client.create_registered_model("digits")
     for version, label in LABELS.items():
         run = training(client, seed=label)
-        model_id = log_export(client, run, small_export(folder / f"export-{version}", always=label))
+        model_id = log_export(client, run, write_small_export(folder / f"export-{version}", always=label))
         client.create_model_version("digits", f"models:/{model_id}", run_id=run.info.run_id, model_id=model_id)
     promote(client, "1")
 

@@ -13,16 +13,10 @@ from typing import Any
 import psutil
 import requests
 from projects import ROOT
-from servers import free_port, service
+from servers import answers, free_port, service
 
 BUCKET = "gradtrail"
 Environment = Mapping[str, str]
-
-
-def answers(url: str) -> bool:
-    with contextlib.suppress(requests.RequestException):
-        return requests.get(url, timeout=5).status_code < 500
-    return False
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ def write_small_export(
     always: int | None = None,
     model: Literal["linear", "mlp", "cnn"] = "mlp",
     members: int = 1,
-    batch_sizes: tuple[int, ...] = (1, 8, 32, 128),
+    batch_sizes: tuple[int, ...] = (1, 8),
     image_shape: tuple[int, ...] = SHAPE,
     **overrides: Any,
 ) -> Path:

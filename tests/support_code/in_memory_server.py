@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import EllipsisType
 from typing import Any, cast
 
@@ -195,10 +194,3 @@ def probabilities(reply: Reply) -> np.ndarray:
     """Return the probabilities in an answer of the open inference protocol, float32 (images, classes)."""
     (tensor,) = (output for output in reply.json["outputs"] if output["name"] == "probabilities")
     return np.array(tensor["data"], np.float32).reshape(tensor["shape"])
-
-
-def small_export(folder: Path, **arguments: Any) -> Path:
-    """Write a small exported network of 28 × 28 pixels, for three batch sizes."""
-    from exports import write_small_export
-
-    return write_small_export(folder, batch_sizes=SIZES, **arguments)

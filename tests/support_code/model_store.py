@@ -4,12 +4,10 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from exports import write_small_export
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Run
 from projects import ROOT
@@ -92,8 +90,3 @@ def evaluation(
     client.log_text(run.info.run_id, table.to_csv(index=False), "results/classes.csv")
     client.set_terminated(run.info.run_id)
     return client.get_run(run.info.run_id)
-
-
-def small_export(folder: Path, **options: Any) -> Path:
-    """Write a small export with two sizes, for speed."""
-    return write_small_export(folder, batch_sizes=(1, 32), **options)

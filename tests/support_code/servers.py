@@ -61,14 +61,15 @@ class TrackingServer:
             self._client.set_tag(run["id"], "replaced_by", "")  # else they were deleted by a person
             self._client.delete_run(run["id"])
 
-    def answers(self) -> bool:
-        with contextlib.suppress(OSError):
-            return requests.get(f"{self.uri}/health", timeout=5).ok
-        return False
-
     @property
     def _client(self) -> MlflowClient:
         return MlflowClient(self.uri)
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(requests.RequestException):
+        return requests.get(url, timeout=5).status_code < 500
+    return False
 
 
 @contextlib.contextmanager
@@ -99,7 +100,7 @@ def tracking_server(folder: Path, database: str = "") -> Iterator[TrackingServer
     command += ["--workers", "1", "--backend-store-uri", database or f"sqlite:///{folder / 'server.db'}"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
     env = environment() | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # eight more processes, for what is not used
-    with service(command, folder / "server.log", env, server.answers, cwd=folder):
+    with service(command, folder / "server.log", env, lambda: answers(f"{server.uri}/health"), cwd=folder):
         yield server
 
 

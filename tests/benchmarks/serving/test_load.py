@@ -3,21 +3,10 @@
 import asyncio
 import itertools
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.serving.__main__ import Measured, ratio
-from benchmarks.serving.load import answer_length, percentile, run, summary
-
-
-@given(st.lists(st.floats(0, 10), min_size=1), st.sampled_from([0.01, 0.5, 0.95, 0.99, 1.0]))
-def test_a_percentile_is_numpys(values: list[float], share: float) -> None:
-    ordered = sorted(values)
-    if not float(share * len(values)).is_integer():  # where rounding errors decide
-        assert percentile(ordered, share) == np.percentile(values, 100 * share, method="inverted_cdf")
-    assert sum(value <= percentile(ordered, share) for value in values) >= share * len(values) - 1e-9
+from benchmarks.serving.load import answer_length, run, summary
 
 
 def test_the_length_of_an_answer_is_told_by_its_head() -> None:

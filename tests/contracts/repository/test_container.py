@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from exports import write_small_export
 from mlflow import MlflowClient
-from model_store import log_export, small_export, training
+from model_store import log_export, training
 from projects import ROOT
 from server_process import Server
 from servers import free_port, tracking_server
@@ -168,7 +168,7 @@ def test_server_gets_the_champion_from_a_registry(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", registry.uri)
         client.create_experiment("models")
         run = training(client)
-        model_id = log_export(client, run, small_export(tmp_path / "export"))
+        model_id = log_export(client, run, write_small_export(tmp_path / "export"))
         client.create_registered_model("digits")
         client.create_model_version("digits", f"models:/{model_id}", run_id=run.info.run_id, model_id=model_id)
         client.set_registered_model_alias("digits", "champion", "1")

@@ -116,12 +116,6 @@ def test_compose_publishes_only_on_loopback() -> None:
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
-def test_only_workers_mount_the_key_for_git_read_only() -> None:
-    mounts = {name: service.get("volumes", []) for name, service in services().items()}
-    keys = {name: volume for name, volumes in mounts.items() for volume in volumes if ".ssh" in volume}
-    assert keys == {"worker": "${GRADTRAIL_SSH_DIR:?}:/home/gradtrail/.ssh:ro"}
-
-
 def test_names_of_the_server_are_those_of_its_manifests() -> None:
     """The paths of the probes, the metric of the autoscaler."""
     metrics = ServerMetrics()
@@ -166,36 +160,27 @@ def test_mlflow_does_not_start_without_its_secrets(missing: str, tmp_path: Path)
     assert (done.returncode, done.stderr) == (2, f"mlflow.sh: {missing} is not set\n")
 
 
-def started(folder: Path, variables: dict[str, str]) -> list[str]:
-    """Return the arguments that `mlflow.sh` gives to MLflow, and the lines of its file of settings."""
-    (folder / "mlflow").write_text('#!/bin/sh\necho "$@"\ncat "$MLFLOW_AUTH_CONFIG_PATH"\n')
-    (folder / "mlflow").chmod(0o755)
-    names = ("ARTIFACTS_DESTINATION", "FLASK_SERVER_SECRET_KEY", "TRACKING_USERNAME", "TRACKING_PASSWORD")
-    env = {f"MLFLOW_{name}": "x" for name in names} | {"PATH": f"{folder}:/usr/bin:/bin", "TMPDIR": str(folder)}
-    command = ["/bin/sh", DEPLOY / "mlflow.sh"]
-    return subprocess.run(command, env=env | variables, capture_output=True, text=True, check=True).stdout.splitlines()
-
-
 def test_mlflow_starts_with_authentication_on_loopback_without_passwords_in_arguments(tmp_path: Path) -> None:
-    variables = {"MLFLOW_BACKEND_STORE_URI": "postgresql://a:hidden@b/c", "MLFLOW_TRACKING_PASSWORD": "very-secret"}
-    command, *config = started(tmp_path, variables)
-    assert "--app-name basic-auth" in command
-    assert "--host 127.0.0.1" in command
-    assert "hidden" not in command
-    assert "very-secret" not in "".join([command, *config])
+    """Python's parser takes a single % for the beginning of a reference."""
+    (tmp_path / "mlflow").write_text('#!/bin/sh\necho "$@"\ncat "$MLFLOW_AUTH_CONFIG_PATH"\n')
+    (tmp_path / "mlflow").chmod(0o755)
+    uri, user = "postgresql://a:hidden%40%(x)s@b/c", "50% of me"
+    env = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_ARTIFACTS_DESTINATION": "x", "MLFLOW_FLASK_SERVER_SECRET_KEY": "x"}
+    env |= {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": "very-secret"}
+    env |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    command = ["/bin/sh", DEPLOY / "mlflow.sh"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    arguments, *config = done.stdout.splitlines()
+    assert "--app-name basic-auth" in arguments
+    assert "--host 127.0.0.1" in arguments
+    assert "hidden" not in arguments
+    assert "very-secret" not in done.stdout
     assert "authorization_function = mlflow.server.auth:authenticate_request_basic_auth" in config
     (written,) = (path for path in tmp_path.iterdir() if path.name != "mlflow")
     assert written.stat().st_mode & 0o077 == 0
-
-
-def test_percent_signs_reach_mlflow_unchanged(tmp_path: Path) -> None:
-    """Python's parser takes a single % for the beginning of a reference."""
-    variables = {"MLFLOW_BACKEND_STORE_URI": "postgresql://a:p%40%(x)s@b/c", "MLFLOW_TRACKING_USERNAME": "50% of me"}
-    _, *config = started(tmp_path, variables)
     read = configparser.ConfigParser()
     read.read_string("\n".join(config))
-    assert read["mlflow"]["database_uri"] == variables["MLFLOW_BACKEND_STORE_URI"]
-    assert read["mlflow"]["admin_username"] == variables["MLFLOW_TRACKING_USERNAME"]
+    assert (read["mlflow"]["database_uri"], read["mlflow"]["admin_username"]) == (uri, user)
 
 
 def test_git_ignores_the_variables_of_compose() -> None:

@@ -11,10 +11,6 @@ from gradtrail.tracking.names import METRICS, metric_name
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 NAMES = {name for cells in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`([^`]+)`", cells)}
 COMPILE = "compile_"  # begins the metrics that each compiling stage has; the page has those of `profile`
-# Parts that code adds to a name
-DERIVED = re.compile(
-    r"^(best|ensemble|label_errors|compile|rank_correlation|train|validation|test)_|_over_float32$|_flops$|_total_bytes$|_macro$"
-)
 
 
 # Metrics of optional pipelines, members, noisy labels, more examples than are analyzed, changed and private trainings
@@ -50,11 +46,3 @@ def test_page_has_the_metrics_of_a_run_and_no_others() -> None:
 def test_every_row_of_the_table_is_about_a_metric_of_the_page() -> None:
     known = {*NAMES, f"train/{COMPILE}total_seconds", "train/members"}
     assert [row for row in METRICS if not any(re.fullmatch(row, name) for name in known)] == []
-
-
-def test_code_writes_every_metric_of_the_page() -> None:
-    """Of names that no run of the committed params has, the last part is a word of the code."""
-    known = {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r"\w+", path.read_text())}
-    assert len(NAMES) > 100
-    last = {name: DERIVED.sub("", re.sub(r"<\w+>", "", name).rstrip("/").rpartition("/")[2]) for name in NAMES}
-    assert {name: part for name, part in last.items() if part not in known} == {}

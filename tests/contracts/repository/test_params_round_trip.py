@@ -21,13 +21,6 @@ def test_overrides_of_all_keys_keep_all_comments_and_blank_lines(tmp_path: Path)
     assert _without_values(path) == _without_values(ROOT / PARAMS)
 
 
-def test_override_of_one_key_changes_one_line(tmp_path: Path) -> None:
-    path = tmp_path / PARAMS
-    shutil.copyfile(ROOT / PARAMS, path)
-    apply_overrides(path, ["train.epochs=77"])
-    assert path.read_text() == (ROOT / PARAMS).read_text().replace("  epochs: 10\n", "  epochs: 77\n")
-
-
 def _without_values(path: Path) -> list[str]:
     """Return the lines of a file of params without list items and values."""
     lines = (line for line in path.read_text().splitlines() if not line.strip().startswith("- "))

@@ -81,21 +81,14 @@ def test_any_number_of_processes_writes_the_same_bytes_and_process_0_alone_has_a
     assert not project.processes("pipeline/train.py")
 
 
-@pytest.mark.parametrize(
-    ("index", "number", "happened"),
-    [
-        pytest.param(2, signal.SIGKILL, "process 2 was killed by SIGKILL", marks=pytest.mark.nightly),
-        (1, signal.SIGSTOP, "process 1 stopped responding"),
-        pytest.param(0, signal.SIGSTOP, "process 0 stopped responding", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize("index", [1, pytest.param(0, marks=pytest.mark.nightly)])
 def test_lost_process_ends_the_others_with_a_line_and_another_number_resumes_to_the_same_bytes(
-    index: int, number: signal.Signals, happened: str, project: Project
+    index: int, project: Project
 ) -> None:
     project.set("train.epochs", 15)  # so that all of this comes before the end, however busy the machine is
     before = project.digests(*STAGES["train"].outs)
-    launcher = start(project, SHARDS)
-    processes = processes_of(launcher, SHARDS)
+    launcher = start(project, 2)
+    processes = processes_of(launcher, 2)
     wait_for(launcher, "train: epoch 1 ")
     while not any((project.folder / ".gradtrail" / "resume").glob("*/step_?????????")):
         assert launcher.poll() is None
@@ -106,16 +99,16 @@ def test_lost_process_ends_the_others_with_a_line_and_another_number_resumes_to_
         for connection in item.net_connections()
         if connection.status == "LISTEN"
     }
-    processes[index].send_signal(number)
+    processes[index].send_signal(signal.SIGSTOP)
     sent = time.monotonic()
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 2, output
     assert time.monotonic() - sent < 20, "twice the heartbeat"
-    assert besides_progress(output.splitlines()) == [f"train: {happened}{AGAIN}"]
+    assert besides_progress(output.splitlines()) == [f"train: process {index} stopped responding{AGAIN}"]
     assert not any(item.is_running() for item in processes)
     assert project.digests(*STAGES["train"].outs) == before
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
-    resumed, output = train(project, 2)
+    resumed, output = train(project, 1)
     assert "resuming after step" in output
     shutil.rmtree(project.folder / ".gradtrail" / "resume")
     assert train(project, 1)[0] == resumed
@@ -175,10 +168,8 @@ def test_signal_stops_all_at_one_step_with_a_checkpoint(number: signal.Signals, 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"train.model": "cnn"},
-        {"train.precision": "float32", "train.optimizer": "muon", "train.average_decay": 0.9},
-        {"train.accumulation_steps": 2, "train.mlp.dropout": 0.5, "train.augmentation.shift": 2.0},
-        {"train.members": 2, "train.patience": 1, "train.precision": "bfloat16"},
+        {"train.model": "cnn", "train.optimizer": "muon", "train.average_decay": 0.9},
+        {"train.members": 2, "train.patience": 1, "train.mlp.dropout": 0.5, "train.augmentation.shift": 2.0},
         {"train.privacy.enabled": True, "train.precision": "float32"},
     ],
     ids=lambda changes: " ".join(key.removeprefix("train.") for key in changes),

@@ -23,22 +23,13 @@ def start(project: Project, stage: str, **env: str) -> tuple[int, str]:
     return int(status.split()[1]), "\n".join(lines)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "stage", "words"),
-    [
-        ("preprocess.validation_fraction", 1.5, "preprocess", ["preprocess.validation_fraction", "below 1", "1.5"]),
-        ("train.accumulation_steps", 3, "train", ["train.accumulation_steps", "divide batch_size 128", "3"]),
-    ],
-)
-def test_bad_params_are_one_line_and_touch_nothing(
-    project: Project, key: str, value: object, stage: str, words: list[str]
-) -> None:
+def test_bad_params_are_one_line_and_touch_nothing(project: Project) -> None:
     before = _contents(project.folder)
-    project.set(key, value)
-    status, output = start(project, stage)
+    project.set("train.accumulation_steps", 3)
+    status, output = start(project, "train")
     assert status == 2
     assert len(output.splitlines()) == 1
-    assert all(word in output for word in words), output
+    assert all(word in output for word in ("train.accumulation_steps", "divide batch_size 128", "3")), output
     params = project.folder / "params.yaml"
     assert _contents(project.folder) == before | {params: params.read_bytes()}
 

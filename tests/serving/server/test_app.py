@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exports import write_small_export
 from in_memory_server import (
     CLASSES,
     JSON,
@@ -22,7 +23,6 @@ from in_memory_server import (
     inference,
     probabilities,
     shares,
-    small_export,
 )
 from mlflow.version import VERSION
 from PIL import Image
@@ -220,7 +220,7 @@ async def test_invocations_are_answered_like_mlflows_server(folder: Path) -> Non
 async def test_color_images_are_answered_with_the_names_of_classes(tmp_path: Path) -> None:
     shape, classes = (12, 10, 3), tuple("abcdefghij")
     about = {"image_shape": shape, "classes": classes, "dataset": "folder 1234abcd"}
-    app, folder = application(), small_export(tmp_path / "export", model="cnn", **about)
+    app, folder = application(), write_small_export(tmp_path / "export", model="cnn", batch_sizes=SIZES, **about)
     app.router.swap(await app.router.load(folder))
     sent = np.random.default_rng(0).integers(0, 256, (2, *shape), dtype=np.uint8)
     expected = app.router.current.model.predict(sent)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from exports import write_small_export
 from hypothesis import given
 from hypothesis import strategies as st
 from in_memory_server import (
@@ -20,7 +21,6 @@ from in_memory_server import (
     inference,
     probabilities,
     shares,
-    small_export,
 )
 from starlette.exceptions import HTTPException
 
@@ -38,7 +38,7 @@ INFER = "/v2/models/digits/infer"
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Exports that always answer 3, and always 7."""
     root = tmp_path_factory.mktemp("exports")
-    return [small_export(root / str(label), always=label) for label in (3, 7)]
+    return [write_small_export(root / str(label), always=label, batch_sizes=SIZES) for label in (3, 7)]
 
 
 async def started(folder: Path) -> Application:
