@@ -16,6 +16,7 @@ from in_memory_server import (
     CLASSES,
     JSON,
     SHAPE,
+    SIZES,
     FakeModel,
     Gate,
     application,
