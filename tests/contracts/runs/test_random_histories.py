@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -40,7 +41,14 @@ READS = {
     "gradients": "top_fraction",
 }
 STAGES, CORE = list(READS), ("first", "second", "third")
+DATA = {"train": "data/words.txt", **dict.fromkeys(("evaluate", "gradients"), "models/final.safetensors")}
 WRITES = {"data/words.txt": "fetch", "models/final.safetensors": "train"}
+LIE = 0.9  # a learning rate with which no stage ever ran
+LIES = [  # commands by which DVC records outs for params that did not make them
+    [["freeze", "train"], ["repro", "--force", "--single-item", "train"], ["unfreeze", "train"]],
+    [["exp", "save", "--name", "lie"], ["exp", "remove", "lie"]],
+    [["commit", "--force"]],
+]
 EDITS = [
     *((RATE, value) for value in (0.5, 0.7)),
     (BINS, 9),
@@ -147,6 +155,47 @@ class Histories(RuleBasedStateMachine):
             self.lose_the_run_cache()  # DVC would restore what it recorded wrongly
         self.sync()
 
+    @rule(stage=st.sampled_from(list(DATA)))
+    def change_data_while_a_stage_reads_them(self, stage: str) -> None:
+        """And put them back."""
+        path, lock = DATA[stage], self.project.lock()
+        if not (self.project.folder / path).exists():
+            return
+        scripts = {"before": f"mv {path} .git/right; echo lie > {path}", "after": f"mv .git/right {path}"}
+        for when, script in scripts.items():
+            (self.project.folder / f".git/{when}_reading.sh").write_text(script)
+        output = self.project.dvc("repro", "--force", "--single-item", stage, status=255)
+        for when in scripts:
+            (self.project.folder / f".git/{when}_reading.sh").unlink()
+        assert f"{path} was written while {stage} ran" in output, output
+        assert self.project.lock() == lock
+        self.sync()
+
+    @rule(commands=st.sampled_from(LIES))
+    def record_outs_for_other_params(self, commands: list[list[str]]) -> None:
+        """If an execution shows that other params made them; then undo it all."""
+        section, folder = working_lock(self.project)["train"], self.project.folder
+        deps, outs = deps_of(section), outs_of(section)
+        executed = [run["outs"] for run in self.project.runs_of("train") if is_execution(run)]
+        if outs not in executed or self.project.digests(*deps, *outs) != deps | outs:
+            return
+        before = {name: (folder / name).read_bytes() for name in ("dvc.yaml", "dvc.lock", "params.yaml")}
+        self.project.set(RATE, LIE)
+        *record, last = commands
+        for command in record or [last]:
+            self.project.dvc(*command)
+        message = self.project.sync()
+        assert (
+            f"with {RATE} {section['params']['params.yaml']['train']['adamw']['learning_rate']}, not {LIE}" in message
+        )
+        assert str(LIE) not in [run["params"][RATE] for run in self.project.runs_of("train")]
+        if record:
+            self.project.dvc(*last)
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+        self.lose_the_run_cache()
+        self.sync()
+
     def edit(self, target: str, value: Any) -> None:
         path = self.project.folder / target
         if target.endswith(".py"):
@@ -216,6 +265,14 @@ class Histories(RuleBasedStateMachine):
         for path in self.project.folder.glob(".gradtrail/records/*/*/*.json*"):
             written = path.read_bytes()
             path.write_bytes(written[: round(share * len(written))])
+
+    @rule(change=CHANGES)
+    def hang(self, change: tuple[str, Any]) -> None:
+        """Run the stages while the store accepts connections and never answers."""
+        self.project.set("runtime.tracking_seconds", 0.5)
+        self.project.set(*change)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.project.dvc("repro", env={"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{server.getsockname()[1]}"})
 
     @rule(number=st.integers(0, 99), share=st.floats(0, 1))
     def damage_a_record(self, number: int, share: float) -> None:
@@ -427,12 +484,15 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.work_in_two_clones_at_once((RATE, 0.005))
         machine.sync()
         machine.rename_the_experiments()
-        machine.lose_the_server((RATE, 0.5))
+        machine.hang((RATE, 0.5))
         for number in range(3):
             machine.damage_a_record(30 * number, 0.5)
         machine.sync()
         machine.kill_a_shipper((CLIP, 1.0), 3.0)
         machine.edit_while_a_stage_runs((RATE, 0.7), "train", 1.0)
+        machine.change_data_while_a_stage_reads_them("evaluate")
+        for commands in LIES:
+            machine.record_outs_for_other_params(commands)
         machine.apply_an_experiment()
         machine.write_over_the_weights()
         for number in range(2):
