@@ -28,10 +28,9 @@ def _clipped_mean(config: Any, model: Any, mechanism: Any) -> Any:
     gradient = dp_sgd.make_private_gradient(dataclasses.replace(config, privacy=privacy), model, mechanism)
 
     def clipped(shared: Any, rows: Any) -> Any:
-        found, record = gradient(shared, rows)
-        norm = jnp.sqrt(squared_norm(found.grads)) / config.batch_size
-        factor = jnp.minimum(1.0, clip / norm)
-        return dataclasses.replace(found, grads=jax.tree.map(lambda leaf: factor * leaf, found.grads)), record
+        (grads, metrics), record = gradient(shared, rows)
+        factor = jnp.minimum(1.0, config.batch_size * clip / jnp.sqrt(squared_norm(grads)))
+        return (jax.tree.map(lambda leaf: factor * leaf, grads), metrics), record
 
     return clipped
 

@@ -23,7 +23,12 @@ MATRIX = jnp.ones((16, 16))
 
 
 def hlo(function: Callable[[Array], Array]) -> str:
-    return str(jax.jit(function).lower(MATRIX).compile().as_text())
+    before = jax.config.values["jax_traceback_in_locations_limit"]
+    jax.config.update("jax_traceback_in_locations_limit", 10)  # so that the text has source lines
+    try:
+        return str(jax.jit(function).lower(MATRIX).compile().as_text())
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", before)
 
 
 TEXT = hlo(lambda inputs: jnp.tanh(inputs @ MATRIX))
