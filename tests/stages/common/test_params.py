@@ -87,6 +87,7 @@ REFUSALS = {
     ("piecewise.boundaries", (0.5, 0.25)): "",
     ("model", "transformer"): ": Input should be 'linear', 'mlp', 'cnn'",
     ("keep_epochs", 3): ": Input should be a valid array, got 3",
+    ("cross_entropy.class_weights", "even"): ": Input should be 'balanced' or a valid array, got 'even'",
     ("changes.omit", ("five",)): ".0: Input should be a valid integer, got 'five'",
     ("changes.omit_fraction", 1.0): " must be at least 0 and below 1, got 1.0",
     ("changes.relabel", ((5, 3), (6,))): ".1",

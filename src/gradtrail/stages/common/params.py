@@ -161,7 +161,10 @@ def _read(value: Any, hint: Any, key: str) -> Any:
         # Via JSON, because strict mode then accepts a list as a tuple, but neither "10" nor true as a number
         return _adapter(hint).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
-        fault = error.errors()[0]
+        fault, *others = error.errors()
+        if others and isinstance(fault["loc"][0], str):  # one of each member of a union, whose name begins the place
+            allowed = " or ".join(one["msg"].removeprefix("Input should be ") for one in (fault, *others))
+            raise UserError(f"{key}: Input should be {allowed}, got {value!r}"[:_MAX_LINE]) from None
         place = ".".join([key, *map(one_line, fault["loc"])])
         raise UserError(f"{place}: {fault['msg']}, got {fault['input']!r}"[:_MAX_LINE]) from None
 
