@@ -214,8 +214,10 @@ def test_outs_that_other_params_made_have_no_run(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("client")
-def test_a_rebuilt_run_is_replaced_once_an_execution_contradicts_it(project: Project) -> None:
+def test_a_rebuilt_run_is_replaced_once_an_execution_contradicts_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.folder)
     commit_by_force(project)
     project.commit("a lock that names another learning rate")
     project.empty_store()

@@ -56,7 +56,8 @@ CONFIGS = {
         average_decay=0.9,
     ),
     "momentum, accumulated": dataclasses.replace(SMOOTH, accumulation_steps=2),
-    "rmsprop, batches of 3 and of 1": dataclasses.replace(SMOOTH, batch_size=3, optimizer=OPTIMIZERS["rmsprop"]),
+    "batches of 3 and of 1": dataclasses.replace(SMOOTH, batch_size=3),
+    "rmsprop": dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["rmsprop"]),
     "convolutions": dataclasses.replace(SMOOTH, model=dataclasses.replace(SMALL_CNN, activation="gelu")),
 }
 

@@ -139,7 +139,7 @@ def batch_metrics(
     labels, values = batch.labels, {"loss": loss}
     values |= {name: metric(logits, batch.labels) for name, metric in EXAMPLE_METRICS.items()}
     means = {
-        name: batching.masked_sum(value.astype(jnp.float32), batch.mask) / shared.weight
+        name: batching.masked_sum(value.astype(loss.dtype), batch.mask) / shared.weight
         for name, value in values.items()
     }
     probability, correct = losses.label_probability(logits, labels), losses.correct(logits, labels)
