@@ -367,6 +367,16 @@ def test_damaged_records_are_set_aside_with_a_warning_each_and_all_others_are_sh
     assert not [*all_records()]
 
 
+def test_damaged_record_leaves_the_finished_run_of_its_state_as_it_is(stage: Stage) -> None:
+    execute()
+    ship_records()
+    execute()
+    (bad,) = all_records()
+    (bad.artifacts / "lineage.json").write_bytes(b"damaged")
+    assert ship_records() == []
+    assert contents()["status"] == "FINISHED"
+
+
 def test_run_in_progress_elsewhere_is_not_joined_and_one_run_remains(stage: Stage) -> None:
     """Two clones that share a store work on one state: the second does not write into the curve of the first."""
     execute()

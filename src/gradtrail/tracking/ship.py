@@ -56,6 +56,7 @@ class Shipment:
         self.info = record.read()
         self.record = record
         self._client = client
+        self._require_intact()  # before a run is opened for it
         self._use(self._continued() or self._opened())
 
     def advance(self) -> bool:
@@ -63,14 +64,17 @@ class Shipment:
         self.info = self.record.read()
         if self.info.status == RUNNING and not is_at_work(self.info):
             self.info = dataclasses.replace(self.info, status=KILLED, ended=self.record.last_change())
-        if self.info.files and self.info.files != self.record.digests():
-            raise BadRecordError(f"{self.record.folder}: a file differs from its digest")
+        self._require_intact()
         self._ship_points()
         if self.info.status == RUNNING:
             self._ship_tags(self.info.tags)
             return False
         self._close()
         return True
+
+    def _require_intact(self) -> None:
+        if self.info.files and self.info.files != self.record.digests():
+            raise BadRecordError(f"{self.record.folder}: a file differs from its digest")
 
     def _close(self) -> None:
         info, outs = self.info, self.info.outs or {}
