@@ -35,7 +35,7 @@ repro: env ## run the pipeline; stages that are up to date do not run
 test: env ## the tests, in 4 minutes on two cores (AMD Zen 5)
 	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder
 
-test-slow: env ## the slow tests, in 12 minutes on two cores; `.ci/run` is check, gate, test and these
+test-slow: env ## the slow tests, in 9 minutes on two cores; `.ci/run` is check, gate, test and these
 	@$(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder -m "slow and not nightly" $(SLOW)
 
 nightly: env ## what takes longer: random kills, long histories, many experiments at once
