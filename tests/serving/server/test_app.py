@@ -28,6 +28,7 @@ from in_memory_server import (
 from mlflow.version import VERSION
 from PIL import Image
 
+from gradtrail.serving import metrics
 from gradtrail.serving.server.middleware import RequestLimits, require_token
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.pyfunc import _load_pyfunc
@@ -270,7 +271,10 @@ async def test_page_loads_nothing_from_other_hosts() -> None:
         assert not re.search(r"<script>|style=|onclick=", text)
 
 
-async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold(caplog: pytest.LogCaptureFixture) -> None:
+async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "SLOW_SECONDS", 600.0)  # else a busy machine decides
     app = application(FakeModel())
     for _ in range(3):
         await app.post(INFER, inference(images(2)))
@@ -289,6 +293,9 @@ async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold(capl
     assert outcomes == {"answered": "3", "slow": "0", "failed": "0", "refused": "1"}, "only requests to classify count"
     assert 'gradtrail_model_info{digest="' in text
     assert 'gradtrail_batch_fill_ratio_count{size="4"} 3.0' in text
+    monkeypatch.setattr(metrics, "SLOW_SECONDS", 0.0)
+    await app.post(INFER, inference(images(2)))
+    assert app.metrics.registry.get_sample_value("gradtrail_requests_total", {"outcome": "slow"}) == 1
 
 
 async def test_too_many_requests_are_refused() -> None:
