@@ -18,7 +18,7 @@ from dvc.exceptions import DvcException
 from projects import ROOT
 
 from gradtrail.cluster import task
-from gradtrail.cluster.request import Experiment, Request
+from gradtrail.cluster.request import PlannedExperiment, Request
 from gradtrail.cluster.task import make_experiment
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import CommandError
@@ -34,9 +34,9 @@ def request_(shared: SharedRepository, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def experiment(shared: SharedRepository) -> Experiment:
+def experiment(shared: SharedRepository) -> PlannedExperiment:
     ref = f"refs/exps/{shared.commit[:2]}/{shared.commit[2:]}/gradtrail-1"
-    return Experiment(label="x", ref=ref, changes={"train": 2}, stage="train", shared=())
+    return PlannedExperiment(label="x", ref=ref, changes={"train": 2}, stage="train", shared=())
 
 
 def executed(folder: Path) -> list[list[str]]:
@@ -46,7 +46,7 @@ def executed(folder: Path) -> list[list[str]]:
 
 
 def test_experiment_is_executed_once(
-    request_: Request, experiment: Experiment, shared: SharedRepository, tmp_path: Path
+    request_: Request, experiment: PlannedExperiment, shared: SharedRepository, tmp_path: Path
 ) -> None:
     assert make_experiment(request_, experiment) == "done"
     assert make_experiment(request_, experiment) == "done before"
@@ -56,7 +56,11 @@ def test_experiment_is_executed_once(
 
 
 def test_of_two_overlapping_executions_one_is_published(
-    request_: Request, experiment: Experiment, shared: SharedRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_: Request,
+    experiment: PlannedExperiment,
+    shared: SharedRepository,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STAGE_SECONDS", "1")
     outcomes: list[str] = []
@@ -71,7 +75,7 @@ def test_of_two_overlapping_executions_one_is_published(
     assert len(shared.refs()) == 1
 
 
-def test_ref_is_created_once(shared: SharedRepository, experiment: Experiment) -> None:
+def test_ref_is_created_once(shared: SharedRepository, experiment: PlannedExperiment) -> None:
     first = shared.commit
     run_git(shared.clone, "commit", "-q", "--allow-empty", "-m", "second")
     assert task._publish(shared.url, experiment.ref, first, shared.clone)
@@ -81,7 +85,7 @@ def test_ref_is_created_once(shared: SharedRepository, experiment: Experiment) -
 
 
 def test_failure_is_one_line_without_secrets_and_can_be_repeated(
-    request_: Request, experiment: Experiment, shared: SharedRepository, monkeypatch: pytest.MonkeyPatch
+    request_: Request, experiment: PlannedExperiment, shared: SharedRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_PASSWORD", "very-secret")
     monkeypatch.setenv("STAGE_SECONDS", "no number")
@@ -102,7 +106,11 @@ make_experiment(request, request.experiments[0])
 
 
 def test_killed_worker_leaves_no_process_and_the_next_worker_publishes(
-    request_: Request, experiment: Experiment, shared: SharedRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_: Request,
+    experiment: PlannedExperiment,
+    shared: SharedRepository,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     request = Request(**vars(request_) | {"experiments": (experiment,)})
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "STAGE_SECONDS": "60"}
