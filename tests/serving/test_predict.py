@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from exports import write_small_export, write_wrong_export
-from factories import ROOT
+from factories import ROOT, image_file
 from fuzzing import on_linux, taken_bytes
 from PIL import Image
 from rich.console import Console
@@ -57,23 +57,17 @@ def pixels(count: int, *channels: int) -> np.ndarray:
     return images
 
 
-def png(image: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "png")
-    return file.getvalue()
-
-
 def as_folder(images: np.ndarray, path: Path) -> list[Path]:
     for number, image in enumerate(images):
         file = path / f"{number // 10}" / f"{number:04d}.PNG"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(png(image))
+        file.write_bytes(image_file(image))
     (path / "notes.txt").write_text("no image")
     return [path]
 
 
 def as_parquet(images: np.ndarray, path: Path) -> list[Path]:
-    table = pa.table({"label": np.zeros(len(images)), "image": [png(image) for image in images]})
+    table = pa.table({"label": np.zeros(len(images)), "image": [image_file(image) for image in images]})
     pq.write_table(table, path.with_suffix(".parquet"), row_group_size=11)
     return [path.with_suffix(".parquet")]
 
@@ -140,8 +134,8 @@ def test_large_images_are_answered_in_smaller_batches(
 
 def test_unusable_images_are_rows_with_their_reason(model: ExportedModel, tmp_path: Path) -> None:
     images = pixels(40)
-    cells: list[Any] = [*map(png, images)]
-    cells[3], cells[9], cells[20], cells[39] = b"no image", None, png(np.zeros_like(images[0])), cells[39][:60]
+    cells: list[Any] = [*map(image_file, images)]
+    cells[3], cells[9], cells[20], cells[39] = b"no image", None, image_file(np.zeros_like(images[0])), cells[39][:60]
     pq.write_table(pa.table({"image": cells}), tmp_path / "a.parquet")
     assert predict_into(tmp_path / "out.parquet", [tmp_path / "a.parquet"], model) == 4
     table = pq.read_table(tmp_path / "out.parquet")
@@ -226,7 +220,7 @@ def test_memory_does_not_grow_with_the_images(
     model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predicting, "BATCH_SIZE", 1024)
-    image = png(pixels(1)[0]) + bytes(4000)
+    image = image_file(pixels(1)[0]) + bytes(4000)
     table = pa.table({"image": [image] * 10_000})
     for copies in (1, 6):  # 47 and 280 MB; the first fills the buffers of the pipeline and the allocators' pools
         path = tmp_path / f"{copies}.parquet"
@@ -334,7 +328,7 @@ def test_predict_draws_the_image_in_color_and_names_the_class(
     color_export: Path, terminal: Callable[..., io.StringIO], tmp_path: Path
 ) -> None:
     (image,) = np.random.default_rng(0).integers(0, 256, (1, 28, 28, 3), dtype=np.uint8)
-    (tmp_path / "a.png").write_bytes(png(image))
+    (tmp_path / "a.png").write_bytes(image_file(image))
     output = terminal("truecolor")
     assert not predict([tmp_path / "a.png"], str(color_export), tmp_path, figure=tmp_path / "figure.png")
     text = output.getvalue()

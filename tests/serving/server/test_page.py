@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Browser, browser, needs_chromium
-from PIL import Image
+from factories import image_file
 from server_process import Server, server
 
 from gradtrail.serving.images import decode_image
@@ -76,9 +76,7 @@ def seven(kind: str) -> bytes:
     drawn[20:26, 20:50] = 20
     for row in range(26, 70):
         drawn[row, 49 - (row - 26) // 2 - 4 : 49 - (row - 26) // 2] = 20
-    content = io.BytesIO()
-    Image.fromarray(drawn).save(content, kind)
-    return content.getvalue()
+    return image_file(drawn, kind)
 
 
 @pytest.mark.parametrize("touch", [False, True], ids=["mouse", "finger"])
