@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -43,26 +42,6 @@ def executed(folder: Path) -> list[list[str]]:
     """Return the processes and arguments of each execution."""
     journal = folder / "journal"
     return [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
-
-
-def test_of_two_overlapping_executions_one_is_published(
-    request_: Request,
-    experiment: PlannedExperiment,
-    shared: SharedRepository,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("STAGE_SECONDS", "1")
-    outcomes: list[str] = []
-    threads = [threading.Thread(target=lambda: outcomes.append(make_experiment(request_, experiment))) for _ in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(executed(tmp_path)) == 2
-    assert "done" in outcomes
-    assert {*outcomes} <= {"done", "done before"}
-    assert len(shared.refs()) == 1
 
 
 def test_ref_is_created_once(shared: SharedRepository, experiment: PlannedExperiment) -> None:
