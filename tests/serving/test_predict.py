@@ -78,24 +78,19 @@ def as_pixels(images: np.ndarray, path: Path) -> list[Path]:
     return [path.with_suffix(".parquet")]
 
 
-def as_all(images: np.ndarray, path: Path) -> list[Path]:
-    (folder,) = as_folder(images[:12], path)
-    sources = [*as_parquet(images[12:22], path), *as_pixels(images[22:], path.with_name("pixels"))]
-    return [*sorted(folder.rglob("*.PNG"))[:10], folder / "1", *sources]
-
-
-Form = Callable[[np.ndarray, Path], list[Path]]
-FORMS: dict[str, Form] = {"folder": as_folder, "parquet": as_parquet, "pixels": as_pixels, "all": as_all}
-
-
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("channels", [(), (3,)])
 def test_answers_are_those_of_the_model_for_every_source(
-    form: str, channels: tuple[int, ...], export: Path, color_export: Path, tmp_path: Path
+    channels: tuple[int, ...], export: Path, color_export: Path, tmp_path: Path
 ) -> None:
-    images, model = pixels(43, *channels), read_export(color_export if channels else export)
-    sources, out = FORMS[form](images, tmp_path / "images"), tmp_path / "new" / "out.parquet"
-    assert not predict_into(out, sources, model, "3")
+    """Image files, a folder of them, a table of them, and a table of pixels."""
+    images, model = pixels(63, *channels), read_export(color_export if channels else export)
+    (folder,) = as_folder(images[:22], tmp_path / "images")
+    files, tables = (
+        sorted(folder.rglob("*.PNG")),
+        [*as_parquet(images[22:42], folder), *as_pixels(images[42:], folder / "a")],
+    )
+    out = tmp_path / "new" / "out.parquet"
+    assert not predict_into(out, [*files[:10], folder / "1", folder / "2", *tables], model, "3")
     table = pq.read_table(out)
     expected = model.predict(images)
     probabilities = np.stack(table["probabilities"].to_numpy())
@@ -104,14 +99,8 @@ def test_answers_are_those_of_the_model_for_every_source(
     np.testing.assert_array_equal(table["confidence"], probabilities.max(axis=1))
     assert table["class"].to_pylist() == [model.manifest.classes[label] for label in expected.argmax(axis=1)]
     assert table["error"].null_count == len(images)
-    paths, index = sorted(map(str, tmp_path.rglob("*.PNG"))), [*range(len(images))]
-    if form == "all":
-        paths += [str(sources[-2])] * 10 + [str(sources[-1])] * 21
-        index = [*range(10), *range(21)]
-    elif form != "folder":
-        paths = [str(sources[0])] * len(images)
-    assert table["path"].to_pylist() == paths
-    assert table["index"].to_pylist() == ([None] * (43 - len(index)) + index if form != "folder" else [None] * 43)
+    assert table["path"].to_pylist() == [*map(str, files), *[str(tables[0])] * 20, *[str(tables[1])] * 21]
+    assert table["index"].to_pylist() == [*[None] * 22, *range(20), *range(21)]
     about = table.schema.metadata
     assert about[b"gradtrail.model_digest"].decode() == model.manifest.digest
     assert about[b"gradtrail.model"] == b"digits version 3"
