@@ -93,37 +93,46 @@ def test_export_is_registered_once_and_becomes_challenger_then_champion(
     assert client.get_model_version(NAME, "1").run_id == run.info.run_id
 
 
+@pytest.fixture
+def move(client: MlflowClient) -> Callable[[str], None]:
+    """Makes a version, of three without exports, the champion."""
+    client.create_registered_model(NAME)
+    for _ in range(3):
+        client.create_model_version(NAME, "somewhere")
+    return lambda version: move_champion(client, NAME, version, "promoted", replaced=champion(), reason="")
+
+
 def test_rollback_goes_back_step_by_step_and_forward_again(
     client: MlflowClient,
-    model: Callable[..., Run],
+    move: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ):
-    runs = [model(seed) for seed in range(3)]
-    for run in (runs[0], runs[1], runs[2], runs[0]):  # 1, 2, 3, 1
-        assert crown(run) == 0
+    for version in "1231":
+        move(version)
     champions = []
     for _ in range(3):
         assert rollback("it was slow") == 0
         champions.append(champion())
     assert f"version 1 of {NAME} is champion again, in place of version 2\n" in capsys.readouterr().out
     assert champions == ["3", "2", "1"]
+    assert any("it was slow" in value for value in client.get_model_version(NAME, "2").tags.values())
     with pytest.raises(UserError, match="version 1 is champion, and the history has none before it"):
         rollback("")
-    assert crown(runs[2]) == 0
 
     # Moved by hand: for a minute, it could be a promotion that is under way.
+    move("3")
     client.set_registered_model_alias(NAME, "champion", "2")
     with pytest.raises(UserError, match="somebody else is moving champion; try again"):
-        crown(runs[0])
+        move("1")
     monkeypatch.setattr(release, "_STALE", timedelta())
-    assert crown(runs[0]) == 0
+    move("1")
     assert rollback("") == 0
     assert champion() == "3"
-    assert any("it was slow" in value for value in client.get_model_version(NAME, "2").tags.values())
 
     # A former champion that was deleted is skipped.
-    assert crown(runs[1]) == crown(runs[0]) == 0
+    for version in "21":
+        move(version)
     client.delete_model_version(NAME, "2")
     assert rollback("") == 0
     assert champion() == "3"
@@ -254,13 +263,10 @@ def test_errors_are_one_line(client: MlflowClient, model: Callable[..., Run]):
 
 
 def test_of_two_promotions_at_once_one_is_refused_and_leaves_no_tag(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+    client: MlflowClient, move: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another promotion is that far when this one, which has looked at the alias, writes its tag."""
-    client.create_registered_model(NAME)
-    for _ in range(3):
-        client.create_model_version(NAME, "somewhere")
-    move_champion(client, NAME, "1", "promoted", replaced=None, reason="")
+    move("1")
     write, other = client.set_model_version_tag, "champion.000002.01234567"
 
     def write_after_the_other(name: str, version: str, key: str, value: str) -> None:
@@ -272,12 +278,12 @@ def test_of_two_promotions_at_once_one_is_refused_and_leaves_no_tag(
     for shown in ("1", "2"):  # the other has its tag, or has moved the alias too
         with pytest.raises(UserError, match="somebody else is moving champion; try again"):
             move_champion(client, NAME, "3", "promoted", replaced="1", reason="")
-        assert (champion(), [move.version for move in moves_of(NAME)]) == (shown, ["1", "2"])
+        assert (champion(), [one.version for one in moves_of(NAME)]) == (shown, ["1", "2"])
         client.delete_model_version_tag(NAME, "2", other)
     shown = "1"
     monkeypatch.setattr(release, "_STALE", timedelta())  # the other was killed
     move_champion(client, NAME, "3", "promoted", replaced="1", reason="")
-    assert (champion(), [move.version for move in moves_of(NAME)]) == ("3", ["1", "2", "3"])
+    assert (champion(), [one.version for one in moves_of(NAME)]) == ("3", ["1", "2", "3"])
 
 
 @pytest.mark.slow
