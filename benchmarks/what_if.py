@@ -88,7 +88,7 @@ class Problem:
             compiler=Compiler(time.perf_counter),
         )
         self.compile_seconds = time.perf_counter() - started
-        self.examples = on_device(self.train_split.images, self.train_split.labels, self.metagradient.program.mesh)
+        self.examples = on_device(self.train_split.images, self.train_split.labels, self.metagradient.training.mesh)
         self.keys = keys_of(MemberSeeds.from_one(config.seed))
         self.all_margins = jax.jit(self.margins_of(np.arange(len(self.test))))
 
@@ -158,12 +158,12 @@ class Problem:
 
 def tracin(problem: Problem, rows: np.ndarray) -> np.ndarray:
     """Return TracIn's predictions: the products of gradients at the end of each epoch, times the learning rate."""
-    program = problem.metagradient.program
+    training = problem.metagradient.training
     _, states = problem.metagradient.train(problem.keys, problem.at(problem.without(np.array([], int))))
-    rate = problem.config.optimizer.rate(problem.config.schedule, program.num_steps)
+    rate = problem.config.optimizer.rate(problem.config.schedule, training.num_steps)
     total = np.zeros((len(rows), problem.num_examples))
     for epoch in range(1, problem.config.epochs + 1):
-        step = min(epoch * program.steps_per_epoch, program.num_steps)
+        step = min(epoch * training.steps_per_epoch, training.num_steps)
         params = states[min(round(step / problem.metagradient.steps_per_part), len(states) - 1)].params
         gradients = jax.jit(jax.jacrev(problem.margins_of(rows)))(params)
         total += float(rate(step - 1)) / problem.config.batch_size * problem.products(params, gradients)
@@ -228,7 +228,7 @@ def measure_costs(task: dict[str, Any]) -> dict[str, Any]:
         "train_seconds": float(np.median(trainings)),
         "derivative_in_trainings": float(np.median(np.array(derivatives) / np.array(trainings))),
         "grown_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
-        "steps": problem.metagradient.program.num_steps,
+        "steps": problem.metagradient.training.num_steps,
         "steps_per_part": problem.metagradient.steps_per_part,
         "compile_seconds": problem.compile_seconds,
     }

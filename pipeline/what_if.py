@@ -53,10 +53,10 @@ def main(stage: Stage) -> None:
         functions = [predict.function, margins.log_odds, *metagradient.functions]
         require_memory_for_model("what_if", functions, host_bytes=0)
         unchanged = np.zeros((len(train), info.num_classes), np.float32)
-        examples = on_device(train.images, train.labels, metagradient.program.mesh, unchanged)
+        examples = on_device(train.images, train.labels, metagradient.training.mesh, unchanged)
         influence = None
         trainings = what_if.TRAININGS + 2 * train_config.members
-        with progress_bar("what_if", trainings * metagradient.program.num_steps, unit="steps") as bar:
+        with progress_bar("what_if", trainings * metagradient.training.num_steps, unit="steps") as bar:
             training = train_config, metagradient, examples
             smoothness = what_if.measure_smoothness(*training, train, margins, bar.advance)
             if smoothness >= SMOOTH:

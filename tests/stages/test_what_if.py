@@ -46,7 +46,7 @@ def compiled() -> tuple[Metagradient, Examples]:
     outputs = make_outputs(MODEL, TEST[:2], SPLITS["validation"], CONFIG.batch_size)
     metagradient = compile_metagradient(CONFIG, MODEL, len(TRAIN), outputs, memory_bytes=2**30, compiler=new_compiler())
     unchanged = np.zeros((len(TRAIN), NUM_CLASSES), np.float32)
-    return metagradient, on_device(TRAIN.images, TRAIN.labels, metagradient.program.mesh, unchanged)
+    return metagradient, on_device(TRAIN.images, TRAIN.labels, metagradient.training.mesh, unchanged)
 
 
 def logits_of(params: Params, split: Split) -> jax.Array:
@@ -91,7 +91,7 @@ def test_convex_training_is_smooth_and_the_bar_sees_every_step() -> None:
     steps: list[int] = []
     smoothness = what_if.measure_smoothness(CONFIG, *compiled(), TRAIN, margins, steps.append)
     assert smoothness > 0.98
-    assert steps == [compiled()[0].program.num_steps] * what_if.TRAININGS
+    assert steps == [compiled()[0].training.num_steps] * what_if.TRAININGS
 
 
 def test_proposed_label_is_the_most_probable_other_class() -> None:

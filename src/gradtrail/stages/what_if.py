@@ -119,10 +119,10 @@ def measure_smoothness(
     def margins_after(changes: np.ndarray) -> np.ndarray:
         changed = dataclasses.replace(examples, weight_changes=jax.device_put(changes))
         _, states = metagradient.train(keys_of(config.seeds_of(config.seed)), changed)
-        advance(metagradient.program.num_steps)
+        advance(metagradient.training.num_steps)
         return margins(states[-1].evaluation_params)
 
-    num_classes = metagradient.program.examples.weight_changes.shape[1]
+    num_classes = metagradient.training.abstract_examples.weight_changes.shape[1]
     share = max(_SUBSET_SHARE, 1 / len(train))
     subsets = [dataclasses.replace(NO_CHANGES, omit_fraction=share, omit_seed=seed) for seed in range(_SUBSETS)]
     labels = [changed_labels(subset, train.labels, train.example_id, num_classes) for subset in subsets]
