@@ -6,10 +6,11 @@ several outputs are pulled back at once. Source: metagradient descent (Engstrom 
 (Ilyas and Engstrom, arXiv 2504.16430).
 """
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,23 +74,30 @@ class Metagradient:
         outputs: tuple[Array, list[Array]] = self.with_derivative(self.output_function, state)
         return outputs
 
-    def train(self, keys: Key[Array, " purposes"], examples: Examples) -> tuple[np.ndarray, list[TrainState]]:
-        """Train; return the batches of all steps, and the states before each part and after the last one."""
-        states = [self.init(keys)]
-        order = self._order(states[0].keys)
+    def states(self, keys: Key[Array, " purposes"], examples: Examples) -> Iterator[TrainState]:
+        """Train; yield the states before each part, and the one after the last step."""
+        state = self.init(keys)
+        order = self._order(state.keys)
+        yield state
         for start in range(0, self.training.num_steps, self.steps_per_part):
-            states.append(self.run(states[-1], examples, *self._part(order, start)))
-        return order, states
+            state = self.run(state, examples, *self._part(order, start))
+            yield state
+
+    def train(self, keys: Key[Array, " purposes"], examples: Examples) -> TrainState:
+        """Train; return the state after the last step."""
+        return collections.deque(self.states(keys, examples), maxlen=1).pop()
 
     def derivative(
-        self, keys: Key[Array, " purposes"], examples: Examples, advance: Callable[[int], object] = lambda _: None
+        self, states: list[TrainState], examples: Examples, advance: Callable[[int], object] = lambda _: None
     ) -> tuple[Float[np.ndarray, " outputs"], Float[np.ndarray, "outputs examples classes"]]:
-        """Return the outputs of the trained network, and their derivatives by `Examples.weight_changes` at `examples`.
+        """Return the outputs of a trained network, and their derivatives by `Examples.weight_changes` at `examples`.
 
-        `advance` is called with the number of steps of each part, forward and backward.
+        Args:
+            states: `states` of the training on `examples`; they are removed from the list, which frees their memory.
+            examples: the training split.
+            advance: called with the number of steps of each part.
         """
-        order, states = self.train(keys, examples)
-        advance(self.training.num_steps)
+        order = self._order(states[0].keys)
         values, cotangents = self.outputs(states.pop())
         sums = np.zeros((len(values), *self.training.abstract_examples.weight_changes.shape), np.float32)
         for start in reversed(range(0, self.training.num_steps, self.steps_per_part)):
