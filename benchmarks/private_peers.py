@@ -66,20 +66,20 @@ def ours(task: PrivateTask) -> Round:
     config = _config(task)
     noise = None if task.method == "ordinary" else NOISE_MULTIPLIER
     model = Model(config.model_config(IMAGE_SHAPE, NUM_CLASSES))
-    program = loop.make_program(config, model, EXAMPLES, jax.local_devices(), noise)
-    engine = program.compile(Compiler(time.perf_counter))
-    state, records = engine.init(keys_of(config.seeds_of(config.seed))), engine.records()
-    examples = loop.on_device(*make_data(EXAMPLES), program.mesh)
+    functions = loop.TrainingFunctions(config, model, EXAMPLES, jax.local_devices(), noise)
+    training = functions.compile(Compiler(time.perf_counter))
+    state, records = training.init(keys_of(config.seeds_of(config.seed))), training.records()
+    examples = loop.on_device(*make_data(EXAMPLES), training.mesh)
     epochs = itertools.count()
 
     def run(steps: int) -> float:
         nonlocal state, records
         started = time.perf_counter()
-        order = jax.block_until_ready(engine.order(state.keys, np.int32(next(epochs))))
+        order = jax.block_until_ready(training.order(state.keys, np.int32(next(epochs))))
         drawn = time.perf_counter()
-        state, records = engine.run_steps(state, records, examples, order, np.int32(0), np.int32(steps))
+        state, records = training.run_steps(state, records, examples, order, np.int32(0), np.int32(steps))
         jax.block_until_ready((state, records))
-        return (drawn - started) / engine.steps_per_epoch + (time.perf_counter() - drawn) / steps
+        return (drawn - started) / training.steps_per_epoch + (time.perf_counter() - drawn) / steps
 
     return run
 

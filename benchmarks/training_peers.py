@@ -114,11 +114,11 @@ def ours(task: Task) -> Round:
     images, labels = make_data(task.examples, task.image_shape)
     config = project_train_config(task.model, task.batch_size, task.precision, task.optimizer)
     model = Model(config.model_config(task.image_shape, NUM_CLASSES), remat=config.remat)
-    program = loop.make_program(config, model, task.examples, jax.local_devices())
-    engine = program.compile(Compiler(time.perf_counter))
-    state = engine.init(keys_of(config.seeds_of(config.seed)))
-    examples = loop.on_device(images, labels, program.mesh)
-    chunks = loop.train(engine, state, examples, steps_per_call=engine.steps_per_epoch)
+    functions = loop.TrainingFunctions(config, model, task.examples, jax.local_devices())
+    training = functions.compile(Compiler(time.perf_counter))
+    state = training.init(keys_of(config.seeds_of(config.seed)))
+    examples = loop.on_device(images, labels, training.mesh)
+    chunks = training.train(state, examples, steps_per_call=training.steps_per_epoch)
     return lambda: jax.block_until_ready(next(chunks).state.params)
 
 

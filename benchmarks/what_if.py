@@ -88,7 +88,7 @@ class Problem:
             compiler=Compiler(time.perf_counter),
         )
         self.compile_seconds = time.perf_counter() - started
-        self.examples = on_device(self.train_split.images, self.train_split.labels, self.metagradient.program.mesh)
+        self.examples = on_device(self.train_split.images, self.train_split.labels, self.metagradient.training.mesh)
         self.keys = keys_of(MemberSeeds.from_one(config.seed))
         self.all_margins = jax.jit(self.margins_of(np.arange(len(self.test))))
 
@@ -108,17 +108,17 @@ class Problem:
         changes[removed, self.train_split.labels[removed]] = -share
         return changes
 
-    def states(self, changes: np.ndarray) -> list[Any]:
-        return self.metagradient.train(self.keys, self.at(changes))[1]
+    def trained(self, changes: np.ndarray) -> Params:
+        return self.metagradient.train(self.keys, self.at(changes)).params
 
     def margins(self, changes: np.ndarray) -> np.ndarray:
         """Return the margins of all test examples after a training."""
-        return np.asarray(self.all_margins(self.states(changes)[-1].params))
+        return np.asarray(self.all_margins(self.trained(changes)))
 
     @functools.cached_property
     def logits(self) -> jax.Array:
         """The logits of all test examples, without changes."""
-        params = self.states(self.without(np.array([], int)))[-1].params
+        params = self.trained(self.without(np.array([], int)))
         return jax.jit(self.model.apply)(params, jnp.asarray(self.test.images))
 
     @property
@@ -135,7 +135,8 @@ class Problem:
 
     def derivative(self) -> np.ndarray:
         """Return the predicted change of each output without each example."""
-        _, derivative = self.metagradient.derivative(self.keys, self.at(self.without(np.array([], int))))
+        examples = self.at(self.without(np.array([], int)))
+        _, derivative = self.metagradient.derivative([*self.metagradient.states(self.keys, examples)], examples)
         return -derivative[:, np.arange(self.num_examples), self.train_split.labels]
 
     def products(self, params: Params, directions: Params) -> np.ndarray:
@@ -158,12 +159,12 @@ class Problem:
 
 def tracin(problem: Problem, rows: np.ndarray) -> np.ndarray:
     """Return TracIn's predictions: the products of gradients at the end of each epoch, times the learning rate."""
-    program = problem.metagradient.program
-    _, states = problem.metagradient.train(problem.keys, problem.at(problem.without(np.array([], int))))
-    rate = problem.config.optimizer.rate(problem.config.schedule, program.num_steps)
+    training = problem.metagradient.training
+    states = [*problem.metagradient.states(problem.keys, problem.at(problem.without(np.array([], int))))]
+    rate = problem.config.optimizer.rate(problem.config.schedule, training.num_steps)
     total = np.zeros((len(rows), problem.num_examples))
     for epoch in range(1, problem.config.epochs + 1):
-        step = min(epoch * program.steps_per_epoch, program.num_steps)
+        step = min(epoch * training.steps_per_epoch, training.num_steps)
         params = states[min(round(step / problem.metagradient.steps_per_part), len(states) - 1)].params
         gradients = jax.jit(jax.jacrev(problem.margins_of(rows)))(params)
         total += float(rate(step - 1)) / problem.config.batch_size * problem.products(params, gradients)
@@ -172,7 +173,7 @@ def tracin(problem: Problem, rows: np.ndarray) -> np.ndarray:
 
 def influence_functions(problem: Problem, rows: np.ndarray) -> np.ndarray:
     """Return the predictions of influence functions, with the Gauss-Newton matrix of a sample, and damping."""
-    params = problem.states(problem.without(np.array([], int)))[-1].params
+    params = problem.trained(problem.without(np.array([], int)))
     some = np.random.default_rng(0).choice(problem.num_examples, SAMPLE, replace=False)
     images = jnp.asarray(problem.train_split.images[some])
 
@@ -215,11 +216,11 @@ def measure_costs(task: dict[str, Any]) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     problem = Problem(task["changes"], task["memory_mib"], None, task["outputs"])
     nothing = problem.without(np.array([], int))
-    jax.block_until_ready(problem.states(nothing)[-1].params)
+    jax.block_until_ready(problem.trained(nothing))
     trainings, derivatives = [], []
     for _ in range(task["rounds"]):
         started = time.perf_counter()
-        jax.block_until_ready(problem.states(nothing)[-1].params)
+        jax.block_until_ready(problem.trained(nothing))
         trainings.append(time.perf_counter() - started)
         started = time.perf_counter()
         problem.derivative()
@@ -228,7 +229,7 @@ def measure_costs(task: dict[str, Any]) -> dict[str, Any]:
         "train_seconds": float(np.median(trainings)),
         "derivative_in_trainings": float(np.median(np.array(derivatives) / np.array(trainings))),
         "grown_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
-        "steps": problem.metagradient.program.num_steps,
+        "steps": problem.metagradient.training.num_steps,
         "steps_per_part": problem.metagradient.steps_per_part,
         "compile_seconds": problem.compile_seconds,
     }
@@ -245,7 +246,7 @@ def measure_smoothness(task: dict[str, Any]) -> dict[str, Any]:
     return {
         "test_accuracy": problem.accuracy,
         "metasmoothness": metasmoothness(
-            problem.margins, [problem.without(subset(problem, 0.01, s)) for s in range(2)]
+            base, problem.margins, [problem.without(subset(problem, 0.01, s)) for s in range(2)]
         ),
         "lds": float(np.mean(rank_correlations(predicted, real))),
     }

@@ -29,7 +29,7 @@ def main(stage: Stage) -> None:
     with tracked(stage) as run, compiling(run) as compiler:
         networks = CrossValidation(model, config, len(splits["train"]), compiler=compiler)
         training, passes = networks.training, (networks.logits.function, networks.grad_norms.function)
-        fixed = training.argument_bytes
+        fixed = training.run_steps.cost.argument_bytes
         require_memory("audit.batch_size", config.batch_size, training.functions, fixed_bytes=fixed)
         require_memory_for_model("audit", passes, host_bytes=0)
         with progress_bar("audit", config.num_epochs, unit="steps") as bar:

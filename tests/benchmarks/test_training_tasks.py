@@ -25,7 +25,7 @@ from benchmarks.training_tasks import (
 )
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import make_program
+from gradtrail.core.train.loop import TrainingFunctions
 
 BATCH, SHAPE = 32, (4, 4)
 ROWS = {
@@ -63,8 +63,8 @@ def test_row_trains_as_its_name_says(row: str) -> None:
                 params = model.init(key=jax.random.key(0))
                 apply, train = lambda params: model.apply(params, images), bare
             case _:
-                program = make_program(config, model, BATCH, jax.local_devices())
-                params = program.init(keys_of(config.seeds_of(config.seed))).params
+                training = TrainingFunctions(config, model, BATCH, jax.local_devices())
+                params = training.init(keys_of(config.seeds_of(config.seed))).params
                 apply, train = lambda params: model.apply(params, images), ours
 
         def loss_fn(params: Any) -> jax.Array:

@@ -123,7 +123,7 @@ def test_scores_are_those_of_the_steps_of_a_training_without_the_absent_canaries
     expected = np.zeros(6)
     for epoch in range(CONFIG.epochs):
         products, signals = [], []
-        for indices in drop_absent(np.asarray(audited._program.order(state.keys, np.int32(epoch))), present):
+        for indices in drop_absent(np.asarray(audited._training.order(state.keys, np.int32(epoch))), present):
             assert not set(indices[indices != PADDING]) & set(24 + np.flatnonzero(~COINS))
             grads = grads_of(model)(state.params)
             factors = np.minimum(1, CLIP / np.asarray(per_example_norm(grads))) / CLIP

@@ -9,7 +9,7 @@ from factories import NUM_CLASSES, SHAPE, run_on_devices, train_config
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model
-from gradtrail.core.train.loop import make_program
+from gradtrail.core.train.loop import TrainingFunctions
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import make_program, on_device, train
+from gradtrail.core.train.loop import TrainingFunctions, on_device
 
 SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that some devices have padding alone
 CONFIGS = {
@@ -45,10 +45,10 @@ CONFIGS = {
 
 def trained(config):
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    engine = make_program(config, model, len(SPLIT), jax.devices()).compile(new_compiler())
+    engine = TrainingFunctions(config, model, len(SPLIT), jax.devices()).compile(new_compiler())
     examples = on_device(SPLIT.images, SPLIT.labels, engine.mesh)
     initial = jax.device_get(engine.init(seed_keys(0)).params)
-    *_, chunk = train(engine, engine.init(seed_keys(0)), examples, steps_per_call=2)
+    *_, chunk = engine.train(engine.init(seed_keys(0)), examples, steps_per_call=2)
     evaluated = chunk.state.evaluation_params
     arrays = jax.tree.leaves((chunk.state, chunk.records, evaluated, examples))
     return {
@@ -95,10 +95,10 @@ def private(shards):
     # A tile of 2 examples, so that of Poisson-sampled batches some devices have tiles of padding alone.
     config = private_config(batch_size=16, accumulation_steps=2, shards=shards, privacy={"example_clip_norm": 0.05})
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    program = make_program(config, model, len(SPLIT), jax.devices(), noise_multiplier=1.0)
-    engine = program.compile(new_compiler())
+    training = TrainingFunctions(config, model, len(SPLIT), jax.devices(), noise_multiplier=1.0)
+    engine = training.compile(new_compiler())
     state = engine.init(keys_of(config.seeds_of(0)))
-    *_, chunk = train(engine, state, on_device(SPLIT.images, SPLIT.labels, engine.mesh), steps_per_call=2)
+    *_, chunk = engine.train(state, on_device(SPLIT.images, SPLIT.labels, engine.mesh), steps_per_call=2)
     return jax.device_get(chunk.state.params)
 
 
@@ -147,4 +147,4 @@ def test_sums_over_shards_are_added_in_the_order_of_the_shards(results: dict[str
 def test_more_shards_than_devices_are_refused_in_one_line() -> None:
     config = train_config(batch_size=8, shards=8)
     with pytest.raises(ConfigError, match=r"^train\.shards must be at most the number of devices, 1, got 8$"):
-        make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 10, jax.devices()[:1])
+        TrainingFunctions(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 10, jax.devices()[:1])

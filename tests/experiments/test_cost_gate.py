@@ -13,7 +13,7 @@ from projects import Project, copy_project
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.layers import Dense
 from gradtrail.core.nn.models import Model
-from gradtrail.core.train.loop import make_program
+from gradtrail.core.train.loop import TrainingFunctions
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments import cost_gate
 from gradtrail.experiments.cost_gate import ACCEPTED, TOLERANCES, costs_of, find_changes
@@ -26,7 +26,7 @@ MACHINE = {"jax": "1", "jaxlib": "1", "platform": "cpu", "architecture": "x"}
 def costs() -> dict[str, dict[str, int]]:
     """Return the costs of the optimizer steps of a training."""
     config, compiler = train_config(model="linear"), new_compiler()
-    make_program(config, Model(config.model_config((3, 4), 3)), 10, jax.devices()).compile_run_steps(compiler)
+    TrainingFunctions(config, Model(config.model_config((3, 4), 3)), 10, jax.devices()).compile_run_steps(compiler)
     return costs_of(compiler)
 
 

@@ -1,13 +1,18 @@
 """Predicted effects are those of training again."""
 
+import contextlib
+import copy
 import dataclasses
 import functools
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 from factories import (
     NUM_CLASSES,
@@ -22,15 +27,16 @@ from factories import (
 )
 
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient
-from gradtrail.core.gradients.what_if import make_outputs
+from gradtrail.core.gradients.metagradient import Metagradient
+from gradtrail.core.gradients.what_if import WhatIfConfig
 from gradtrail.core.nn.losses import CROSS_ENTROPY, cross_entropy, log_odds
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGD
+from gradtrail.core.xla.compiler import CompiledFunction
 from gradtrail.stages import what_if
 from gradtrail.stages.model.weights import WeightsInfo, write_weights
+from gradtrail.stages.what_if import WhatIf
 
 SLOW_SGD = SGD(learning_rate=0.02, momentum=0.9, nesterov=True)
 CONFIG = train_config(model="linear", optimizer=SLOW_SGD, members=2, epochs=3, batch_size=20, clip_norm=None)
@@ -41,14 +47,6 @@ SPLITS = {"train": TRAIN, "test": TEST, "validation": random_split(119)[112:]}
 NAMES = ["100", "101", "validation_loss"]
 
 
-@functools.cache
-def compiled() -> tuple[Metagradient, Examples]:
-    outputs = make_outputs(MODEL, TEST[:2], SPLITS["validation"], CONFIG.batch_size)
-    metagradient = compile_metagradient(CONFIG, MODEL, len(TRAIN), outputs, memory_bytes=2**30, compiler=new_compiler())
-    unchanged = np.zeros((len(TRAIN), NUM_CLASSES), np.float32)
-    return metagradient, on_device(TRAIN.images, TRAIN.labels, metagradient.program.mesh, unchanged)
-
-
 def logits_of(params: Params, split: Split) -> jax.Array:
     return MODEL.apply(jax.device_put(params), jnp.asarray(split.images))
 
@@ -57,41 +55,83 @@ def margins(params: Params) -> np.ndarray:
     return np.asarray(log_odds(logits_of(params, TEST), jnp.asarray(TEST.labels)))
 
 
-@functools.cache
-def influence() -> pd.DataFrame:
-    derivative = what_if.mean_derivative(CONFIG, *compiled())
-    logits = np.random.default_rng(0).normal(size=(len(TRAIN), NUM_CLASSES))
-    return what_if.influence_table(TRAIN, logits, NAMES, derivative)
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> WhatIf:
+    """The question about two test examples and the validation loss, compiled."""
+    weights = {seed: tmp_path_factory.mktemp("models") / f"{seed}.safetensors" for seed in CONFIG.seeds}
+    about = WeightsInfo(model=MODEL.config, loss=CONFIG.loss, dataset=dataset_info(), epoch=1)
+    for seed, path in weights.items():
+        write_weights(path, initial_params(MODEL, seed), about)
+    config = WhatIfConfig(test_examples=(), num_examples=2, memory_mib=1024)
+    inputs = {"config": config, "train_config": CONFIG, "info": dataset_info(), "splits": SPLITS}
+    result = WhatIf(**inputs, weights=weights, rows=np.array([0, 1]))
+    result.compile(new_compiler())
+    return result
 
 
-def output_means(**changes: object) -> np.ndarray:
+def run_counted(asked: WhatIf, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, int], int, int]:
+    """Run; return the calls of the compiled parts, and the steps that the progress bar expects and sees."""
+    calls, steps, metagradient = Counter[str](), [], asked.metagradient
+
+    @contextlib.contextmanager
+    def bar(_: str, total: int, **__: str) -> Iterator[SimpleNamespace]:
+        steps.append(total)
+        yield SimpleNamespace(advance=steps.append)
+
+    def counted(function: CompiledFunction) -> CompiledFunction:
+        def call(*arguments: Any) -> Any:
+            calls[function.name] += 1
+            return function.call(*arguments)
+
+        return dataclasses.replace(function, call=call)
+
+    parts = {name: counted(getattr(metagradient, name)) for name in ("run", "pull_back")}
+    monkeypatch.setattr(asked, "metagradient", dataclasses.replace(metagradient, **parts))
+    monkeypatch.setattr(what_if, "progress_bar", bar)
+    asked.run()
+    return calls, steps[0], sum(steps[1:])
+
+
+def output_means(metagradient: Metagradient, **changes: object) -> np.ndarray:
     """Train the members with changes; return their mean outputs."""
-    metagradient, examples = compiled()
-    examples = dataclasses.replace(examples, weight_changes=jax.device_put(changed_weights(TRAIN, **changes)))
-    values = [metagradient.outputs(metagradient.train(seed_keys(seed), examples)[1][-1])[0] for seed in (0, 1)]
+    weights = changed_weights(TRAIN, **changes)
+    examples = on_device(TRAIN.images, TRAIN.labels, metagradient.training.mesh, weights)
+    values = [metagradient.outputs(metagradient.train(seed_keys(seed), examples))[0] for seed in (0, 1)]
     return np.mean(values, axis=0, dtype=np.float64)
 
 
-@pytest.mark.parametrize("kind", ["remove", "relabel"])
-def test_predicted_changes_are_those_of_training_again(kind: str) -> None:
-    before, predicted, real = output_means(), [], []
-    for row in range(0, 100, 10):
-        example = influence().iloc[row]
-        name = int(example["example_id"])
-        changes = {"omit": (name,)} if kind == "remove" else {"relabel": ((name, int(example["proposed_label"])),)}
-        predicted.append([example[f"{kind}/{output}"] for output in NAMES])
-        real.append(output_means(**changes) - before)
-    for column in range(len(NAMES)):
-        one, other = np.array(predicted)[:, column], np.array(real)[:, column]
-        assert np.corrcoef(one, other)[0, 1] > 0.99
-        assert np.sum(one * other) / np.sum(one**2) == pytest.approx(1, abs=0.1)
+def test_predicted_changes_are_those_of_training_again(asked: WhatIf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convex training is smooth; each member is trained once, and the first one four times more with changes."""
+    calls, expected, seen = run_counted(asked, monkeypatch)
+    parts = -(-asked.metagradient.training.num_steps // asked.metagradient.steps_per_part)
+    assert calls == {"train_part": (2 + 4) * parts, "pull_back": 2 * parts}
+    assert seen == expected
+    assert asked.smoothness > 0.98
+
+    before = output_means(asked.metagradient)
+    for kind in ("remove", "relabel"):
+        predicted, real = [], []
+        for row in range(0, 100, 10):
+            example = asked.influence.iloc[row]
+            name = int(example["example_id"])
+            changes = {"omit": (name,)} if kind == "remove" else {"relabel": ((name, int(example["proposed_label"])),)}
+            predicted.append([example[f"{kind}/{output}"] for output in NAMES])
+            real.append(output_means(asked.metagradient, **changes) - before)
+        for one, other in zip(np.transpose(predicted), np.transpose(real), strict=True):
+            assert np.corrcoef(one, other)[0, 1] > 0.99
+            assert np.sum(one * other) / np.sum(one**2) == pytest.approx(1, abs=0.1)
 
 
-def test_convex_training_is_smooth_and_the_bar_sees_every_step() -> None:
-    steps: list[int] = []
-    smoothness = what_if.measure_smoothness(CONFIG, *compiled(), TRAIN, margins, steps.append)
-    assert smoothness > 0.98
-    assert steps == [compiled()[0].program.num_steps] * what_if.TRAININGS
+def test_no_derivative_of_a_training_that_is_not_smooth(
+    asked: WhatIf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    chaotic = copy.copy(asked)
+    chaotic.influence = None
+    monkeypatch.setattr(what_if, "metasmoothness", lambda *_: 0.89)
+    calls, *_ = run_counted(chaotic, monkeypatch)
+    assert [*calls] == ["train_part"]
+    chaotic.write(tmp_path)
+    assert [path.name for path in (tmp_path / "results/what_if").iterdir()] == ["outputs.csv"]
 
 
 def test_proposed_label_is_the_most_probable_other_class() -> None:
@@ -110,7 +150,7 @@ def test_outputs_are_means_over_members(tmp_path: Path) -> None:
     for seed, params in enumerate(each):
         write_weights(paths[seed], params, about)
     compiled_margins = what_if.compile_margins(MODEL, TEST, compiler=new_compiler())
-    networks = what_if.predict_members(compiled_margins.predict, compiled_margins, paths, dataset_info(), SPLITS)
+    networks = what_if.predict_members(compiled_margins, paths, dataset_info(), SPLITS)
     labels = jnp.asarray(validation.labels)
     losses = [cross_entropy(logits_of(params, validation), labels).mean() for params in each]
     np.testing.assert_allclose(networks.margins, np.mean([margins(params) for params in each], axis=0), rtol=1e-5)

@@ -33,7 +33,7 @@ from gradtrail.core.train.changes import NO_CHANGES, changed_labels, weight_chan
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import Chunk, Program, make_program, on_device, train
+from gradtrail.core.train.loop import Chunk, CompiledTraining, TrainingFunctions, on_device
 from gradtrail.core.train.optimizers import SGD, Adam, AdamW, Lion, Muon, Optimizer, RMSprop
 from gradtrail.core.train.plain import PLAIN
 from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
@@ -47,7 +47,7 @@ from gradtrail.core.train.schedules import (
     WarmupCosine,
     WarmupInverseSqrt,
 )
-from gradtrail.core.train.step import RunKeys, TrainState
+from gradtrail.core.train.step import RunKeys
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.data.data_files import DatasetInfo
 
@@ -238,7 +238,7 @@ def make_engine(
     *,
     num_classes: int = NUM_CLASSES,
     noise_multiplier: float | None = None,
-) -> tuple[Program, Examples]:
+) -> tuple[CompiledTraining, Examples]:
     """Compile the training of `config` on a split, once; return it with the split on the device."""
     engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier)
     return engine, on_device(split.images, split.labels, engine.mesh)
@@ -251,11 +251,10 @@ def _compiled(
     shape: tuple[int, ...],
     num_classes: int,
     noise_multiplier: float | None,
-) -> Program:
+) -> CompiledTraining:
     model = Model(config.model_config(shape, num_classes), remat=config.remat)
     noise = placeholder_noise(config.privacy) if noise_multiplier is None else noise_multiplier
-    program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise)
-    return program.compile(new_compiler())
+    return TrainingFunctions(config, model, num_examples, jax.local_devices(), noise).compile(new_compiler())
 
 
 def seed_keys(seed: int) -> Array:
@@ -276,11 +275,11 @@ def run_keys(seed: int) -> RunKeys:
 
 
 def run_training(
-    engine: Program, examples: Examples, *, seed: int = 0, steps_per_call: int = 1000, state: TrainState | None = None
+    engine: CompiledTraining, examples: Examples, *, seed: int = 0, steps_per_call: int = 1000, state: Any = None
 ) -> list[Chunk]:
     """Train to the end; return all chunks as copies on the host."""
     state = engine.init(seed_keys(seed)) if state is None else state
-    return [copied(chunk) for chunk in train(engine, state, examples, steps_per_call=steps_per_call)]
+    return [copied(chunk) for chunk in engine.train(state, examples, steps_per_call=steps_per_call)]
 
 
 def copied(chunk: Chunk) -> Chunk:

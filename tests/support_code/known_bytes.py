@@ -73,11 +73,10 @@ def _train(name: str) -> Iterator[tuple[str, Any]]:
     model = Model(config.model_config(SHAPE, CLASSES))
     images, labels = _data()
     noise = {"noise_multiplier": 1.0} if config.privacy.enabled else {}
-    program = loop.make_program(config, model, EXAMPLES, jax.local_devices()[: config.shards], **noise)
     compiler = Compiler(time.perf_counter)
-    engine = program.compile(compiler)
-    state = engine.init(keys_of(config.seeds_of(config.seed)))
-    for chunk in loop.train(engine, state, loop.on_device(images, labels, engine.mesh), steps_per_call=100):
+    training = loop.TrainingFunctions(config, model, EXAMPLES, jax.local_devices(), **noise).compile(compiler)
+    state = training.init(keys_of(config.seeds_of(config.seed)))
+    for chunk in training.train(state, loop.on_device(images, labels, training.mesh), steps_per_call=100):
         state = chunk.state
     yield from _named(state.params)
     if name in SCORED:

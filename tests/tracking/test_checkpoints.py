@@ -144,7 +144,7 @@ def test_the_snippet_of_the_docs_trains_on_to_the_bits_of_an_uninterrupted_train
     snippet = page.split("```python\n")[1].split("```")[0]
     left: dict[str, Any] = {}
     exec(snippet.replace("0123456789abcdef" * 2, finished_run), left)  # noqa: S102 - of our own page
-    straight = run_training(left["program"], left["examples"])
+    straight = run_training(left["training"], left["examples"])
     assert bits(left["state"]) == bits(straight[-1].state)
     output = capsys.readouterr().out.splitlines()
     assert output[-1] == f"step 12, loss {straight[-1].records.metrics['loss'][-1]:.4f}"

@@ -25,7 +25,6 @@ from gradtrail.core.per_example import bounded_forward, forward_of, layer_metric
 from gradtrail.core.sharding import replicated, with_sharding
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.dp_sgd import Mechanism
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.step import StepRecord, TrainState, make_step, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
@@ -89,15 +88,14 @@ class AuditedTraining:
         compiler: Compiler,
     ) -> None:
         slots = num_examples + num_canaries
-        program = loop.make_program(config, model, slots, jax.local_devices(), noise_multiplier)
-        mechanism = Mechanism.for_training(config, model, slots, program.num_steps, noise_multiplier)
+        training = loop.TrainingFunctions(config, model, slots, jax.local_devices(), noise_multiplier)
 
         def epoch(
             state: TrainState, examples: Examples, order: Array, images: Array, labels: Array
         ) -> tuple[TrainState, StepRecord]:
             """Train for an epoch; return the records with products and signals of the canaries."""
             observe = functools.partial(canary_products, config, model, images, labels)
-            step = make_step(config, model, program.num_steps, program.mesh, mechanism, observe)
+            step = make_step(config, model, training.num_steps, training.mesh, training.mechanism, observe)
             return jax.lax.scan(lambda state, indices: step(state, take(examples, indices)), state, order)
 
         def compiled(name: str, function: Callable[..., Any], *arguments: Any) -> CompiledFunction:
@@ -105,14 +103,16 @@ class AuditedTraining:
                 name, function, *with_sharding(arguments, self._everywhere), out_shardings=self._everywhere
             )
 
-        self.config, self.num_steps, self._program = config, program.num_steps, program
+        self.config, self.num_steps, self._training = config, training.num_steps, training
         self.rate = config.batch_size / slots  # probability that an example is in a batch
-        self._everywhere = replicated(program.mesh)
-        batches = jax.ShapeDtypeStruct((program.steps_per_epoch, program.num_rows), jnp.int32)
+        self._everywhere = replicated(training.mesh)
+        batches = jax.ShapeDtypeStruct((training.steps_per_epoch, training.num_rows), jnp.int32)
         images = jax.ShapeDtypeStruct((num_canaries, *model.config.image_shape), jnp.uint8)
         labels = jax.ShapeDtypeStruct((num_canaries,), jnp.int32)
-        self.init = compiled("init", program.init, program.abstract_keys)
-        self.epoch = compiled("watched_epoch", epoch, program.abstract_state, program.examples, batches, images, labels)
+        self.init = compiled("init", training.init, training.abstract_keys)
+        self.epoch = compiled(
+            "watched_epoch", epoch, training.abstract_state, training.abstract_examples, batches, images, labels
+        )
         self.functions = [self.init, self.epoch]
 
     def run(
@@ -133,13 +133,13 @@ class AuditedTraining:
         """
         images, labels = canaries.images, canaries.labels
         examples = loop.on_device(
-            np.concatenate([train.images, images]), np.concatenate([train.labels, labels]), self._program.mesh
+            np.concatenate([train.images, images]), np.concatenate([train.labels, labels]), self._training.mesh
         )
         placed_canaries = jax.device_put((images, labels), self._everywhere)
         present = np.concatenate([np.ones(len(train), bool), coins])
         state, scores = self.init(keys), np.zeros(len(coins))
         for epoch in range(self.config.epochs):
-            drawn = self._program.order(state.keys, np.int32(epoch))
+            drawn = self._training.order(state.keys, np.int32(epoch))
             order = jax.device_put(drop_absent(np.asarray(drawn), present), self._everywhere)
             state, record = self.epoch(state, examples, order, *placed_canaries)
             if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.params))):

@@ -128,7 +128,7 @@ def measure() -> dict[str, Any]:
     model = Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
     compilers = {stage: Compiler(lambda: 0.0) for stage in ("train", "evaluate", "gradients")}
     noise = placeholder_noise(config.privacy)
-    loop.make_program(config, model, _NUM_EXAMPLES, jax.local_devices(), noise).compile(compilers["train"])
+    loop.TrainingFunctions(config, model, _NUM_EXAMPLES, jax.local_devices(), noise).compile(compilers["train"])
     compile_predict_within(model, compiler=compilers["train"])
     compile_predict_within(model, evaluate.batch_size, compiler=compilers["evaluate"])
     compile_passes(model, config.loss, compiler=compilers["gradients"])

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.metagradient import Metagradient
+from gradtrail.core.gradients.metagradient import Metagradient, compile_metagradient, require_differentiable
 from gradtrail.core.gradients.scores import largest
-from gradtrail.core.gradients.what_if import SMOOTH, metasmoothness
+from gradtrail.core.gradients.what_if import SMOOTH, WhatIfConfig, make_outputs, metasmoothness, positions_of
 from gradtrail.core.nn.inference import compile_predict_within, validate
 from gradtrail.core.nn.losses import Loss, log_odds
 from gradtrail.core.nn.models import HostParams, Model, Params
@@ -23,16 +23,20 @@ from gradtrail.core.train.changes import NO_CHANGES, changed_labels, weight_chan
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
+from gradtrail.core.train.loop import on_device
+from gradtrail.core.train.step import TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass
+from gradtrail.stages.common.stage import Stage
+from gradtrail.stages.data import data_files
 from gradtrail.stages.data.data_files import DatasetInfo
+from gradtrail.stages.model.members import weights_paths
 from gradtrail.stages.model.weights import read_members
+from gradtrail.support.memory import require_memory_for_model
+from gradtrail.support.progress import progress_bar
 
 VALIDATION_LOSS = "validation_loss"  # name of the output that belongs to no test example
 _SUBSETS, _SUBSET_SHARE = 2, 0.01  # random subsets by which metasmoothness is measured
-TRAININGS = 1 + 2 * _SUBSETS  # number of trainings for metasmoothness
-
-Margins = Callable[[Params | HostParams], Float[np.ndarray, " tests"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +75,10 @@ class Networks:
 
 
 def predict_members(
-    predict: Pass,
-    margins: Margins,
-    paths: Mapping[int, Path],
-    info: DatasetInfo,
-    splits: Mapping[str, Split],
+    margins: CompiledMargins, paths: Mapping[int, Path], info: DatasetInfo, splits: Mapping[str, Split]
 ) -> Networks:
     """Return the mean predictions of the members, trained on the data set of `info`; `paths` are the files by seed."""
-    members = []
+    members, predict = [], margins.predict
     for _, _, params, about in read_members(paths, info):
         minimized, parts = about.loss, (splits[name] for name in ("train", "test"))
         logits = [predict(params, part.images, part.labels)["logits"] for part in parts]
@@ -103,46 +103,144 @@ def choose_examples(
     return chosen
 
 
-def measure_smoothness(
-    config: TrainConfig,
-    metagradient: Metagradient,
-    examples: Examples,
-    train: Split,
-    margins: Margins,
-    advance: Callable[[int], object] = lambda _: None,
-) -> float:
-    """Return the metasmoothness of the training of the first member, by random subsets of 1 %, at least one example.
+@dataclass(kw_only=True)
+class WhatIf:
+    """The outputs to ask about, their compiled derivatives, and the predicted changes."""
 
-    `examples` is `train` on the device, and `margins` are those of all test examples.
-    """
+    config: WhatIfConfig
+    train_config: TrainConfig
+    info: DatasetInfo
+    splits: Mapping[str, Split]
+    weights: Mapping[int, Path]  # file of each trained network by its seed
+    rows: Int[np.ndarray, " chosen"]  # positions of the test examples to ask about; if empty, `compile` chooses them
+    margins: CompiledMargins = field(init=False, repr=False)
+    networks: Networks = field(init=False, repr=False)
+    metagradient: Metagradient = field(init=False, repr=False)
+    smoothness: float = field(init=False)
+    influence: pd.DataFrame | None = field(init=False, default=None)  # None if the training is not smooth enough
 
-    def margins_after(changes: np.ndarray) -> np.ndarray:
-        changed = dataclasses.replace(examples, weight_changes=jax.device_put(changes))
-        _, states = metagradient.train(keys_of(config.seeds_of(config.seed)), changed)
-        advance(metagradient.program.num_steps)
-        return margins(states[-1].evaluation_params)
+    @classmethod
+    def load(cls, stage: Stage) -> "WhatIf":
+        """Read the inputs of the stage.
 
-    num_classes = metagradient.program.examples.weight_changes.shape[1]
-    share = max(_SUBSET_SHARE, 1 / len(train))
-    subsets = [dataclasses.replace(NO_CHANGES, omit_fraction=share, omit_seed=seed) for seed in range(_SUBSETS)]
-    labels = [changed_labels(subset, train.labels, train.example_id, num_classes) for subset in subsets]
-    return metasmoothness(margins_after, [weight_changes(train.labels, one, num_classes) for one in labels])
+        Raises:
+            UserError: data or weights are missing or damaged.
+            ConfigError: the training has no derivative, or a test example is not in its split.
+        """
+        config, train_config, folder = (
+            stage.params(WhatIfConfig),
+            stage.params(TrainConfig, "train"),
+            Path("data/processed"),
+        )
+        require_differentiable(train_config)
+        info, splits = data_files.read_info(folder), data_files.read_splits(folder)
+        return cls(
+            config=config,
+            train_config=train_config,
+            info=info,
+            splits=splits,
+            weights=weights_paths(Path("models"), "final"),
+            rows=positions_of(config.test_examples, splits["test"], "what_if.test_examples"),
+        )
 
+    def compile(self, compiler: Compiler) -> None:
+        """Compile all functions; the trained networks are evaluated on the way, as their mistakes are the outputs.
 
-def mean_derivative(
-    config: TrainConfig,
-    metagradient: Metagradient,
-    examples: Examples,
-    advance: Callable[[int], object] = lambda _: None,
-) -> Float[np.ndarray, "outputs examples classes"]:
-    """Return the derivative of the outputs by `Examples.weight_changes`, mean over the members."""
-    total: Any = np.float32(0)
-    for seed in config.seeds:
-        _, derivative = metagradient.derivative(keys_of(config.seeds_of(seed)), examples, advance)
-        total = total + derivative / np.float32(config.members)
-    if not np.isfinite(total).all():
-        raise ConfigError("what_if: train has a derivative that is not finite; a smoother network may help")
-    return np.asarray(total)
+        Raises:
+            ConfigError: the derivative needs more memory than configured; one line.
+        """
+        config, test = self.train_config, self.splits["test"]
+        model = Model(config.model_config(self.info.image_shape, self.info.num_classes), remat=config.remat)
+        self.margins = compile_margins(model, test, compiler=compiler)
+        self.networks = predict_members(self.margins, self.weights, self.info, self.splits)
+        self.train_config = config = dataclasses.replace(config, loss=self.networks.loss)
+        if not len(self.rows):
+            is_mistake = self.networks.test.argmax(axis=1) != test.labels
+            self.rows = choose_examples(self.networks.margins, is_mistake, self.config.num_examples)
+        outputs = make_outputs(model, test[self.rows], self.splits["validation"], config.batch_size)
+        num_examples, memory = len(self.splits["train"]), self.config.memory_mib * 2**20
+        self.metagradient = compile_metagradient(
+            config, model, num_examples, outputs, memory_bytes=memory, compiler=compiler
+        )
+        require_memory_for_model("what_if", self.functions, host_bytes=0)
+
+    @property
+    def functions(self) -> list[CompiledFunction]:
+        """All compiled functions."""
+        return [self.margins.predict.function, self.margins.log_odds, *self.metagradient.functions]
+
+    @property
+    def outputs(self) -> pd.DataFrame:
+        """The outputs of the trained networks, see `output_table`."""
+        return output_table(self.networks, self.splits["test"], self.rows)
+
+    @property
+    def metrics(self) -> dict[str, float | str]:
+        """The metrics of the stage."""
+        return self.info.as_metrics() | {"metasmoothness": self.smoothness, "outputs": len(self.outputs)}
+
+    def run(self) -> None:
+        """Measure the metasmoothness; if the training is smooth, predict the effects of its examples on the outputs."""
+        train, metagradient = self.splits["train"], self.metagradient
+        unchanged = np.zeros((len(train), self.info.num_classes), np.float32)
+        examples = on_device(train.images, train.labels, metagradient.training.mesh, unchanged)
+        num_steps, runs = metagradient.training.num_steps, 2 * _SUBSETS + 2 * self.train_config.members
+        with progress_bar("what_if", runs * num_steps, unit="steps") as bar:
+            states = self._train(self.train_config.seed, examples, bar.advance)
+            self.smoothness = self._measure_smoothness(examples, states[-1], bar.advance)
+            if self.smoothness >= SMOOTH:
+                derivative = self._mean_derivative(examples, states, bar.advance)
+                names = list(self.outputs["output"])
+                self.influence = influence_table(train, self.networks.train, names, derivative)
+
+    def write(self, new: Path) -> None:
+        """Write the tables to the folder of the new outs; that of effects only if the training is smooth."""
+        folder = new / "results" / "what_if"
+        folder.mkdir(parents=True)
+        self.outputs.to_csv(folder / "outputs.csv", index=False, float_format="%.9g")
+        if self.influence is not None:
+            self.influence.to_parquet(folder / "influence.parquet", index=False)
+
+    def _train(self, seed: int, examples: Examples, advance: Callable[[int], object]) -> list[TrainState]:
+        """Train a member; return the states that its derivative needs."""
+        states = list(self.metagradient.states(keys_of(self.train_config.seeds_of(seed)), examples))
+        advance(self.metagradient.training.num_steps)
+        return states
+
+    def _measure_smoothness(self, examples: Examples, last: TrainState, advance: Callable[[int], object]) -> float:
+        """Return the metasmoothness of the training of the first member, by random subsets of 1 % of the examples.
+
+        A subset has at least one example; `last` is the state at the end without changes.
+        """
+        config, train, num_classes = self.train_config, self.splits["train"], self.info.num_classes
+
+        def margins_after(changes: np.ndarray) -> np.ndarray:
+            changed = dataclasses.replace(examples, weight_changes=jax.device_put(changes))
+            state = self.metagradient.train(keys_of(config.seeds_of(config.seed)), changed)
+            advance(self.metagradient.training.num_steps)
+            return self.margins(state.evaluation_params)
+
+        share = max(_SUBSET_SHARE, 1 / len(train))
+        subsets = [dataclasses.replace(NO_CHANGES, omit_fraction=share, omit_seed=seed) for seed in range(_SUBSETS)]
+        labels = [changed_labels(subset, train.labels, train.example_id, num_classes) for subset in subsets]
+        changes = [weight_changes(train.labels, one, num_classes) for one in labels]
+        return metasmoothness(self.margins(last.evaluation_params), margins_after, changes)
+
+    def _mean_derivative(
+        self, examples: Examples, states: list[TrainState], advance: Callable[[int], object]
+    ) -> Float[np.ndarray, "outputs examples classes"]:
+        """Return the derivative of the outputs by `Examples.weight_changes`, mean over the members.
+
+        `states` are those of the first member, which is trained already.
+        """
+        total: Any = np.float32(0)
+        for seed in self.train_config.seeds:
+            states = states or self._train(seed, examples, advance)
+            _, derivative = self.metagradient.derivative(states, examples, advance)
+            total = total + derivative / np.float32(self.train_config.members)
+        if not np.isfinite(total).all():
+            raise ConfigError("what_if: train has a derivative that is not finite; a smoother network may help")
+        return np.asarray(total)
 
 
 def output_table(networks: Networks, test: Split, rows: Int[np.ndarray, " chosen"]) -> pd.DataFrame:

@@ -24,7 +24,7 @@ def load_checkpoint(folder: Path, like: TrainState) -> TrainState:
 
     Args:
         folder: Artifact `checkpoint` of a training's run.
-        like: State of the same training, such as `Program.init` returns.
+        like: State of the same training, such as `TrainingFunctions.init` returns.
     """
     import_orbax()
     from orbax.checkpoint import v1 as ocp

@@ -56,16 +56,16 @@ class TrainingLog:
         if self._training.config.members > 1:
             return
         with self._run.best_effort():
-            points = live_curves(public, self._training.program.num_steps, self._training.epsilons)
+            points = live_curves(public, self._training.compiled.num_steps, self._training.epsilons)
             self._run.curves({**points, "train/elapsed_seconds": {last["epoch"]: seconds}})
 
     def diverged(self, chunk: Chunk) -> None:
         """Log the steps of the epoch in which the training diverged."""
-        program = self._training.program
+        compiled = self._training.compiled
         with self._run.best_effort():
             records = redacted_steps(jax.device_get(chunk.records.metrics), self._training.config.privacy)
-            steps = step_table([records], before=(chunk.epoch - 1) * program.steps_per_epoch)
-            self._run.curves(curves(epoch_table([]), steps[steps["step"] <= chunk.step], program.num_steps))
+            steps = step_table([records], before=(chunk.epoch - 1) * compiled.steps_per_epoch)
+            self._run.curves(curves(epoch_table([]), steps[steps["step"] <= chunk.step], compiled.num_steps))
         self._report(NOT_FINITE, chunk.epoch)
 
     def _new_watch(self) -> Watch:

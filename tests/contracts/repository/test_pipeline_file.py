@@ -68,7 +68,8 @@ def test_code_deps_are_the_folders_and_modules_that_the_script_imports(stage: st
 
 @pytest.mark.parametrize("stage", PIPELINE)
 def test_params_are_the_sections_that_the_script_loads(stage: str) -> None:
-    scripts = [ROOT / f"pipeline/{stage}.py", *(ROOT / "src/gradtrail/stages" / stage).glob("*.py")]
+    modules, stages = [f"{stage}.py", f"{stage}/*.py"], ROOT / "src/gradtrail/stages"
+    scripts = [ROOT / f"pipeline/{stage}.py", *(path for pattern in modules for path in stages.glob(pattern))]
     calls = [
         node
         for script in scripts

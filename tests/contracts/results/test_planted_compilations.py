@@ -11,9 +11,9 @@ import pytest
 from projects import finished_project
 
 _EACH_EPOCH = """
-        jax.jit(lambda values: values * 2)(np.ones(3, np.float32))
-        jax.jit(by_epoch, static_argnums=1)(np.ones(3, np.float32), epoch)
-        grown(np.ones(epoch + 1, np.float32))
+            jax.jit(lambda values: values * 2)(np.ones(3, np.float32))
+            jax.jit(by_epoch, static_argnums=1)(np.ones(3, np.float32), epoch)
+            grown(np.ones(epoch + 1, np.float32))
 """
 _FUNCTIONS = """
 
@@ -35,7 +35,7 @@ def test_project_warns_of_all_four_with_cold_and_warm_cache(tmp_path: Path) -> N
     source = path.read_text()
     for original, planted in {
         "if records is None else records\n": "if records is None else records" + _EACH_EPOCH,
-        "    done = epoch * program": "    state.step + 1\n                done = epoch * program",
+        "    done = epoch * self": "    state.step + 1\n                    done = epoch * self",
     }.items():
         assert source.count(original) == 1
         source = source.replace(original, planted)

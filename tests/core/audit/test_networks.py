@@ -79,7 +79,7 @@ def test_too_large_batch_is_one_line_with_the_key() -> None:
 
 
 def test_a_training_that_diverges_is_one_line() -> None:
-    run_steps = networks().training.run_steps
+    run_steps, broken = networks().training.run_steps, copy.copy(networks())
 
     def diverge(*args: object) -> object:
         state, records = run_steps(*args)
@@ -87,7 +87,7 @@ def test_a_training_that_diverges_is_one_line() -> None:
             records, metrics=records.metrics | {"loss": records.metrics["loss"] * jnp.nan}
         )
 
-    broken = copy.copy(networks())
-    broken.training = dataclasses.replace(broken.training, run_steps=dataclasses.replace(run_steps, call=diverge))
+    broken.training = copy.copy(broken.training)
+    broken.training.run_steps = dataclasses.replace(run_steps, call=diverge)
     with pytest.raises(FloatingPointError, match=r"epoch 1; lower audit\.learning_rate"):
         broken.run_label_set({"train": TRAIN}, 0, lambda *_, **__: None)

@@ -69,13 +69,14 @@ def test_metasmoothness_is_one_if_the_second_half_of_a_change_does_what_the_firs
         calls.append(share)
         return np.float32(3) + response(share) * np.arange(6, dtype=np.float32) ** 2
 
-    assert metasmoothness(margins_after, [CHANGES, CHANGES]) == pytest.approx(expected)
+    start = margins_after(np.zeros_like(CHANGES))
+    assert metasmoothness(start, margins_after, [CHANGES, CHANGES]) == pytest.approx(expected)
     assert calls == [0.0, 0.5, 1.0, 0.5, 1.0]
 
 
 def test_metasmoothness_is_the_mean_over_subsets() -> None:
     margins = iter(np.float32([[0, 0, 0], [1, 2, 3], [2, 4, 6], [1, 2, 3], [0, 0, 0]]))
-    assert metasmoothness(lambda _: next(margins), [CHANGES, CHANGES]) == pytest.approx((1 - 1) / 2)
+    assert metasmoothness(next(margins), lambda _: next(margins), [CHANGES, CHANGES]) == pytest.approx((1 - 1) / 2)
 
 
 def test_test_example_that_is_named_twice_is_refused() -> None:

@@ -25,7 +25,7 @@ from gradtrail.core.profile.benchmark import (
     time_variants,
     variants_to_compare,
 )
-from gradtrail.core.train.loop import make_program, on_device
+from gradtrail.core.train.loop import TrainingFunctions, on_device
 from gradtrail.core.train.privacy import NOT_PRIVATE
 
 
@@ -89,7 +89,7 @@ def test_time_of_a_step_is_that_of_a_round_over_its_steps(num_examples: int, sec
     for item in times:
         assert item.rounds == pytest.approx((1 / count,) * (9 if seconds > 1 else 6))
         assert item.seconds == pytest.approx(1 / count)
-    assert all(0 <= start < stop <= variant.program.steps_per_epoch for start, stop in bounds)
+    assert all(0 <= start < stop <= variant.training.steps_per_epoch for start, stop in bounds)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -97,11 +97,11 @@ def test_timed_steps_stay_finite(optimizer: str) -> None:
     """Arithmetic on NaN and infinity may take another time."""
     config = train_config(optimizer=optimizer, precision="float16", batch_size=4)
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    program = make_program(config, model, 8, jax.local_devices())
+    training = TrainingFunctions(config, model, 8, jax.local_devices())
     split = random_split(8)
-    examples, order = on_device(split.images, split.labels, program.mesh), np.arange(8, dtype=np.int32).reshape(2, 4)
-    state, record = jax.jit(program.recorded_step)(
-        random_state(program), program.records(), examples, order, np.int32(0)
+    examples, order = on_device(split.images, split.labels, training.mesh), np.arange(8, dtype=np.int32).reshape(2, 4)
+    state, record = jax.jit(training.recorded_step)(
+        random_state(training), training.empty_records(), examples, order, np.int32(0)
     )
     leaves = [leaf for leaf in jax.tree.leaves((state.params, state.opt_state, record)) if leaf.dtype == np.float32]
     assert all(np.isfinite(leaf).all() for leaf in leaves)

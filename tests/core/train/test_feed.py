@@ -26,7 +26,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.feed import steps_in_block
 from gradtrail.core.train.gradient import Examples
-from gradtrail.core.train.loop import Chunk, Program, make_program, train
+from gradtrail.core.train.loop import Chunk, CompiledTraining, TrainingFunctions
 
 LARGE = random_split(WINDOW + 2 * BLOCK + 77, shape=(2, 3))  # two windows, the second of them short
 SMALL = random_split(10)  # in batches of 4: the last one holds 2
@@ -44,18 +44,18 @@ CONFIGS = {
 
 
 @functools.cache
-def streaming(name: str, split_of: str, every: int | None = None) -> Program:
+def streaming(name: str, split_of: str, every: int | None = None) -> CompiledTraining:
     split = SPLITS[split_of]
     config = CONFIGS[name]
     model = Model(config.model_config(split.images.shape[1:], NUM_CLASSES))
     sampled = None if every is None else np.arange(0, len(split), every)
-    program = make_program(config, model, len(split), jax.local_devices(), streamed=True, sampled=sampled)
-    return program.compile(new_compiler())
+    training = TrainingFunctions(config, model, len(split), jax.local_devices(), streamed=True, sampled=sampled)
+    return training.compile(new_compiler())
 
 
-def last(engine: Program, examples: Examples | Split, *, state: Any = None, steps_per_call: int = CHUNK) -> Chunk:
+def last(engine: CompiledTraining, examples: Examples | Split, state: Any = None, steps_per_call: int = CHUNK) -> Chunk:
     state = engine.init(seed_keys(0)) if state is None else state
-    *_, chunk = train(engine, state, examples, steps_per_call=steps_per_call)
+    *_, chunk = engine.train(state, examples, steps_per_call=steps_per_call)
     return chunk
 
 
@@ -93,12 +93,12 @@ def test_a_block_has_at_most_128_mebibytes(shape: tuple[int, ...], steps: int) -
 
 def test_training_resumes_within_a_block_with_the_same_bits() -> None:
     engine = streaming("mlp", "large")
-    assert engine.steps_per_block is not None
-    assert 2 < engine.steps_per_block < engine.steps_per_epoch, "there are several blocks of several steps"
-    for chunk in train(engine, engine.init(seed_keys(0)), LARGE, steps_per_call=engine.steps_per_block - 1):
-        if chunk.step == 2 * engine.steps_per_block - 1:
+    steps_per_block = engine.training.steps_per_block
+    assert 2 < steps_per_block < engine.steps_per_epoch, "there are several blocks of several steps"
+    for chunk in engine.train(engine.init(seed_keys(0)), LARGE, steps_per_call=steps_per_block - 1):
+        if chunk.step == 2 * steps_per_block - 1:
             break
-    rest = train(engine, chunk.state, LARGE, steps_per_call=1000, records=chunk.records)
+    rest = engine.train(chunk.state, LARGE, steps_per_call=1000, records=chunk.records)
     *_, end = rest
     assert bits(end) == bits(last(engine, LARGE))
 
@@ -128,7 +128,7 @@ def test_memory_maps_train_as_arrays_do(tmp_path: Path) -> None:
 
 def test_abandoned_training_leaves_no_thread() -> None:
     engine = streaming("mlp", "large")
-    chunks = train(engine, engine.init(seed_keys(0)), LARGE, steps_per_call=1)
+    chunks = engine.train(engine.init(seed_keys(0)), LARGE, steps_per_call=1)
     next(chunks)
     assert any(thread.name.startswith("feed") for thread in threading.enumerate())
     chunks.close()
@@ -146,19 +146,19 @@ from gradtrail.core.batching import WINDOW
 from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
-from gradtrail.core.train.loop import make_program, on_device, train
+from gradtrail.core.train.loop import TrainingFunctions, on_device
 
 SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that one shard has padding alone
 
 
 def bits(config, streamed, sampled=None):
     model = Model(config.model_config(SPLIT.images.shape[1:], NUM_CLASSES))
-    program = make_program(config, model, len(SPLIT), jax.devices(), streamed=streamed, sampled=sampled)
-    engine = program.compile(new_compiler())
+    training = TrainingFunctions(config, model, len(SPLIT), jax.devices(), streamed=streamed, sampled=sampled)
+    engine = training.compile(new_compiler())
     examples = SPLIT if streamed else on_device(SPLIT.images, SPLIT.labels, engine.mesh)
-    *_, chunk = train(engine, engine.init(seed_keys(0)), examples, steps_per_call=50)
-    shape = program.examples.images.shape
-    assert not streamed or program.examples.images.sharding.shard_shape(shape)[1] == shape[1] // 2
+    *_, chunk = engine.train(engine.init(seed_keys(0)), examples, steps_per_call=50)
+    shape = training.abstract_examples.images.shape
+    assert not streamed or training.abstract_examples.images.sharding.shard_shape(shape)[1] == shape[1] // 2
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((chunk.state.params, chunk.records))]
 
 

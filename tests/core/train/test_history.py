@@ -15,7 +15,6 @@ from hypothesis.extra import numpy as arrays
 from gradtrail.core.batching import PADDING
 from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train.history import History, LearningDynamics, on_host
-from gradtrail.core.train.loop import train
 from gradtrail.core.train.step import RowRecord, StepRecord
 
 ACCURACIES = [0.5, 0.75, 0.75, 0.25]
@@ -31,7 +30,7 @@ def run() -> tuple[History, list[np.ndarray]]:
     engine, examples = make_engine(train_config(epochs=4), random_split(10))
     state = engine.init(seed_keys(0))
     history, kernels = History((0, 1, 3, 9), on_host(state.params), 10), [kernel(state.params).copy()]
-    for chunk in train(engine, state, examples, steps_per_call=1):
+    for chunk in engine.train(state, examples, steps_per_call=1):
         if chunk.ends_epoch:
             params = on_host(chunk.state.params)
             history.add(chunk, params, {"loss": 1.0, "accuracy": ACCURACIES[chunk.epoch - 1]})
@@ -83,7 +82,7 @@ def records(**columns: list[float]) -> StepRecord:
 def added(history: History, params: HostParams | None = None, **columns: list[float]) -> None:
     """Add an epoch of two steps with these records."""
     engine, examples = make_engine(train_config(epochs=1), random_split(8))
-    chunk = next(train(engine, engine.init(seed_keys(0)), examples, steps_per_call=2))
+    chunk = next(engine.train(engine.init(seed_keys(0)), examples, steps_per_call=2))
     history.add(dataclasses.replace(chunk, records=records(**columns)), params or {}, {"loss": 1.0, "accuracy": 0.5})
 
 

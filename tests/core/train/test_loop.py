@@ -27,7 +27,7 @@ from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.gradient import Examples
-from gradtrail.core.train.loop import Chunk, Program, make_program
+from gradtrail.core.train.loop import Chunk, CompiledTraining, TrainingFunctions
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.step import StepRecord, TrainState
@@ -58,7 +58,7 @@ CONFIGS = {
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
 
-def compiled(name: str) -> tuple[Program, Examples]:
+def compiled(name: str) -> tuple[CompiledTraining, Examples]:
     return make_engine(CONFIGS[name], SPLIT)
 
 
@@ -172,7 +172,7 @@ def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
 def test_too_large_batches_and_too_many_steps_are_refused(sizes: dict, num_examples: int, message: str) -> None:
     config = train_config(**sizes)
     with pytest.raises(ConfigError, match=rf"^train\.{message}"):
-        make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), num_examples, jax.devices())
+        TrainingFunctions(config, Model(config.model_config(SHAPE, NUM_CLASSES)), num_examples, jax.devices())
 
 
 def test_the_parameters_to_evaluate_are_the_trained_ones_or_their_average() -> None:
@@ -189,10 +189,10 @@ def test_a_training_to_look_into_gives_the_same_figures(
     config = train_config(**PLAIN)
     engine, examples = make_engine(config, SPLIT)
     initial, expected = engine.init(seed_keys(0)), run_training(engine, examples)[-1]
-    program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT), jax.devices())
+    training = TrainingFunctions(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT), jax.devices())
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # indices then are NumPy's or Python's integers
     with debugging(True):
-        looked_into = program.compile(new_compiler())
+        looked_into = training.compile(new_compiler())
         chunks = run_training(looked_into, examples, state=initial, steps_per_call=2)
     assert [(chunk.step, int(chunk.state.step)) for chunk in chunks] == [(2, 2), (3, 3), (5, 5), (6, 6)]
     for part in ("params", "opt_state"):

@@ -18,7 +18,7 @@ from factories import new_compiler, train_config
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, replicated
-from gradtrail.core.train.loop import make_program
+from gradtrail.core.train.loop import TrainingFunctions
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compile_log import CompileLog
 from gradtrail.core.xla.compiler import (
@@ -159,9 +159,9 @@ def test_flops_of_a_training_step_are_those_of_the_mathematics(is_private: bool)
         privacy=dataclasses.replace(NOT_PRIVATE, enabled=is_private),
     )
     model = Model(config.model_config((28, 28), 10))
-    program = make_program(config, model, 1000, jax.local_devices(), 0.0 if is_private else None)
-    cost = program.compile_run_steps(new_compiler()).cost
-    rows = program.num_rows
+    training = TrainingFunctions(config, model, 1000, jax.local_devices(), 0.0 if is_private else None)
+    cost = training.compile_run_steps(new_compiler()).cost
+    rows = training.num_rows
     assert (rows > 128) == is_private
     products = [2 * rows * before * after for before, after in itertools.pairwise(widths)]
     assert cost.flops == pytest.approx(3 * sum(products) - products[0], rel=0.05)

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.loop import make_program
+from gradtrail.core.train.loop import TrainingFunctions
 from gradtrail.experiments.param_classes import SECTIONS
 from gradtrail.stages.common.params import (
     SHARED_BLOCKS,
@@ -117,8 +117,8 @@ SWITCHES = {"model": NETWORKS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "
 @pytest.mark.parametrize(("key", "kind"), [(key, kind) for key, kinds in SWITCHES.items() for kind in kinds])
 def test_one_override_of_the_repositorys_params_switches_each_kind(key: str, kind: str) -> None:
     config = validate(changed(key, kind), TrainConfig, "train")
-    program = make_program(config, Model(config.model_config((28, 28), 10)), 300, jax.devices())
-    assert program.abstract_state.params
+    training = TrainingFunctions(config, Model(config.model_config((28, 28), 10)), 300, jax.devices())
+    assert training.abstract_state.params
 
 
 def test_numbers_booleans_and_dates_are_read_as_yaml_1_2(tmp_path: Path) -> None:

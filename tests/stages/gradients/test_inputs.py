@@ -23,7 +23,6 @@ from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.history import History, on_host
-from gradtrail.core.train.loop import train
 from gradtrail.stages.gradients.inputs import (
     choose_examples,
     read_dynamics,
@@ -44,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine, examples = make_engine(train_config(epochs=3), SPLIT)
     state = engine.init(seed_keys(0))
     history = History((0, 2), on_host(state.params), len(SPLIT))
-    for chunk in train(engine, state, examples, steps_per_call=100):
+    for chunk in engine.train(state, examples, steps_per_call=100):
         if chunk.ends_epoch:
             history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 0.1 * chunk.epoch})
     tables.write_all_weights(folder / "models", history, model_config(), train_config().loss, dataset_info())

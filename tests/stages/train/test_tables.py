@@ -14,7 +14,6 @@ from factories import dataset_info, make_engine, model_config, random_split, see
 from gradtrail.core import noise_scale
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import EPOCH_METRICS, History, on_host
-from gradtrail.core.train.loop import train
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.dp.redaction import redacted_history
 from gradtrail.stages.model.weights import read_weights
@@ -30,7 +29,7 @@ def trained(config: TrainConfig, kept: tuple[int, ...] = ()) -> History:
     engine, examples = make_engine(config, random_split(10))
     state = engine.init(seed_keys(0))
     history = History(kept, on_host(state.params), 10)
-    for chunk in train(engine, state, examples, steps_per_call=1):
+    for chunk in engine.train(state, examples, steps_per_call=1):
         if chunk.ends_epoch:
             history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
     return history
@@ -60,7 +59,7 @@ def test_loss_scales_and_skipped_steps_are_on_record() -> None:
     engine, examples = make_engine(config, random_split(10))
     state = engine.init(seed_keys(0))
     history = History((), on_host(state.params), 10)
-    for chunk in train(engine, state, examples, steps_per_call=3):
+    for chunk in engine.train(state, examples, steps_per_call=3):
         skipped = np.array([True, False, False])
         changes = {"skipped": skipped, "grad_norm": np.array([np.inf, 1, 1], np.float32)}
         records = dataclasses.replace(chunk.records, metrics=chunk.records.metrics | changes)

@@ -1,6 +1,7 @@
 """A stopped training ends with the bits of one that was not; members are what trainings by themselves would be."""
 
 import contextlib
+import copy
 import dataclasses
 import os
 import shutil
@@ -105,17 +106,18 @@ def training_of(
         secret=secret,
         **fields,
     )
-    program, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED, patience=None), SPLIT)
+    engine, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED, patience=None), SPLIT)
 
     def run_steps(*arguments: Any) -> Any:
-        result = program.run_steps(*arguments)
+        result = engine.run_steps(*arguments)
         if listener.left is not None:
             listener.left -= 1
             if listener.left == 0:
                 os.kill(os.getpid(), signal.SIGTERM)
         return result
 
-    training.program = dataclasses.replace(program, run_steps=run_steps, config=config)
+    training.compiled = copy.copy(engine)
+    training.compiled.run_steps = run_steps
     return training
 
 
@@ -451,7 +453,7 @@ def test_more_members_than_the_disk_holds_are_refused_with_how_many_would_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = training_of(CONFIG, Listener())
-    size = num_parameters(training.program.abstract_state.params)
+    size = num_parameters(training.model.abstract_params())
     each = (4 + 10) * 4 * size + 32 * 10  # four files of weights, ten copies in a checkpoint, ten examples
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5 * each))
     for members, fits in ((1, True), (5, True), (6, False)):

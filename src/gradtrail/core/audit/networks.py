@@ -119,10 +119,10 @@ class CrossValidation:
         self.config, self.num_classes = config, model.config.num_classes
         self.training_size = num_examples - -(-num_examples // config.folds)  # all folds but the largest
         try:
-            program = loop.make_program(config.train_config(), model, self.training_size, jax.local_devices())
+            training = loop.TrainingFunctions(config.train_config(), model, self.training_size, jax.local_devices())
         except ConfigError as error:  # names the key of a training; that of an audit is called the same
             raise ConfigError(str(error).replace("train.", "audit.", 1)) from None
-        self.training = program.compile(compiler)
+        self.training = training.compile(compiler)
 
         def compiled(name: str, function: Callable[..., dict[str, Array]]) -> Pass:
             def compile_at(size: int) -> CompiledFunction:
@@ -205,7 +205,7 @@ class CrossValidation:
     def _train(self, images: np.ndarray, labels: np.ndarray, seed: int, advance: Callable[..., object]) -> Params:
         state = self.training.init(keys_of(MemberSeeds.from_one(seed)))
         examples = loop.on_device(images, labels, self.training.mesh)
-        for epoch in loop.train(self.training, state, examples, steps_per_call=self.training.steps_per_epoch):
+        for epoch in self.training.train(state, examples, steps_per_call=self.training.steps_per_epoch):
             if not np.isfinite(np.asarray(epoch.records.metrics["loss"])).all():
                 raise FloatingPointError(
                     f"the loss of a network became infinite or NaN in epoch {epoch.epoch}; lower audit.learning_rate"

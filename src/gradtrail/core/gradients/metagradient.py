@@ -6,10 +6,11 @@ several outputs are pulled back at once. Source: metagradient descent (Engstrom 
 (Ilyas and Engstrom, arXiv 2504.16430).
 """
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,8 @@ from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
-from gradtrail.core.train.loop import Program, make_program
-from gradtrail.core.train.step import RunKeys, Step, TrainState, make_step, take
+from gradtrail.core.train.loop import TrainingFunctions
+from gradtrail.core.train.step import RunKeys, Step, TrainState, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 # Outputs of a network; the arrays of a `jax.tree_util.Partial` are arguments of the compiled function, not constants
@@ -52,7 +53,9 @@ def require_differentiable(config: TrainConfig) -> None:
 class Metagradient:
     """The compiled functions of a training and of its derivative."""
 
-    program: Program
+    training: TrainingFunctions
+    init: CompiledFunction
+    order: CompiledFunction
     run: CompiledFunction  # (state, examples, order of a part, number of steps before it) → state after the part
     with_derivative: CompiledFunction  # (`output_function`, state) → see `outputs`
     # (state before a part, examples, its order, steps before it, derivatives by the floats after it, sums of the
@@ -64,39 +67,46 @@ class Metagradient:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [*self.program.functions, self.run, self.with_derivative, self.pull_back]
+        return [self.init, self.order, self.run, self.with_derivative, self.pull_back]
 
     def outputs(self, state: TrainState) -> tuple[Array, list[Array]]:
         """Return the outputs, and their derivatives by the floats of the state."""
         outputs: tuple[Array, list[Array]] = self.with_derivative(self.output_function, state)
         return outputs
 
-    def train(self, keys: Key[Array, " purposes"], examples: Examples) -> tuple[np.ndarray, list[TrainState]]:
-        """Train; return the batches of all steps, and the states before each part and after the last one."""
-        states = [self.program.init(keys)]
-        order = self._order(states[0].keys)
-        for start in range(0, self.program.num_steps, self.steps_per_part):
-            states.append(self.run(states[-1], examples, *self._part(order, start)))
-        return order, states
+    def states(self, keys: Key[Array, " purposes"], examples: Examples) -> Iterator[TrainState]:
+        """Train; yield the states before each part, and the one after the last step."""
+        state = self.init(keys)
+        order = self._order(state.keys)
+        yield state
+        for start in range(0, self.training.num_steps, self.steps_per_part):
+            state = self.run(state, examples, *self._part(order, start))
+            yield state
+
+    def train(self, keys: Key[Array, " purposes"], examples: Examples) -> TrainState:
+        """Train; return the state after the last step."""
+        return collections.deque(self.states(keys, examples), maxlen=1).pop()
 
     def derivative(
-        self, keys: Key[Array, " purposes"], examples: Examples, advance: Callable[[int], object] = lambda _: None
+        self, states: list[TrainState], examples: Examples, advance: Callable[[int], object] = lambda _: None
     ) -> tuple[Float[np.ndarray, " outputs"], Float[np.ndarray, "outputs examples classes"]]:
-        """Return the outputs of the trained network, and their derivatives by `Examples.weight_changes` at `examples`.
+        """Return the outputs of a trained network, and their derivatives by `Examples.weight_changes` at `examples`.
 
-        `advance` is called with the number of steps of each part, forward and backward.
+        Args:
+            states: `states` of the training on `examples`; they are removed from the list, which frees their memory.
+            examples: the training split.
+            advance: called with the number of steps of each part.
         """
-        order, states = self.train(keys, examples)
-        advance(self.program.num_steps)
+        order = self._order(states[0].keys)
         values, cotangents = self.outputs(states.pop())
-        sums = np.zeros((len(values), *self.program.examples.weight_changes.shape), np.float32)
-        for start in reversed(range(0, self.program.num_steps, self.steps_per_part)):
+        sums = np.zeros((len(values), *self.training.abstract_examples.weight_changes.shape), np.float32)
+        for start in reversed(range(0, self.training.num_steps, self.steps_per_part)):
             cotangents, sums = self.pull_back(states.pop(), examples, *self._part(order, start), cotangents, sums)
-            advance(min(self.steps_per_part, self.program.num_steps - start))
+            advance(min(self.steps_per_part, self.training.num_steps - start))
         return np.asarray(values), np.asarray(sums)
 
     def _order(self, keys: RunKeys) -> Int[np.ndarray, "steps batch"]:
-        epochs = [self.program.order(keys, np.int32(epoch)) for epoch in range(self.program.config.epochs)]
+        epochs = [self.order(keys, np.int32(epoch)) for epoch in range(self.training.config.epochs)]
         order = np.concatenate(jax.device_get(epochs))
         return np.pad(order, ((0, -len(order) % self.steps_per_part), (0, 0)), mode="edge")
 
@@ -113,12 +123,12 @@ def compile_metagradient(
         ConfigError: the training has no derivative, or needs more memory; one line.
     """
     require_differentiable(config)
-    program = make_program(dataclasses.replace(config, shards=1), model, num_examples, jax.devices()[:1])
-    program = program.with_weight_changes(model.config.num_classes)
-    num_steps, state = program.num_steps, program.abstract_state
-    run = functools.partial(run_part, make_step(program.config, model, num_steps, program.mesh), num_steps)
+    config = dataclasses.replace(config, shards=1)
+    training = TrainingFunctions(config, model, num_examples, jax.devices()).with_weight_changes()
+    num_steps, state = training.num_steps, training.abstract_state
+    run = functools.partial(run_part, training.step, num_steps)
     outputs = outputs if isinstance(outputs, jax.tree_util.Partial) else jax.tree_util.Partial(outputs)
-    examples, changes = program.examples, program.examples.weight_changes
+    examples, changes = training.abstract_examples, training.abstract_examples.weight_changes
     values, cotangents = jax.eval_shape(_outputs_with_derivative, outputs, state)
     sums = jax.ShapeDtypeStruct((*values.shape, *changes.shape), jnp.float32)
     state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in floats_of(state))
@@ -143,11 +153,9 @@ def compile_metagradient(
             f"{values.size} outputs, got {memory_bytes // 2**20:,}; fewer of either, or a smaller network, need less"
         )
     return Metagradient(
-        program=dataclasses.replace(
-            program,
-            init=compiler.compile("init", program.init, program.abstract_keys),
-            order=compiler.compile("order", program.order, state.keys, jax.ShapeDtypeStruct((), jnp.int32)),
-        ),
+        training=training,
+        init=compiler.compile("init", training.init, training.abstract_keys),
+        order=compiler.compile("order", training.order, state.keys, jax.ShapeDtypeStruct((), jnp.int32)),
         run=compiler.compile("train_part", run, *part(steps)),
         with_derivative=with_derivative,
         output_function=outputs,

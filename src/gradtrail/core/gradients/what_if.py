@@ -82,6 +82,7 @@ def _outputs(
 
 
 def metasmoothness(
+    start: Float[np.ndarray, " tests"],
     margins_after: Callable[[Float[np.ndarray, "examples classes"]], Float[np.ndarray, " tests"]],
     subsets: Sequence[Float[np.ndarray, "examples classes"]],
 ) -> float:
@@ -90,11 +91,14 @@ def metasmoothness(
     Let m(t) be the margins of the test examples after a training with t times the changes of a subset. The result is
     the correlation over the test examples of m(1/2) - m(0) and m(1) - m(1/2), mean over the subsets. Source: the
     empirical metasmoothness of arXiv 2503.13751, with a correlation in place of its agreement of signs.
-    `margins_after` trains with changes of the weights, which are as in `Examples`; each of `subsets` has such.
+
+    Args:
+        start: m(0).
+        margins_after: changes of the weights, as in `Examples` → margins after a training with them.
+        subsets: changes of each subset.
     """
-    start = margins_after(np.zeros_like(subsets[0])).astype(np.float64)
     correlations = []
     for changes in subsets:
         half, whole = (margins_after(np.float32(share) * changes).astype(np.float64) for share in (0.5, 1.0))
-        correlations.append(correlation(half - start, whole - half))
+        correlations.append(correlation(half - start.astype(np.float64), whole - half))
     return float(np.mean(correlations))

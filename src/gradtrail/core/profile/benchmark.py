@@ -25,7 +25,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import replicated
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
-from gradtrail.core.train.loop import Program, make_program
+from gradtrail.core.train.loop import TrainingFunctions
 from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.train.step import TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
@@ -78,7 +78,7 @@ class CompiledVariant:
 
     variant: Variant
     model: Model
-    program: Program  # the training, over `shards` devices; its cost is that of one of them
+    training: TrainingFunctions  # over `shards` devices; its cost is that of one of them
     functions: dict[str, CompiledFunction]  # `train_step`; of the configured variant also `predict` and `score`
 
 
@@ -154,26 +154,26 @@ def compile_variant(
     train_config = dataclasses.replace(train_config, **dataclasses.asdict(variant))
     model = Model(train_config.model_config(image_shape, num_classes), remat=train_config.remat)
     noise = placeholder_noise(train_config.privacy)
-    program = make_program(train_config, model, num_examples, jax.local_devices(), noise)
-    functions = [program.compile_run_steps(compiler)]
+    training = TrainingFunctions(train_config, model, num_examples, jax.local_devices(), noise)
+    functions = [training.compile_run_steps(compiler)]
     if is_configured:
         batch_size, loss = train_config.batch_size, train_config.loss
         functions.append(compile_predict(model, batch_size, compiler=compiler))
         functions.append(compile_score(model, loss, batch_size, compiler=compiler))
     by_name = {function.name: function for function in functions}
-    return CompiledVariant(variant=variant, model=model, program=program, functions=by_name)
+    return CompiledVariant(variant=variant, model=model, training=training, functions=by_name)
 
 
 def time_variants(
     compiled: Sequence[CompiledVariant], config: ProfileConfig, num_classes: int, clock: Callable[[], float]
 ) -> list[FunctionTime]:
     """Time each function of the variants, of which the configured one is the first; `clock` returns seconds."""
-    configured, program = compiled[0], compiled[0].program
-    examples = _random_examples(program, num_classes)
-    on_devices = jax.device_put(examples, replicated(program.mesh))
+    configured, training = compiled[0], compiled[0].training
+    examples = _random_examples(training, num_classes)
+    on_devices = jax.device_put(examples, replicated(training.mesh))
     batch = np.resize(np.arange(len(examples.labels)), configured.variant.batch_size)
     arguments = jax.device_put(
-        (random_state(program).params, examples.images[batch], examples.labels[batch]), jax.local_devices()[0]
+        (random_state(training).params, examples.images[batch], examples.labels[batch]), jax.local_devices()[0]
     )
     runs: list[tuple[str, Variant, Callable[[int], Any]]] = []
     for variant in compiled:
@@ -233,13 +233,13 @@ class _Loop:
     """An endless training over one order of random examples; every call continues from the last state."""
 
     def __init__(self, compiled: CompiledVariant, examples: Examples):
-        program = compiled.program
+        training = compiled.training
         order = _order(len(examples.labels), compiled)
-        fresh = (random_state(program), program.empty_records(), order)
-        self._state, self._records, self._order = jax.device_put(fresh, replicated(program.mesh))
+        fresh = (random_state(training), training.empty_records(), order)
+        self._state, self._records, self._order = jax.device_put(fresh, replicated(training.mesh))
         self._examples = examples
         self._run = compiled.functions["train_step"]
-        self._length = program.steps_per_epoch
+        self._length = training.steps_per_epoch
 
     def __call__(self, count: int) -> Array:
         """Make steps in one call per epoch; return an array that becomes ready with the last step."""
@@ -250,13 +250,13 @@ class _Loop:
         return self._state.step
 
 
-def _random_examples(program: Program, num_classes: int) -> Examples:
-    rng, shape = np.random.default_rng(0), program.examples.images.shape
+def _random_examples(training: TrainingFunctions, num_classes: int) -> Examples:
+    rng, shape = np.random.default_rng(0), training.abstract_examples.images.shape
     images = rng.integers(0, 256, shape, dtype=np.uint8)
     return Examples(images=images, labels=rng.integers(0, num_classes, shape[0], dtype=np.int32))
 
 
-def random_state(program: Program) -> TrainState:
+def random_state(training: TrainingFunctions) -> TrainState:
     """Return a state of small positive numbers with finite roots and logarithms: NaN may change the time."""
     rng = np.random.default_rng(0)
 
@@ -267,7 +267,7 @@ def random_state(program: Program) -> TrainState:
             return rng.uniform(1e-3, 0.02, leaf.shape).astype(leaf.dtype)
         return np.zeros(leaf.shape, leaf.dtype)
 
-    return jax.tree.map(draw, program.abstract_state)
+    return jax.tree.map(draw, training.abstract_state)
 
 
 def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
@@ -275,10 +275,10 @@ def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
 
     Batches of a private training have its mean size, padded to its capacity.
     """
-    program, batch_size = compiled.program, compiled.variant.batch_size
+    training, batch_size = compiled.training, compiled.variant.batch_size
     shuffled = np.random.default_rng(0).permutation(num_examples).astype(np.int32)
-    batches = np.resize(shuffled, (program.steps_per_epoch, batch_size))
-    rows = program.empty_records().rows
+    batches = np.resize(shuffled, (training.steps_per_epoch, batch_size))
+    rows = training.empty_records().rows
     padding = rows.indices.shape[1] - batch_size if rows else 0
     return np.pad(batches, ((0, 0), (0, padding)), constant_values=batching.PADDING)
 

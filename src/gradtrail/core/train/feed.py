@@ -45,12 +45,9 @@ def steps_in_block(batch_size: int, image_shape: tuple[int, ...], steps_per_epoc
     return min(steps_per_epoch, max(1, rows // batch_size))
 
 
-def abstract_examples(
-    num_examples: int, image_shape: tuple[int, ...], batch_size: int, steps_per_block: int | None, mesh: Mesh
-) -> Any:
-    """Return the shapes, dtypes and shardings of a split on the devices, or of a block of its batches."""
-    sharding = NamedSharding(mesh, _BLOCK_SPEC if steps_per_block else PartitionSpec())
-    leading = (steps_per_block, batch_size) if steps_per_block else (num_examples,)
+def abstract_examples(leading: tuple[int, ...], image_shape: tuple[int, ...], mesh: Mesh) -> Any:
+    """Return the shapes, dtypes and shardings of (examples,) on the devices, or of a block, (steps, batch)."""
+    sharding = NamedSharding(mesh, _BLOCK_SPEC if len(leading) == 2 else PartitionSpec())
     images: Any = jax.ShapeDtypeStruct((*leading, *image_shape), np.uint8, sharding=sharding)
     labels: Any = jax.ShapeDtypeStruct(leading, np.int32, sharding=sharding)
     return Examples(images=images, labels=labels)

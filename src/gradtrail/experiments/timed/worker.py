@@ -58,29 +58,29 @@ def build(revision: Mapping[str, Any]) -> tuple[int, Callable[[int], float]]:
     count, shape, classes = revision["examples"], tuple(revision["image_shape"]), revision["classes"]
     model = Model(config.model_config(shape, classes), remat=config.remat)
     noise: dict[str, Any] = {"noise_multiplier": 1.0} if config.privacy.enabled else {}
-    program = loop.make_program(config, model, count, jax.local_devices(), **noise)
-    engine = program.compile(Compiler(time.perf_counter))
+    functions = loop.TrainingFunctions(config, model, count, jax.local_devices(), **noise)
+    training = functions.compile(Compiler(time.perf_counter))
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, *shape), np.uint8)
-    examples = loop.on_device(images, rng.integers(0, classes, count, np.int32), engine.mesh)
+    examples = loop.on_device(images, rng.integers(0, classes, count, np.int32), training.mesh)
     keys = keys_of(config.seeds_of(config.seed))
-    order = jax.block_until_ready(engine.order(engine.init(keys).keys, np.int32(0)))
+    order = jax.block_until_ready(training.order(training.init(keys).keys, np.int32(0)))
 
     def run(steps: int) -> float:
         """Run steps from the initial state, after one that is not timed; return the seconds."""
-        state, records = engine.init(keys), engine.records()
-        state, records = engine.run_steps(state, records, examples, order, np.int32(0), np.int32(1))
+        state, records = training.init(keys), training.records()
+        state, records = training.run_steps(state, records, examples, order, np.int32(0), np.int32(1))
         jax.block_until_ready((state, records))
         done, started = 0, time.perf_counter()
         while done < steps:
-            start = done % engine.steps_per_epoch
-            stop = min(start + min(_STEPS_PER_CALL, steps - done), engine.steps_per_epoch)
-            state, records = engine.run_steps(state, records, examples, order, np.int32(start), np.int32(stop))
+            start = done % training.steps_per_epoch
+            stop = min(start + min(_STEPS_PER_CALL, steps - done), training.steps_per_epoch)
+            state, records = training.run_steps(state, records, examples, order, np.int32(start), np.int32(stop))
             done += stop - start
         jax.block_until_ready((state, records))
         return time.perf_counter() - started
 
-    return engine.steps_per_epoch, run
+    return training.steps_per_epoch, run
 
 
 if __name__ == "__main__":

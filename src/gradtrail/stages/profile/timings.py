@@ -137,7 +137,7 @@ def time_rows(times: Sequence[FunctionTime], compiled: Sequence[CompiledVariant]
                 "data_dependent_loops": function.cost.data_dependent_loops,
                 **dataclasses.asdict(function.times),
                 "first_call_seconds": function.calls.first if function.calls else math.nan,
-                "steps_per_epoch": variant.program.steps_per_epoch,
+                "steps_per_epoch": variant.training.steps_per_epoch,
             }
         )
     return rows

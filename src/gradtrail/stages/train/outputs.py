@@ -70,7 +70,7 @@ class Outputs:
         self._written[seed] = _Written(
             folder=folder,
             epochs=tables.epoch_table(history.epochs, training.epsilons),
-            metrics=tables.measure(history, config, training.program.num_steps),
+            metrics=tables.measure(history, config, training.compiled.num_steps),
             seconds=trained.seconds,
         )
 
@@ -120,10 +120,10 @@ class Outputs:
 
     def _require_space(self) -> None:
         """Refuse more networks than the disk has room for, before the first is trained."""
-        config, program = self._training.config, self._training.program
+        config, training = self._training.config, self._training
         num_weights = 2 + sum(epoch <= config.epochs for epoch in config.keep_epochs)
-        weight_bytes = 4 * num_parameters(program.abstract_state.params)
-        network_bytes = (_STATE_COPIES + num_weights) * weight_bytes + _EXAMPLE_BYTES * program.num_sampled
+        weight_bytes = 4 * num_parameters(training.model.abstract_params())
+        network_bytes = (_STATE_COPIES + num_weights) * weight_bytes + _EXAMPLE_BYTES * len(training.sampled)
         free = shutil.disk_usage(self._scratch).free
         if config.members > 1 and config.members * network_bytes > free:
             raise UserError(

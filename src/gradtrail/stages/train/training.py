@@ -29,7 +29,7 @@ from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.dp_sgd import rows_at_once
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.loop import Chunk, Program
+from gradtrail.core.train.loop import Chunk, CompiledTraining
 from gradtrail.core.train.step import RunKeys, StepRecord, TrainState
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass
@@ -106,7 +106,7 @@ class Training:
     require_data: Callable[[], None] = lambda: None  # raises UserError once data were touched
     # label of each example of `train` after `config.changes`, or `data.REMOVED`; None without changes
     changed_labels: Int[np.ndarray, " examples"] | None = None
-    program: Program = field(init=False, repr=False)
+    compiled: CompiledTraining = field(init=False, repr=False)
     predict: Pass = field(init=False, repr=False)
 
     @classmethod
@@ -209,7 +209,7 @@ class Training:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [*self.program.functions, self.predict.function]
+        return [*self.compiled.functions, self.predict.function]
 
     def compile(self, compiler: Compiler) -> None:
         """Compile the functions of the training, in process 0 first: the others find them in the cache.
@@ -217,7 +217,7 @@ class Training:
         Raises:
             ConfigError: the training cannot be made of these data, or a batch does not fit into memory; one line.
         """
-        program = loop.make_program(
+        functions = loop.TrainingFunctions(
             self.config,
             self.model,
             len(self.train),
@@ -227,12 +227,12 @@ class Training:
             sampled=self.sampled if len(self.sampled) < len(self.train) else None,
         )
         if self.weight_changes is not None:
-            program = program.with_weight_changes(self.info.num_classes)
+            functions = functions.with_weight_changes()
         with first_process_first():
-            self.program = program.compile(compiler)
+            self.compiled = functions.compile(compiler)
             self.predict = inference.compile_predict_within(self.model, compiler=compiler)
-        batch_size, fixed = self.config.batch_size, self.program.argument_bytes
-        require_memory("train.batch_size", batch_size, self.program.functions, fixed_bytes=fixed)
+        fixed = self.compiled.run_steps.cost.argument_bytes
+        require_memory("train.batch_size", self.config.batch_size, self.compiled.functions, fixed_bytes=fixed)
         require_memory_for_model("train", [self.predict.function], host_bytes=0)
 
     def checkpoints(self, state: str, user: str = "") -> Checkpoints:
@@ -265,15 +265,15 @@ class Training:
         self, seeds: MemberSeeds, checkpoints: Checkpoints, listener: Listener, name: str = "train"
     ) -> TrainResult:
         """Train a network to its end, from its last checkpoint if there is one; `name` is for messages."""
-        program, config = self.program, self.config
+        compiled, config = self.compiled, self.config
         images, labels, changes = self.train.images, self.train.labels, self.weight_changes
-        examples = self.train if self.is_streamed else loop.on_device(images, labels, program.mesh, changes)
+        examples = self.train if self.is_streamed else loop.on_device(images, labels, compiled.mesh, changes)
 
         # The first state, or that of the last checkpoint
-        state = program.init(keys_of(seeds, self.secret))
-        secret_keys, public_keys = state.keys, program.init(keys_of(seeds)).keys if self.secret else None
+        state = compiled.init(keys_of(seeds, self.secret))
+        secret_keys, public_keys = state.keys, compiled.init(keys_of(seeds)).keys if self.secret else None
         params = on_host(state.params)
-        history = History(config.keep_epochs, params, program.num_sampled, config.precision)
+        history = History(config.keep_epochs, params, len(self.sampled), config.precision)
         state, records, seconds_before = self._restored(checkpoints, state, history, secret_keys)
         is_over = self._is_over(int(state.step), history)
         if int(state.step):
@@ -282,8 +282,8 @@ class Training:
         started = time.perf_counter() - seconds_before
 
         wait_for_all()
-        with progress_bar(name, program.num_steps, unit="steps") as bar, stop_request() as request:
-            chunks = loop.train(program, state, examples, steps_per_call=self.steps_per_call, records=records)
+        with progress_bar(name, compiled.num_steps, unit="steps") as bar, stop_request() as request:
+            chunks = compiled.train(state, examples, steps_per_call=self.steps_per_call, records=records)
             for chunk in () if is_over else chunks:
                 # Validate and log at the end of an epoch
                 state, seconds = chunk.state, time.perf_counter() - started
@@ -311,7 +311,7 @@ class Training:
                 if (stop := agreed(lambda: request.number)) is not None:
                     checkpoints.save(chunk.step, parts)
                     agreed(lambda: None)  # the other processes end when it is written
-                    how = f"stopped after step {chunk.step:,} of {program.num_steps:,}"
+                    how = f"stopped after step {chunk.step:,} of {compiled.num_steps:,}"
                     raise Stopped(f"{how}; {same_command()} resumes from there", stop)
                 if is_over:
                     self._save_last(checkpoints, chunk.step, parts)
@@ -325,14 +325,14 @@ class Training:
         return inference.validate(self.predict, params, self.validation)
 
     def _is_over(self, step: int, history: History) -> bool:
-        ends_epoch = step > 0 and step % self.program.steps_per_epoch == 0
-        return step == self.program.num_steps or (ends_epoch and history.has_stalled(self.config.patience))
+        ends_epoch = step > 0 and step % self.compiled.steps_per_epoch == 0
+        return step == self.compiled.num_steps or (ends_epoch and history.has_stalled(self.config.patience))
 
     def _restored(
         self, checkpoints: Checkpoints, first: TrainState, history: History, keys: RunKeys
     ) -> tuple[TrainState, StepRecord | None, float]:
         """Fill the history from the last checkpoint; return state, records of an unfinished epoch, and seconds."""
-        like = self.program.records()
+        like = self.compiled.records()
         parts = checkpoints.restore({"state": first, "records": like})
         if parts is None:
             return first, None, 0.0
@@ -365,7 +365,7 @@ class Training:
 
     def _curves(self, chunk: Chunk, history: History) -> dict[str, tuple[np.ndarray, str]]:
         """Return the loss of each step and the validation error of each epoch, NaN for those to come."""
-        losses = np.full(self.program.num_steps, np.nan)
+        losses = np.full(self.compiled.num_steps, np.nan)
         parts = [part["loss"] for part in history.steps] + ([] if chunk.ends_epoch else [chunk.records.metrics["loss"]])
         losses[: chunk.step] = np.concatenate(parts)[: chunk.step]  # entries of later steps are 0
         errors = np.full(self.config.epochs, np.nan)
