@@ -127,12 +127,9 @@ class WhatIf:
             UserError: data or weights are missing or damaged.
             ConfigError: the training has no derivative, or a test example is not in its split.
         """
-        config, train_config, folder = (
-            stage.params(WhatIfConfig),
-            stage.params(TrainConfig, "train"),
-            Path("data/processed"),
-        )
+        config, train_config = stage.params(WhatIfConfig), stage.params(TrainConfig, "train")
         require_differentiable(train_config)
+        folder = Path("data/processed")
         info, splits = data_files.read_info(folder), data_files.read_splits(folder)
         return cls(
             config=config,
@@ -231,7 +228,7 @@ class WhatIf:
     ) -> Float[np.ndarray, "outputs examples classes"]:
         """Return the derivative of the outputs by `Examples.weight_changes`, mean over the members.
 
-        `states` are those of the first member, which is trained already.
+        `states` are those of the first member, which is trained already; `derivative` takes them from the list.
         """
         total: Any = np.float32(0)
         for seed in self.train_config.seeds:
