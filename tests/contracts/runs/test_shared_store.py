@@ -179,7 +179,8 @@ def test_runs_that_another_clone_uses_are_marked_as_shared(
     project: Project, client: MlflowClient, sync_clone: Callable[[], str]
 ) -> None:
     assert {run["tags"][CLONE] for run in project.runs()} == {clone_of(project)}
-    project.dvc("exp", "run", "-S", f"{LR}=0.5")
+    project.set(LR, 0.5)
+    project.dvc("repro")
     assert sync_clone() == "7 runs present"
     assert {run["tags"][CLONE] for run in project.runs() if run["params"].get(LR) != "0.5"} == {SHARED}
     assert {run["tags"][CLONE] for run in project.runs() if run["params"].get(LR) == "0.5"} == {clone_id()}
