@@ -1,149 +1,125 @@
 """Inputs that change while a stage runs: its results are recorded for the inputs that made them, or not at all."""
 
 import shutil
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from projects import Project, warm
-from ruamel.yaml import YAML
-from warm_python import warm_python
+from projects import Project
+from small_project import finished_small_project
 
 from gradtrail.tracking.sync import describe, sync
 
 LR = "train.adamw.learning_rate"
-WORDS = "data/words.txt"
+WORDS, CODE = "data/words.txt", "src/gradtrail/core/second.py"
 
 
-def edit_params(project: Project) -> str:
-    project.set(LR, 0.7)
-    return f"params.yaml: {LR} changed from 0.005 to 0.7 while train ran"
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return finished_small_project().copy(tmp_path_factory.mktemp("edits") / "project")
 
 
-def edit_code(project: Project) -> str:
-    (project.folder / "src/gradtrail/core/second.py").write_text("WORD = 'other'\n")
-    return "src/gradtrail/core/second.py changed while train ran"
+@pytest.fixture
+def unchanged(shared: Project) -> Iterator[Project]:
+    """A finished project whose results no test changes; its inputs are put back after each."""
+    content = (words := shared.folder / WORDS).read_text()
+    yield shared
+    shared.git("checkout", "-q", ".")
+    words.unlink()  # it may be a link into the cache
+    words.write_text(content)
 
 
-def edit_upstream_out(project: Project) -> str:
-    path = project.folder / WORDS
-    path.unlink()  # it may be a link into the cache
-    path.write_text("other words")
-    return f"{WORDS} was written while train ran"
-
-
-def edit_pipeline(project: Project) -> str:
-    path = project.folder / "dvc.yaml"
-    content = YAML().load(path)
-    content["stages"]["train"]["deps"].append("src/gradtrail/support/errors.py")
-    YAML().dump(content, path)
-    return "dvc.yaml: stage train changed while train ran"
-
-
-def edit_versions(project: Project) -> str:
-    path = project.folder / "pipeline/versions.yaml"
-    path.write_text(path.read_text().replace("numpy:", "numpy: 1.0.0 #"))
-    return "a file that it reads changed (pipeline/versions.yaml: it has numpy 1.0.0"
-
-
-def start_repro(project: Project, *arguments: str) -> subprocess.Popen[str]:
-    return project.start(str(warm_python()), "-m", "dvc", "repro", *arguments, env=warm())
-
-
-def repro_with_edit(project: Project, edit: Callable[[], Any]) -> tuple[int, str]:
-    """Train, edit once the run is open, let it end; return the exit status and what was printed."""
-    hold = project.folder / ".git" / "hold"
-    hold.touch()
-    process = start_repro(project, "--force", "--single-item", "train")
-    while not any(run["status"] == "RUNNING" for run in project.runs()):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    edit()
-    hold.unlink()
-    output, _ = process.communicate(timeout=120)
-    return process.returncode, output
+def train_with_edits(project: Project, before: str, after: str, *, status: int) -> str:
+    """Train, with commands before and after the stage reads its data; return what was printed."""
+    for when, script in (("before", before), ("after", after)):
+        (project.folder / f".git/{when}_reading.sh").write_text(script)
+    return project.dvc("repro", "--force", "--single-item", "train", status=status)
 
 
 def contents(project: Project) -> dict[str, Any]:
+    """Return what DVC recorded, the digest of each out, and what identifies the training's run."""
     folders = ("data", "models", "results")
     outs = [path for name in folders for path in (project.folder / name).rglob("*") if path.is_file()]
+    (run,) = project.runs_of("train")
     return project.digests(*(path.relative_to(project.folder).as_posix() for path in outs)) | {
         "lock": project.lock(),
-        "run-cache": run_cache(project),
+        "run-cache": sorted(path.name for path in (project.folder / ".dvc/cache/runs").glob("??/*/*")),
+        "run": [run[key] for key in ("id", "status", "outs")],
     }
 
 
-def run_cache(project: Project) -> list[str]:
-    return sorted(path.name for path in (project.folder / ".dvc/cache/runs").glob("??/*/*"))
+# What is said, and commands before the stage reads its data and after it
+EDITS = {
+    "params": (
+        f"params.yaml: {LR} changed from 0.005 to 0.7 while train ran",
+        "sed -i '/^  adamw:/,/learning_rate:/ s/learning_rate: .*/learning_rate: 0.7/' params.yaml",
+        "",
+    ),
+    "code": (f"{CODE} changed while train ran", f"echo \"WORD = 'other'\" > {CODE}", ""),
+    "upstream out": (f"{WORDS} was written while train ran", f"rm {WORDS}; echo other > {WORDS}", ""),
+    "pipeline": (
+        "dvc.yaml: stage train changed while train ran",
+        r"sed -i 's|^\( *- \)pipeline/train.py|&\n\1src/gradtrail/support/errors.py|' dvc.yaml",
+        "",
+    ),
+    "versions": (
+        "a file that it reads changed (pipeline/versions.yaml: it has numpy 1.0.0",
+        "sed -i 's/^numpy:/numpy: 1.0.0 #/' pipeline/versions.yaml",
+        "",
+    ),
+    "replaced and put back": (
+        f"{WORDS} was written while train ran",
+        f"mv {WORDS} .git/a; echo other > {WORDS}",
+        f"mv .git/a {WORDS}",
+    ),
+    "rewritten, with its time": (
+        f"{WORDS} was written while train ran",
+        f"cp -p {WORDS} .git/a; echo other > {WORDS}",
+        f"cp -p .git/a {WORDS}",
+    ),
+}
 
 
-@pytest.mark.parametrize("edit", [edit_params, edit_code, edit_upstream_out, edit_pipeline, edit_versions])
-def test_results_of_other_inputs_are_not_recorded(project: Project, edit: Callable[[Project], str]) -> None:
+@pytest.mark.parametrize(("message", "before", "after"), EDITS.values(), ids=EDITS)
+def test_results_of_other_inputs_are_not_recorded(message: str, before: str, after: str, unchanged: Project) -> None:
     """Of the training; other stages are edited in `test_random_histories.py`."""
-    (before,) = project.runs_of("train")
-    expected, messages = contents(project), list[str]()
-    status, output = repro_with_edit(project, lambda: messages.append(edit(project)))
-    assert status == 255
+    expected = contents(unchanged)
+    output = train_with_edits(unchanged, before, after, status=255)
     (line,) = [line for line in output.splitlines() if line.startswith("train: ")]
-    assert line.startswith(f"train: {messages[0]}")
+    assert line.startswith(f"train: {message}")
     assert "Traceback" not in output
-    changed = {WORDS} if edit is edit_upstream_out else set()
-    assert {path for path, actual in contents(project).items() if actual != expected[path]} == changed
-    (after,) = project.runs_of("train")
-    assert (after["id"], after["status"], after["outs"]) == (before["id"], "FINISHED", before["outs"])
+    actual = contents(unchanged)
+    changed = {WORDS} if "rm " in before else set()
+    assert {key for key in expected if actual[key] != expected[key]} == changed
 
 
-# What is said, and commands before the stage reads its data, which have other content then, and after it
-PUT_BACK = [
-    (f"{WORDS} was written", "mv data/words.txt .git/a; echo other > data/words.txt", "mv .git/a data/words.txt"),
-    # Into the same file, with its time
-    (f"{WORDS} was written", "cp -p data/words.txt .git/a; echo other > data/words.txt", "cp -p .git/a data/words.txt"),
-]
-
-
-@pytest.mark.parametrize(("change", "before", "after"), PUT_BACK, ids=["replaced", "rewritten"])
-def test_data_that_changed_and_were_put_back_are_not_recorded(
-    project: Project, change: str, before: str, after: str
-) -> None:
-    expected, (run,) = contents(project), project.runs_of("train")
-    (project.folder / ".git/before_reading.sh").write_text(before)
-    (project.folder / ".git/after_reading.sh").write_text(after)
-    output = project.dvc("repro", "--force", "--single-item", "train", status=255)
-    assert f"train: {change} while train ran; its results are not recorded" in output
-    assert contents(project) == expected
-    (same,) = project.runs_of("train")
-    assert (same["id"], same["status"], same["outs"]) == (run["id"], "FINISHED", run["outs"])
-
-
-def test_an_edit_of_code_that_was_undone_costs_nothing(project: Project) -> None:
-    code = "src/gradtrail/core/second.py"
-    (project.folder / ".git/before_reading.sh").write_text(f"mv {code} .git/right; echo 'WORD = 1' > {code}")
-    (project.folder / ".git/after_reading.sh").write_text(f"mv .git/right {code}")
-    expected = contents(project)
-    project.dvc("repro", "--force", "--single-item", "train")
-    assert contents(project) == expected
-
-
-def test_an_edit_of_another_stages_params_costs_nothing(project: Project) -> None:
-    status, output = repro_with_edit(project, lambda: project.set("evaluate.calibration_bins", 7))
-    assert status == 0, output
-    assert [run["status"] for run in project.runs_of("train")] == ["FINISHED"]
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"mv {CODE} .git/right; echo 'WORD = 1' > {CODE}", f"mv .git/right {CODE}"),
+        ("sed -i 's/calibration_bins: .*/calibration_bins: 7/' params.yaml", ""),
+    ],
+    ids=["code, undone", "params of another stage"],
+)
+def test_an_edit_that_changes_no_input_costs_nothing(before: str, after: str, unchanged: Project) -> None:
+    expected = contents(unchanged)
+    train_with_edits(unchanged, before, after, status=0)
+    assert contents(unchanged) == expected
 
 
 def test_code_that_changes_while_a_stage_starts_is_refused(project: Project) -> None:
     script = project.folder / "pipeline/train.py"
     late = "import time\nopen('.git/starting', 'w').close()\ntime.sleep(1)\n"
     script.write_text(script.read_text().replace("import functools\n", f"import functools\n{late}", 1))
-    process = start_repro(project, "train")
+    process = project.start_dvc("repro", "train")
     while not (project.folder / ".git/starting").exists():
         time.sleep(0.01)
     time.sleep(0.1)  # a real Python takes longer than this to start; the warm one would be edited within a clock tick
-    edit_code(project)
+    (project.folder / CODE).write_text("WORD = 'other'\n")
     output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "train: src/gradtrail/core/second.py changed while train was starting; run it again" in output
+    assert f"train: {CODE} changed while train was starting; run it again" in output
 
 
 def edit_too_late(project: Project) -> None:
@@ -186,7 +162,11 @@ def weights(project: Project) -> dict[str, str]:
 
 @pytest.mark.usefixtures("client")
 @pytest.mark.parametrize(
-    "record", [pytest.param(edit_too_late, marks=pytest.mark.slow), freeze, save_as_experiment, commit_by_force]
+    "record",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (edit_too_late, freeze, save_as_experiment)),
+        commit_by_force,
+    ],
 )
 def test_outs_that_other_params_made_have_no_run(
     project: Project, record: Callable[[Project], None], capsys: pytest.CaptureFixture[str]

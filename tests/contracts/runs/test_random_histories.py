@@ -26,10 +26,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from projects import Project, stop, warm
+from projects import Project, stop
 from ruamel.yaml import YAML
 from small_project import finished_small_project
-from warm_python import warm_python
 
 RATE, CLIP, BINS = "train.adamw.learning_rate", "train.clip_norm", "evaluate.calibration_bins"
 CHANGES = st.sampled_from([(RATE, 0.5), (RATE, 0.005), (CLIP, 5.0), (CLIP, 1.0), (BINS, 7), (BINS, 15)])
@@ -78,7 +77,7 @@ class Histories(RuleBasedStateMachine):
 
     def dvc_unless_files_are_lost(self, *arguments: str) -> None:
         """Run DVC, which may fail if its cache lacks files, and for no other reason."""
-        process = self.project.start(str(warm_python()), "-m", "dvc", *arguments, env=warm())
+        process = self.project.start_dvc(*arguments)
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0 or "Is your cache up to date?" in output, output
 
@@ -139,8 +138,8 @@ class Histories(RuleBasedStateMachine):
         """
         if WRITES.get(edit[0]) == stage:
             return
-        arguments = ("-m", "dvc", "repro", "--force", "--single-item", stage)
-        process = self.project.start(str(warm_python()), *arguments, env=warm())
+        arguments = ("repro", "--force", "--single-item", stage)
+        process = self.project.start_dvc(*arguments)
         time.sleep(seconds)
         self.edit(*edit)
         output, _ = process.communicate(timeout=300)
@@ -151,7 +150,7 @@ class Histories(RuleBasedStateMachine):
         section = working_lock(self.project)[stage]
         if not self.follows(stage, section["params"], deps_of(section), outs_of(section)):
             assert edit[0].endswith((".py", ".txt", ".safetensors")) or "it has no run" in message
-            self.project.dvc(*arguments[2:])
+            self.project.dvc(*arguments)
             self.lose_the_run_cache()  # DVC would restore what it recorded wrongly
         self.sync()
 

@@ -50,40 +50,43 @@ def run_stage(project: Project, stage: str) -> None:
     project.run("sh", "pipeline/stage.sh", stage)
 
 
-def test_a_run_that_a_person_deletes_stays_deleted(project: Project, client: MlflowClient) -> None:
-    run = only(project, "evaluate")
+def test_a_run_that_a_person_deletes_stays_deleted_until_it_is_restored(project: Project, client: MlflowClient) -> None:
+    run = only(project, "train")
+
+    def check_restored() -> None:
+        restored = only(project, "train")
+        assert [restored[key] for key in ("id", "metrics", "outs")] == [run[key] for key in ("id", "metrics", "outs")]
+
     client.delete_run(run["id"])
     assert describe(sync()) == describe(sync()) == f"3 runs present; {KEPT}"
-    project.empty_store()
-    assert project.sync() == f"0 runs present; rebuilt: fetch, train, gradients; {KEPT}\n"
-    assert project.sync() == f"3 runs present; {KEPT}\n"
-    assert project.gradtrail("sync", "--restore", run["id"][:4]) == "3 runs present; rebuilt: evaluate\n"
-    assert only(project, "evaluate")["outs"] == run["outs"]
-    assert project.sync() == "4 runs present\n"
-
-
-def test_a_deleted_run_is_restored_with_all_that_it_has(project: Project, client: MlflowClient) -> None:
-    run = only(project, "train")
-    client.delete_run(run["id"])
-    assert describe(restore(run["name"])) == "4 runs present"
-    restored = only(project, "train")
-    assert [restored[key] for key in ("id", "metrics", "outs")] == [run[key] for key in ("id", "metrics", "outs")]
-    with pytest.raises(UserError, match=r"^--restore this: not the name or id of any of the deleted runs: none$"):
-        restore("this")
-    client.delete_run(run["id"])
     with pytest.raises(UserError) as caught:
         restore("this")
     assert str(caught.value).endswith(f" the deleted runs: {run['id'][:8]} ({run['name']})")
+    assert describe(restore(run["name"])) == "4 runs present"
+    check_restored()
+    with pytest.raises(UserError, match=r"^--restore this: not the name or id of any of the deleted runs: none$"):
+        restore("this")
+
+    client.delete_run(run["id"])
+    sync()
+    project.empty_store()
+    assert project.sync() == f"0 runs present; rebuilt: fetch, evaluate, gradients; {KEPT}\n"
+    assert project.sync() == f"3 runs present; {KEPT}\n"
+    assert project.gradtrail("sync", "--restore", run["id"][:4]) == "3 runs present; rebuilt: train\n"
+    assert only(project, "train")["outs"] == run["outs"]
+    assert project.sync() == "4 runs present\n"
 
 
-def test_an_execution_of_a_deleted_state_makes_a_run(project: Project, client: MlflowClient) -> None:
+def test_a_deletion_counts_in_every_clone_until_the_state_is_executed(
+    project: Project, client: MlflowClient, sync_clone: Callable[[], str]
+) -> None:
     run = only(project, "train")
     client.delete_run(run["id"])
+    assert sync_clone() == f"3 runs present; {KEPT}"
     assert KEPT in describe(sync())
     run_stage(project, "train")
-    new = only(project, "train")
-    assert new["id"] != run["id"]
-    assert describe(sync()) == "4 runs present"
+    assert only(project, "train")["id"] != run["id"]
+    assert describe(sync()) == sync_clone() == "4 runs present"
     project.empty_store()
     assert project.sync() == "0 runs present; rebuilt: fetch, train, evaluate, gradients\n"
 
@@ -102,16 +105,6 @@ def test_a_deleted_run_of_several_states_of_code_stays_deleted(project: Project,
     assert describe(sync()) == "4 runs present", "of the edited code, whose results are those of the first"
     project.empty_store()
     assert project.sync() == "0 runs present; rebuilt: fetch, train, evaluate, gradients\n"
-
-
-def test_a_deletion_counts_in_every_clone(
-    project: Project, client: MlflowClient, sync_clone: Callable[[], str]
-) -> None:
-    run = only(project, "train")
-    client.delete_run(run["id"])
-    assert sync_clone() == f"3 runs present; {KEPT}"
-    run_stage(project, "train")
-    assert sync_clone() == "4 runs present"
 
 
 def test_what_a_deleted_run_shows_of_its_outputs_still_counts(
@@ -186,7 +179,8 @@ def test_runs_that_another_clone_uses_are_marked_as_shared(
     project: Project, client: MlflowClient, sync_clone: Callable[[], str]
 ) -> None:
     assert {run["tags"][CLONE] for run in project.runs()} == {clone_of(project)}
-    project.dvc("exp", "run", "-S", f"{LR}=0.5")
+    project.set(LR, 0.5)
+    project.dvc("repro")
     assert sync_clone() == "7 runs present"
     assert {run["tags"][CLONE] for run in project.runs() if run["params"].get(LR) != "0.5"} == {SHARED}
     assert {run["tags"][CLONE] for run in project.runs() if run["params"].get(LR) == "0.5"} == {clone_id()}
