@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
@@ -277,7 +278,12 @@ def run_training(
 
 def copied(chunk: Chunk) -> Chunk:
     """Return a chunk whose arrays the next one does not overwrite."""
-    copies = jax.tree.map(lambda leaf: leaf.copy(), (chunk.state, chunk.records))
+
+    def copy(leaf: Array) -> Array:
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return leaf.copy() if is_key else jnp.asarray(np.array(leaf))  # else a program for each shape
+
+    copies = jax.tree.map(copy, (chunk.state, chunk.records))
     return dataclasses.replace(chunk, state=copies[0], records=copies[1])
 
 
