@@ -151,7 +151,9 @@ def test_bins_of_equal_mass_have_equally_many_in_order_of_confidence() -> None:
 def test_scores_and_their_intervals() -> None:
     logits, labels = drawn(4000, sharpness=3.0)
     probabilities, loss = softmax(logits, axis=1), loss_of(logits, labels, 1.0)
-    result = evaluate.score(probabilities, loss, labels, 10)
+    scorer = evaluate.scorer(probabilities, loss, labels, 10)
+    result, same = evaluate.score_intervals([scorer, scorer], len(labels))
+    assert result == same, "of the same resamples"
     assert result["loss"].value == pytest.approx(np.mean(loss))
     half = norm.ppf(0.975) * np.std(loss) / np.sqrt(len(loss))  # the bootstrap of a mean is nearly normal
     assert result["loss"].low == pytest.approx(np.mean(loss) - half, abs=0.15 * half)
@@ -170,5 +172,6 @@ def test_scores_and_their_intervals() -> None:
 def test_the_interval_of_a_calibration_error_is_not_biased_upwards() -> None:
     """Of calibrated probabilities the error is that of chance, which each resample of a plain bootstrap exceeds."""
     logits, labels = drawn(2000, sharpness=1.0)
-    result = evaluate.score(softmax(logits, axis=1), np.zeros(2000), labels, 10)["expected_calibration_error"]
+    scorer = evaluate.scorer(softmax(logits, axis=1), np.zeros(2000), labels, 10)
+    result = evaluate.score_intervals([scorer], 2000)[0]["expected_calibration_error"]
     assert result.low < result.value / 4  # the truth is 0

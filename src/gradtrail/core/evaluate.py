@@ -5,7 +5,7 @@ changes no prediction (C. Guo et al., arXiv 1706.04599, section 4.2). `log_softm
 arrays, so that the exported program computes what is evaluated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -106,11 +106,14 @@ def fill_bins(confidence: np.ndarray, is_correct: np.ndarray, num_bins: int) -> 
     return Bins(count=count, confidence=mean(confidence), accuracy=mean(is_correct))
 
 
-def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bins: int) -> dict[str, Interval]:
-    """Return scores of probabilities with their pivotal intervals over resampled examples.
+Scorer = Callable[[Float[np.ndarray, " examples"]], list[float]]
 
-    They are `loss`, the mean cross-entropy in nats; `brier`, the mean ‖p - onehot(label)‖² (G. Brier, Monthly Weather
-    Review 78, 1950); `expected_calibration_error` in bins of equal width, and `expected_calibration_error_equal_mass`.
+
+def scorer(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bins: int) -> Scorer:
+    """Return the function from how often a resample has each example to its scores.
+
+    They are the mean cross-entropy in nats; the Brier score, the mean ‖p - onehot(label)‖² (G. Brier, Monthly Weather
+    Review 78, 1950); and the expected calibration error, in bins of equal width and in bins of equal mass.
     """
     size, confidence = len(labels), probabilities.max(axis=1).astype(np.float64)
     gap = confidence - (probabilities.argmax(axis=1) == labels)
@@ -120,16 +123,23 @@ def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bi
     bins = [bins_of_equal_width(confidence, num_bins), bins_of_equal_mass(confidence, num_bins)]
 
     def scores(count: np.ndarray) -> list[float]:
-        """Return the scores of a resample, in which each example occurs `count` times."""
         gaps = [np.bincount(number, weights=gap * count, minlength=num_bins) for number in bins]
         return [*np.sum(means * count, axis=1) / size, *(float(np.abs(part).sum() / size) for part in gaps)]
 
+    return scores
+
+
+def score_intervals(scorers: Sequence[Scorer], size: int) -> list[dict[str, Interval]]:
+    """Return the scores of each function over `size` examples, with pivotal intervals over the same resamples."""
     rng = np.random.default_rng(0)
-    values = np.array(scores(np.ones(size)))
-    resampled = [scores(np.bincount(rng.integers(size, size=size), minlength=size)) for _ in range(_DRAWS)]
+    counts = (np.bincount(rng.integers(size, size=size), minlength=size) for _ in range(_DRAWS))
+    resampled = np.array([[scores(count) for scores in scorers] for count in counts])
     names = ("loss", "brier", "expected_calibration_error", "expected_calibration_error_equal_mass")
     highest = np.array([np.inf, 2, 1, 1])
-    return dict(zip(names, pivotal_intervals(values, np.array(resampled), highest), strict=True))
+    return [
+        dict(zip(names, pivotal_intervals(np.array(scores(np.ones(size))), resampled[:, number], highest), strict=True))
+        for number, scores in enumerate(scorers)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,14 +217,15 @@ def evaluate_logits(logits: Logits, labels: Labels, *, temperature: float, calib
     """Evaluate predictions of a split with a temperature that was fitted on another split."""
     predicted = np.argmax(logits, axis=1)  # of logits: rounding may make two calibrated probabilities equal
 
-    def calibrated(divisor: float) -> tuple[Probabilities, Float[np.ndarray, " examples"], Bins]:
+    def calibrated(divisor: float) -> tuple[Probabilities, Float[np.ndarray, " examples"], Bins, Scorer]:
         logs = log_softmax(logits.astype(np.float64) / divisor)
-        probabilities = np.exp(logs).astype(np.float32)
+        probabilities, loss = np.exp(logs).astype(np.float32), -logs[np.arange(len(labels)), labels]
         reliability = fill_bins(np.max(probabilities, axis=1), predicted == labels, calibration_bins)
-        return probabilities, -logs[np.arange(len(labels)), labels], reliability
+        return probabilities, loss, reliability, scorer(probabilities, loss, labels, calibration_bins)
 
-    probabilities, loss, reliability = calibrated(temperature)
-    uncalibrated, loss_uncalibrated, reliability_uncalibrated = calibrated(1.0)
+    probabilities, loss, reliability, scores = calibrated(temperature)
+    *_, reliability_uncalibrated, scores_uncalibrated = calibrated(1.0)
+    intervals = score_intervals([scores, scores_uncalibrated], len(labels))
     return Evaluation(
         labels=labels,
         predicted=predicted,
@@ -223,6 +234,6 @@ def evaluate_logits(logits: Logits, labels: Labels, *, temperature: float, calib
         temperature=temperature,
         reliability=reliability,
         reliability_uncalibrated=reliability_uncalibrated,
-        scores=score(probabilities, loss, labels, calibration_bins),
-        scores_uncalibrated=score(uncalibrated, loss_uncalibrated, labels, calibration_bins),
+        scores=intervals[0],
+        scores_uncalibrated=intervals[1],
     )

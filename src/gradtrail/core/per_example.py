@@ -41,6 +41,18 @@ def layer_metrics(
         forward: tap → (sum of the losses of a batch, logits), see `forward_of`.
         measure: (layer, its entry of `extra`, inputs, cotangent) → pytree of float32 arrays.
     """
+    (_, by_layer), logits = _backward(model, (), lambda _: forward, measure, extra)
+    return by_layer, logits
+
+
+def _backward(
+    model: Model,
+    params: PyTree,
+    forward_at: Callable[[Any], Forward],
+    measure: Measure,
+    extra: Mapping[str, PyTree] | None = None,
+) -> tuple[tuple[PyTree, dict[str, PyTree]], Array]:
+    """Return the gradient by `params` and the results of `measure`, both of one backward pass, and the logits."""
     extra = extra or dict.fromkeys(model.layers(), ())
     probes: dict[str, PyTree] = {}
 
@@ -53,13 +65,13 @@ def layer_metrics(
         graphdef, state = nnx.split(layer)
         return _probe(graphdef, measure, state, extra[name], inputs, probes[name])
 
-    def total_loss(perturbed: dict[str, PyTree]) -> tuple[Array, Array]:
+    def total_loss(params: PyTree, perturbed: dict[str, PyTree]) -> tuple[Array, Array]:
         probes.update(perturbed)
-        return forward(tap)
+        return forward_at(params)(tap)
 
-    jax.eval_shape(lambda: forward(abstract_tap))
+    jax.eval_shape(lambda: forward_at(params)(abstract_tap))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), probes)
-    return jax.grad(total_loss, has_aux=True)(zeros)
+    return jax.grad(total_loss, argnums=(0, 1), has_aux=True)(params, zeros)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -77,12 +89,12 @@ def _probe_forward(
 def _probe_backward(
     graphdef: Any, measure: Measure, residuals: tuple[PyTree, PyTree, Array], cotangent: Array
 ) -> tuple[PyTree, PyTree, Array, PyTree]:
-    """Return the inputs' cotangent and the result of `measure`; that of the parameters is not computed."""
+    """Return the cotangents of parameters and inputs, and the result of `measure`; those not used are not computed."""
     state, extra, inputs = residuals
-    layer = nnx.merge(graphdef, state)
-    _, pull_back = jax.vjp(layer, inputs)
-    zeros = jax.tree.map(jnp.zeros_like, (state, extra))
-    return *zeros, pull_back(cotangent)[0], measure(layer, extra, inputs, cotangent)
+    _, pull_back = jax.vjp(lambda state, inputs: nnx.merge(graphdef, state)(inputs), state, inputs)
+    measured = measure(nnx.merge(graphdef, state), extra, inputs, cotangent)
+    grads, input_cotangent = pull_back(cotangent)
+    return grads, jax.tree.map(jnp.zeros_like, extra), input_cotangent, measured
 
 
 _probe.defvjp(_probe_forward, _probe_backward)
@@ -100,12 +112,15 @@ def forward_of(
     return forward
 
 
+def _squared_norms(layer: Layer, _: PyTree, inputs: Array, cotangent: Array) -> Array:
+    return layer.squared_grad_norms(inputs, cotangent)
+
+
 def squared_grad_norms(
     model: Model, params: Params, images: Images, labels: Labels, *, loss: Loss
 ) -> tuple[dict[str, Float[Array, " batch"]], Float[Array, "batch classes"]]:
     """Return the squared L2 norm of each example's gradient for each layer, float32, and the logits."""
-    forward = forward_of(model, params, images, labels, loss)
-    return layer_metrics(model, forward, lambda layer, _, *signals: layer.squared_grad_norms(*signals))
+    return layer_metrics(model, forward_of(model, params, images, labels, loss), _squared_norms)
 
 
 def grad_dots(
@@ -124,16 +139,23 @@ def grad_dots(
     return sum(by_layer.values(), start=jnp.float32(0))
 
 
-def summed_grad(
+def squared_grad_norms_and_sum(
     model: Model, params: Params, images: Images, labels: Labels, mask: Bool[Array, " batch"], *, loss: Loss
-) -> Params:
-    """Return the sum of the gradients of the examples where `mask` is true; like `params`, float32."""
+) -> tuple[dict[str, Float[Array, " batch"]], Float[Array, "batch classes"], Params]:
+    """Return what `squared_grad_norms` does, and the sum of the gradients of the examples where `mask` is true.
 
-    def total_loss(params: Params) -> Array:
-        example_losses = loss.per_example(model.apply(params, images), labels)
-        return batching.masked_sum(example_losses, mask)
+    The sum is like `params`, float32; the norms of the other examples are 0.
+    """
 
-    return jax.grad(total_loss)(params)
+    def forward_at(params: Params) -> Forward:
+        def forward(tap: Callable[[str, Layer, Array], Array]) -> tuple[Array, Array]:
+            logits = model.apply(params, images, tap=tap)
+            return batching.masked_sum(loss.per_example(logits, labels), mask), logits
+
+        return forward
+
+    (grads, by_layer), logits = _backward(model, params, forward_at, _squared_norms)
+    return by_layer, logits, grads
 
 
 def unknown_layers(model: Model) -> list[str]:

@@ -151,7 +151,7 @@ def test_chunks_are_as_many_as_their_sums_fit_into_memory(
 
 def test_chunk_sums_take_the_announced_memory(analysis: GradientAnalysis) -> None:
     size = num_parameters(MODEL.abstract_params())
-    chunks = gradient_chunks.chunk_gradients(
+    chunks, _ = gradient_chunks.chunk_gradients(
         passes().sums, PARAMS[4], SPLITS["train"], NUM_CLASSES, advance=lambda _: None
     )
     assert chunks.sums.nbytes <= gradient_chunks.chunk_bytes(size, NUM_CLASSES)
@@ -163,7 +163,7 @@ def test_chunk_sums_take_the_announced_memory(analysis: GradientAnalysis) -> Non
 def test_a_class_that_fits_into_few_batches_has_as_many_chunks_as_a_large_one(largest: int) -> None:
     whole = split(40, seed=1)
     compiled, counts = passes(largest), np.bincount(whole.labels, minlength=NUM_CLASSES)
-    chunks = gradient_chunks.chunk_gradients(compiled.sums, PARAMS[4], whole, NUM_CLASSES, advance=lambda _: None)
+    chunks, _ = gradient_chunks.chunk_gradients(compiled.sums, PARAMS[4], whole, NUM_CLASSES, advance=lambda _: None)
     np.testing.assert_array_equal(np.bincount(chunks.classes, minlength=NUM_CLASSES), np.minimum(counts, 10))
 
 

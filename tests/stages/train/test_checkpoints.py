@@ -75,6 +75,14 @@ def test_restored_parts_have_the_bits_shapes_and_devices_of_the_saved_ones(step:
     assert bits(state_on_host(state)) == bits(state_on_host(parts(step)["state"]))
 
 
+def test_a_resumed_training_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(Checkpoints(tmp_path, 0.0), 4, 5)
+    read, steps = Checkpoints._read, list[int]()
+    monkeypatch.setattr(Checkpoints, "_read", lambda self, step: [steps.append(step), read(self, step)][1])
+    assert restored_step(tmp_path) == 5
+    assert steps == [5]
+
+
 def test_saved_arrays_are_copies(tmp_path: Path) -> None:
     array = np.zeros(1_000_000)
     checkpoints = Checkpoints(tmp_path, 0.0)
@@ -232,4 +240,5 @@ def test_training_starts_over_if_all_checkpoints_are_damaged(written: Path, capf
 def test_incomplete_checkpoint_of_a_killed_process_is_removed(written: Path) -> None:
     (written / "step_000000005").rename(written / "step_000000005.orbax-checkpoint-tmp")
     assert restored_step(written) == 4
-    assert names(written) == ["step_000000004"]
+    save(Checkpoints(written, 0.0), 6)  # before Orbax writes, it has removed what it began to remove on opening
+    assert names(written) == ["step_000000004", "step_000000006"]

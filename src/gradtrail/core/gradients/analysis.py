@@ -68,16 +68,14 @@ def epoch_column(name: str, epoch: int) -> str:
 
 def num_visits(trajectory: Trajectory, splits: Mapping[str, Split]) -> int:
     """Return the sum of the numbers that `analyze` reports to `advance`."""
-    everywhere, in_training = sum(map(len, splits.values())), len(splits["train"])
-    aligned = everywhere if in_training else 0
-    return len(trajectory.params) * (everywhere + in_training) + aligned
+    everywhere = sum(map(len, splits.values()))
+    return everywhere * (len(trajectory.params) + bool(len(splits["train"])))
 
 
 def analysis_flops(passes: GradientPasses, num_epochs: int, num_train: int, num_others: int) -> float:
     """Return the static FLOPs of `analyze` for numbers of kept epochs, training and other examples; see `Pass.work`."""
-    everywhere = num_train + num_others
-    each_epoch = everywhere * passes.score.work + num_train * passes.sums.work
-    return num_epochs * each_epoch + everywhere * passes.dots.work
+    each_epoch = num_others * passes.score.work + num_train * passes.sums.work
+    return num_epochs * each_epoch + (num_train + num_others) * passes.dots.work
 
 
 def affordable_examples(passes: GradientPasses, num_epochs: int, num_train: int, num_others: int) -> int:
@@ -123,13 +121,15 @@ def analyze(
     for epoch, on_host in sorted(trajectory.params.items()):
         params = jax.device_put(on_host)
         by_epoch[epoch] = {
-            name: passes.score(params, split.images, split.labels, advance=advance) for name, split in splits.items()
+            name: passes.score(params, split.images, split.labels, advance=advance)
+            for name, split in splits.items()
+            if name != "train"
         }
         if not len(train):
             continue
 
         # Noise scale, from sums of gradients over chunks of a class
-        chunks = chunk_gradients(passes.sums, params, train, num_classes, advance=advance)
+        chunks, by_epoch[epoch]["train"] = chunk_gradients(passes.sums, params, train, num_classes, advance=advance)
         squares = chunks.squares(by_epoch[epoch]["train"]["grad_norm"])
         products = chunks.products()
         noise_scales[epoch] = from_chunks(

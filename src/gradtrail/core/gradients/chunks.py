@@ -56,8 +56,8 @@ class ChunkGradients:
 
 def chunk_gradients(
     sums: Pass, params: Params | HostParams, split: Split, num_classes: int, *, advance: Callable[..., object]
-) -> ChunkGradients:
-    """Sum the gradients of each class over chunks of its examples, see `chunks_per_class`.
+) -> tuple[ChunkGradients, dict[str, np.ndarray]]:
+    """Sum the gradients of each class over chunks of its examples, see `chunks_per_class`; also return the scores.
 
     `advance` is called with the number of examples of each chunk.
     """
@@ -66,6 +66,7 @@ def chunk_gradients(
     classes: list[int] = []
     sizes: list[int] = []
     chunk_of = np.zeros(len(split), np.int64)
+    scores: dict[str, np.ndarray] = {}
     for label in range(num_classes):
         members = np.flatnonzero(split.labels == label)
         if not len(members):
@@ -76,18 +77,23 @@ def chunk_gradients(
         for group in np.array_split(np.arange(len(parts)), min(per_class, len(parts))):
             batches = [parts[part] for part in group]
             started = (sums.function(params, *sums.masked_batch(split, rows)) for rows in batches)
+            results = zip(batches, batching.overlapped(started), strict=True)
             total = totals[len(sizes)]
-            for number, part_sum in enumerate(batching.overlapped(started)):
+            for number, (rows, (part_scores, part_sum)) in enumerate(results):
                 flat = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(part_sum)])
                 total[:] = total + flat if number else flat
+                for name, values in part_scores.items():
+                    column = scores.setdefault(name, np.empty(len(split), values.dtype))
+                    column[rows] = np.asarray(values)[: len(rows)]
             rows = np.concatenate(batches)
             chunk_of[rows] = len(sizes)
             classes.append(label)
             sizes.append(len(rows))
             advance(len(rows))
-    return ChunkGradients(
+    chunks = ChunkGradients(
         sums=totals[: len(sizes)], classes=np.array(classes), sizes=np.array(sizes), chunk_of=chunk_of
     )
+    return chunks, scores
 
 
 def chunks_per_class(num_parameters: int, num_classes: int) -> int:

@@ -12,7 +12,7 @@ import jax
 from jaxtyping import Array
 
 from gradtrail.core import per_example
-from gradtrail.core.gradients.scores import compile_score
+from gradtrail.core.gradients.scores import compile_score, score_and_sum
 from gradtrail.core.nn.inference import abstract_batch
 from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import Model, Params
@@ -32,7 +32,7 @@ class GradientPasses:
 
     score: Pass  # rows: the scores of `score_batch`
     dots: Pass  # shared: two directions; row `dots`: inner products of the example's gradient with both
-    sums: Pass  # its function takes a mask after the labels and returns the summed gradient
+    sums: Pass  # its function, `score_and_sum`, takes a mask after the labels
 
     @property
     def functions(self) -> list[CompiledFunction]:
@@ -56,9 +56,9 @@ def compile_passes(model: Model, loss: Loss, *, compiler: Compiler) -> GradientP
         return compiler.compile("grad_dots", dots, params, two, *abstract_batch(model, rows))
 
     def compile_sums(rows: int) -> CompiledFunction:
-        sums = functools.partial(per_example.summed_grad, model, loss=loss)
+        function = functools.partial(score_and_sum, model, loss=loss)
         mask = jax.ShapeDtypeStruct((rows,), bool)
-        return compiler.compile("sum_grads", sums, params, *abstract_batch(model, rows), mask)
+        return compiler.compile("score_and_sum", function, params, *abstract_batch(model, rows), mask)
 
     device = "cpu" if jax.default_backend() == "cpu" else "gpu"
 

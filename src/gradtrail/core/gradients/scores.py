@@ -5,13 +5,13 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Bool, Float, Int, UInt8
 
+from gradtrail.core import per_example
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.inference import abstract_batch
 from gradtrail.core.nn.losses import Loss
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example import squared_grad_norms
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 LAYER = "grad_norm_"  # prefix of a layer's name: norm of the gradient of its parameters alone
@@ -57,7 +57,28 @@ def score_batch(
         that was minimized; `probability` of the label; `margin` in logits; `entropy` of the prediction in nats;
         `input_norm`, the L2 norm of the pixels scaled to 0..1; `predicted`, the class, int32.
     """
-    by_layer, logits = squared_grad_norms(model, params, images, labels, loss=loss)
+    by_layer, logits = per_example.squared_grad_norms(model, params, images, labels, loss=loss)
+    return _scores(by_layer, logits, images, labels, loss)
+
+
+def score_and_sum(
+    model: Model,
+    params: Params,
+    images: UInt8[Array, "batch height width *channels"],
+    labels: Int[Array, " batch"],
+    mask: Bool[Array, " batch"],
+    *,
+    loss: Loss,
+) -> tuple[dict[str, Array], Params]:
+    """Return the scores of `score_batch`, and the sum of the gradients of the examples where `mask` is true.
+
+    Both come from one backward pass; scores of the other examples are not meaningful.
+    """
+    by_layer, logits, grads = per_example.squared_grad_norms_and_sum(model, params, images, labels, mask, loss=loss)
+    return _scores(by_layer, logits, images, labels, loss), grads
+
+
+def _scores(by_layer: Mapping[str, Array], logits: Array, images: Array, labels: Array, loss: Loss) -> dict[str, Array]:
     pixels = images.reshape(images.shape[0], -1).astype(jnp.float32) / 255.0
     return {
         "grad_norm": jnp.sqrt(sum(by_layer.values(), start=jnp.float32(0))),

@@ -62,7 +62,9 @@ class Model:
     def __init__(self, config: ModelConfig, *, remat: bool = False):
         self.config = config
         self._remat = remat
-        self._graphdef = nnx.graphdef(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
+        abstract: nnx.Module = nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0)))
+        self._graphdef, self._layers = nnx.graphdef(abstract), _layers(abstract)
+        self._abstract_params = nnx.to_pure_dict(nnx.state(abstract, nnx.Param))
         if isinstance(config.network, Own):
             self._check_own(config.network.path)
 
@@ -108,7 +110,7 @@ class Model:
 
     def layers(self) -> dict[str, Layer]:
         """Return the layers that have parameters by name, such as `layers/0`, with abstract arrays."""
-        return _layers(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
+        return self._layers
 
     def split_by_layer(self, params: Params) -> dict[str, Params]:
         """Split a pytree like the parameters by layer: the entry of a layer is like its own parameters."""
@@ -124,7 +126,7 @@ class Model:
         return jax.tree.unflatten(jax.tree.structure(template), [leaves[path] for path in by_path(template)])
 
     def abstract_params(self) -> AbstractParams:
-        return jax.eval_shape(lambda: self.init(key=jax.random.key(0)))
+        return self._abstract_params
 
     def _check_own(self, path: str) -> None:
         """Raise ConfigError, one line, unless the module of a file gives logits and its layers have all parameters."""

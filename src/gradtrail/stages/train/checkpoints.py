@@ -74,12 +74,13 @@ class Checkpoints:
             like: Part → a pytree of the same structure; PRNG keys are restored as their bits. A part that is absent
                 here, or None, is returned as a flat dict of named arrays; one absent from the checkpoint is None.
         """
-        step = agreed(self._last_valid)
+        valid: dict[int, dict[str, np.ndarray]] = {}  # of process 0, which looks for it
+        step = agreed(lambda: self._last_valid(valid))
         if step is None or self._folder is None:
             return None
         if self.is_complete and _writes():
             (self._folder / COMPLETE).touch()  # `gradtrail gc` keeps those that were used last
-        arrays = self._read(step)
+        arrays = valid.get(step) or self._read(step)
         if not _writes():
             self._close()
         parts: dict[str, Any] = dict.fromkeys(like)
@@ -164,14 +165,14 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._has_warned = False
 
-    def _last_valid(self) -> int | None:
-        """Return the step of the newest valid checkpoint; report and remove newer ones."""
+    def _last_valid(self, valid: dict[int, dict[str, np.ndarray]]) -> int | None:
+        """Return the step of the newest valid checkpoint, and put its arrays into `valid`; remove newer ones."""
         if not self.has_checkpoints:
             return None
         manager = self._open()
         for step in sorted(manager.all_steps(), reverse=True):
             try:
-                self._read(step)
+                valid[step] = self._read(step)
                 return int(step)
             except _ERRORS as error:
                 print(f"train: skipping the checkpoint of step {step}: {one_line(error)[:200]}", file=sys.stderr)
