@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
@@ -281,7 +280,7 @@ def copied(chunk: Chunk) -> Chunk:
 
     def copy(leaf: Array) -> Array:
         is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return leaf.copy() if is_key else jnp.asarray(np.array(leaf))  # else a program for each shape
+        return leaf.copy() if is_key else jax.device_put(np.array(leaf))  # else a program for each shape
 
     copies = jax.tree.map(copy, (chunk.state, chunk.records))
     return dataclasses.replace(chunk, state=copies[0], records=copies[1])
