@@ -176,7 +176,12 @@ def model_config(network: Network | str = "mlp", **overrides: Any) -> ModelConfi
 
 def initial_params(model: Model, seed: int = 0) -> Params:
     """The initial parameters, drawn in one program: by itself each layer would be compiled."""
-    return jax.jit(lambda key: model.init(key=key))(jax.random.key(seed))
+    return _compiled_init(model)(jax.random.key(seed))
+
+
+@functools.cache
+def _compiled_init(model: Model) -> Callable[[Array], Params]:
+    return jax.jit(lambda key: model.init(key=key))
 
 
 def random_split(num_examples: int, *, shape: tuple[int, ...] = SHAPE, num_classes: int = NUM_CLASSES) -> Split:
