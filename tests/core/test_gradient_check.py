@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import ROOT, initial_params, train_config
+from factories import ROOT, train_config
 from gradient_oracles import per_example_grads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,7 +152,7 @@ def test_network_is_accepted_if_images_have_the_gradients_that_they_have_alone(
     model = make(operations=tuple(itertools.chain(*operations)), gated=gated)
     rng = np.random.default_rng(1)
     examples = jnp.asarray(rng.random((5, 4, 3), np.float32)), jnp.asarray(rng.integers(0, 3, 5, dtype=np.int32))
-    initial = initial_params(model)
+    initial = jax.jit(model.init)(key=jax.random.key(0))
     noisy = jax.tree.map(lambda leaf: leaf + 0.3 * rng.standard_normal(leaf.shape, np.float32), initial)
     error = max(float(largest_error(model, params, *examples)) for params in (initial, noisy))
     assert is_accepted(model) == (error < 1e-3), error

@@ -13,9 +13,9 @@ from factories import (
     NUM_CLASSES,
     SMALL_CNN,
     cases,
-    initial_params,
     model_config,
     own_network,
+    params_on_device,
     random_split,
 )
 from flax import nnx
@@ -41,7 +41,7 @@ SLACK = 1 if IS_CPU else 30  # a GPU adds in another order, and rounds other int
 
 def test_norm_on_softmax_regression_equals_its_closed_form() -> None:
     model = Model(model_config("linear"))
-    params = initial_params(model)
+    params = params_on_device(model)
     result = jax.jit(functools.partial(score_batch, model, loss=LOSS))(params, SPLIT.images, SPLIT.labels)
     layer = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["layers"][0])
     inputs = SPLIT.images.reshape(13, -1) / 255.0
@@ -88,7 +88,7 @@ def test_norms_and_inner_products_are_those_of_the_gradients(name: str) -> None:
     """Norms layer by layer, products with directions; by the definition."""
     network, precision, loss, _ = NETWORKS[name]
     model = Model(model_config(precision=precision, **network))
-    params = initial_params(model)
+    params = params_on_device(model)
     rng = np.random.default_rng(2)
     images = jnp.asarray(random_split(13, shape=model.config.image_shape).images)
     directions = jax.tree.map(lambda leaf: rng.normal(size=(2, *leaf.shape)).astype(np.float32), params)
@@ -224,7 +224,7 @@ def grads_of_each(model: Model, params: Params, copies: int, loss: Loss = LOSS) 
 def test_clipped_sum_equals_the_definition(name: str) -> None:
     network, _, loss, copies = NETWORKS[name]
     model = Model(model_config(**{"image_shape": SHAPE} | network))
-    params = initial_params(model)
+    params = params_on_device(model)
     item = jit(functools.partial(grads_of_each, model, copies=copies, loss=loss))(params)
     norms = np.asarray(per_example_norm(item))
     limit = float(np.median(norms))  # some are clipped, some are not
@@ -247,7 +247,7 @@ def test_clipped_sum_equals_the_definition(name: str) -> None:
 def test_no_example_counts_for_more_than_the_clip_norm(name: str, precision: Precision) -> None:
     """Rounding of the scaled cotangents to a low precision included."""
     model = Model(model_config(image_shape=SHAPE, precision=precision, **NETWORKS[name][0]))
-    params = initial_params(model)
+    params = params_on_device(model)
     images, labels, _ = inputs(1)
     clipping = Clipping(norm=1e-3, copies=1, loss=CROSS_ENTROPY)
 
@@ -268,7 +268,7 @@ def test_no_example_counts_for_more_than_the_clip_norm(name: str, precision: Pre
 def test_example_that_overflows_adds_at_most_the_clip_norm_and_spares_the_others(name: str, copies: int) -> None:
     """Weights of 1e38 make the first example overflow; the others are black."""
     model = Model(model_config(image_shape=SHAPE, **NETWORKS[name][0]))
-    params = jax.jit(lambda params: jax.tree.map(lambda leaf: leaf * 1e38, params))(initial_params(model))
+    params = jax.jit(lambda params: jax.tree.map(lambda leaf: leaf * 1e38, params))(params_on_device(model))
     images, labels, keys = inputs(copies)
     images = jnp.asarray(np.asarray(images) * (np.arange(len(images)) < copies)[:, None, None])
     clipping = Clipping(norm=0.1, copies=copies, loss=CROSS_ENTROPY)

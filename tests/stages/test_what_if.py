@@ -14,8 +14,8 @@ from factories import (
     SHAPE,
     changed_weights,
     dataset_info,
-    initial_params,
     new_compiler,
+    params_on_device,
     random_split,
     seed_keys,
     train_config,
@@ -105,7 +105,7 @@ def test_proposed_label_is_the_most_probable_other_class() -> None:
 
 def test_outputs_are_means_over_members(tmp_path: Path) -> None:
     about = WeightsInfo(model=MODEL.config, loss=CROSS_ENTROPY, dataset=dataset_info(), epoch=1)
-    each, validation = [initial_params(MODEL, seed) for seed in (0, 1)], SPLITS["validation"]
+    each, validation = [params_on_device(MODEL, seed) for seed in (0, 1)], SPLITS["validation"]
     paths = {seed: tmp_path / f"{seed}.safetensors" for seed in (0, 1)}
     for seed, params in enumerate(each):
         write_weights(paths[seed], params, about)

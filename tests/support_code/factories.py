@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from exports import random_params
 from jaxtyping import Array
 from sklearn.datasets import load_sample_images
 
@@ -174,14 +175,9 @@ def model_config(network: Network | str = "mlp", **overrides: Any) -> ModelConfi
     return dataclasses.replace(config, **overrides)
 
 
-def initial_params(model: Model, seed: int = 0) -> Params:
-    """The initial parameters, drawn in one program: by itself each layer would be compiled."""
-    return _compiled_init(model)(jax.random.key(seed))
-
-
-@functools.cache
-def _compiled_init(model: Model) -> Callable[[Array], Params]:
-    return jax.jit(lambda key: model.init(key=key))
+def params_on_device(model: Model, seed: int = 0) -> Params:
+    """Parameters as those of `random_params`, for functions that are not compiled."""
+    return jax.device_put(random_params(model, seed))
 
 
 def random_split(num_examples: int, *, shape: tuple[int, ...] = SHAPE, num_classes: int = NUM_CLASSES) -> Split:

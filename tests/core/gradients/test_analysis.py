@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split, split_of
+from factories import (
+    NUM_CLASSES,
+    gradients_config,
+    model_config,
+    new_compiler,
+    params_on_device,
+    random_split,
+    split_of,
+)
 from gradient_oracles import per_example_grads
 
 from gradtrail.core.data import Split
@@ -40,7 +48,7 @@ def split(number: int, *, seed: int) -> Split:
 
 
 SPLITS = {"train": split(23, seed=1), "validation": split(5, seed=2), "test": split(11, seed=3)}
-PARAMS = {epoch: initial_params(MODEL, epoch) for epoch in (0, 1, 4)}
+PARAMS = {epoch: params_on_device(MODEL, epoch) for epoch in (0, 1, 4)}
 TRAJECTORY = Trajectory(params=PARAMS, scored=4, batch_size=8)
 
 

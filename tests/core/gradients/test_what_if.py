@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, initial_params, random_split, train_config
+from factories import NUM_CLASSES, SHAPE, params_on_device, random_split, train_config
 
 from gradtrail.core.gradients.what_if import WhatIfConfig, make_outputs, metasmoothness
 from gradtrail.core.nn.losses import cross_entropy, log_odds
@@ -21,7 +21,7 @@ CHANGES = -np.eye(5, dtype=np.float32)
 def test_outputs_are_margins_and_the_mean_loss_of_validation() -> None:
     """Also if the last batch is padded, full, or the only one."""
     model = Model(train_config(model="linear").model_config(SHAPE, NUM_CLASSES))
-    params = initial_params(model)
+    params = params_on_device(model)
     outputs = [make_outputs(model, TEST, VALIDATION, batch_size) for batch_size in (4, 10, 16)]
 
     @jax.jit

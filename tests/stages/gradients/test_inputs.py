@@ -9,10 +9,10 @@ import pytest
 from factories import (
     dataset_info,
     gradients_config,
-    initial_params,
     make_engine,
     model_config,
     new_compiler,
+    params_on_device,
     random_split,
     seed_keys,
     train_config,
@@ -104,7 +104,7 @@ def test_even_sample_is_chosen_and_announced(
     monkeypatch.setattr(analysis, "_SMALLEST_SAMPLE", 20)
     model = Model(model_config("linear"))
     splits = {"train": random_split(60), "test": random_split(9)}
-    params = dict.fromkeys(range(20), initial_params(model))
+    params = dict.fromkeys(range(20), params_on_device(model))
     trajectory = Trajectory(params=params, scored=19, batch_size=4)
     passes = compile_passes(model, train_config().loss, compiler=new_compiler())
     for affordable, stride, announced in (
