@@ -63,7 +63,8 @@ class Model:
         self.config = config
         self._remat = remat
         abstract: nnx.Module = nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0)))
-        self._graphdef, self._layers = nnx.graphdef(abstract), _layers(abstract)
+        self._graphdef = nnx.graphdef(abstract)
+        self._layers = _layers(abstract)
         self._abstract_params = nnx.to_pure_dict(nnx.state(abstract, nnx.Param))
         if isinstance(config.network, Own):
             self._check_own(config.network.path)

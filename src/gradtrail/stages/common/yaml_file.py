@@ -44,8 +44,8 @@ class _Constructor(SafeConstructor):
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
 
 
-@functools.lru_cache(maxsize=8)  # the params take 50 ms, and a sync reads those of each state
+@functools.lru_cache(maxsize=8)  # a sync reads the params of each state
 def _parse(text: str) -> Any:
-    yaml = YAML(typ="safe", pure=True)
+    yaml = YAML(typ="safe")
     yaml.Constructor = _Constructor
     return yaml.load(text)
