@@ -5,7 +5,6 @@ import functools
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -49,12 +48,15 @@ def compiled() -> tuple[Metagradient, Examples]:
     return metagradient, on_device(TRAIN.images, TRAIN.labels, metagradient.program.mesh, unchanged)
 
 
+apply = jax.jit(MODEL.apply)
+
+
 def logits_of(params: Params, split: Split) -> jax.Array:
-    return MODEL.apply(jax.device_put(params), jnp.asarray(split.images))
+    return apply(params, split.images)
 
 
 def margins(params: Params) -> np.ndarray:
-    return np.asarray(log_odds(logits_of(params, TEST), jnp.asarray(TEST.labels)))
+    return np.asarray(jax.jit(log_odds)(logits_of(params, TEST), TEST.labels))
 
 
 @functools.cache
@@ -111,8 +113,7 @@ def test_outputs_are_means_over_members(tmp_path: Path) -> None:
         write_weights(paths[seed], params, about)
     compiled_margins = what_if.compile_margins(MODEL, TEST, compiler=new_compiler())
     networks = what_if.predict_members(compiled_margins.predict, compiled_margins, paths, dataset_info(), SPLITS)
-    labels = jnp.asarray(validation.labels)
-    losses = [cross_entropy(logits_of(params, validation), labels).mean() for params in each]
+    losses = [jax.jit(cross_entropy)(logits_of(params, validation), validation.labels) for params in each]
     np.testing.assert_allclose(networks.margins, np.mean([margins(params) for params in each], axis=0), rtol=1e-5)
     assert networks.validation_loss == pytest.approx(np.mean(losses))
 
