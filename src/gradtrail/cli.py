@@ -69,12 +69,14 @@ def _path_of_python(text: str) -> Path:
 
 def _interpreter(option: str, user: str) -> Callable[..., Any]:
     about = f"Interpreter of {user}: a path, a name or a version such as 3.13.  [default: this one]"
-    return click.option(option, type=_path_of_python, default=sys.executable, metavar="PYTHON", help=about)
+    return click.option(
+        option, type=_path_of_python, default=sys.executable, show_default=False, metavar="PYTHON", help=about
+    )
 
 
 def _seconds(work: str) -> Callable[..., Any]:
     kind, about = click.FloatRange(0, 86_400, min_open=True), f"Longest time for {work}."
-    return click.option("--seconds", type=kind, default=300.0, show_default=True, metavar="N", help=about)
+    return click.option("--seconds", type=kind, default=300.0, metavar="N", help=about)
 
 
 class _Verbs(click.Group):
@@ -84,7 +86,7 @@ class _Verbs(click.Group):
 @click.group(
     cls=_Verbs,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120, "show_default": True},
     epilog="Runs in any folder of the repository. `gradtrail VERB --help` shows the options of a verb, and an example.",
 )
 @click.version_option(package_name="gradtrail", message="%(prog)s %(version)s")
@@ -127,10 +129,10 @@ def plan(stage: str | None, changes: tuple[str, ...]) -> int:
 
 
 @gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss")
-@click.option("--sort-by", default="eval/accuracy", metavar="METRIC", show_default=True, help="Metric to sort by.")
-@click.option("--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="Order.")
+@click.option("--sort-by", default="eval/accuracy", metavar="METRIC", help="Metric to sort by.")
+@click.option("--sort-order", type=click.Choice(["asc", "desc"]), default="desc", help="Order.")
 @click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Required value of a param; repeatable.")
-@click.option("--limit", type=_COUNT, default=50, show_default=True, metavar="N", help="Maximum number of runs.")
+@click.option("--limit", type=_COUNT, default=50, metavar="N", help="Maximum number of runs.")
 def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int) -> None:
     """List training runs and the params that differ between them."""
     from gradtrail.experiments.list_runs import print_runs
@@ -166,7 +168,7 @@ def checkout(folder: Path, run: str, *, allow_missing: bool) -> int:
 
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")
-@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port of the UI.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, help="Port of the UI.")
 def ui(port: int) -> None:
     """Add missing runs, then serve the MLflow UI.
 
@@ -183,8 +185,8 @@ def ui(port: int) -> None:
 @click.option("--file", type=_PATH, help="File to write corrections to.  [default: pipeline/corrections.csv]")
 @click.option("--reviewer", metavar="NAME", help="Name to record with each decision.  [default: git's user.name]")
 @click.option("--split", type=click.Choice(["train", "validation", "test"]), help="Split to review.  [default: all]")
-@click.option("--limit", type=_COUNT, default=200, show_default=True, metavar="N", help="Maximum number of labels.")
-@click.option("--port", type=click.IntRange(0, 65535), default=5001, show_default=True, help="Port of the page.")
+@click.option("--limit", type=_COUNT, default=200, metavar="N", help="Maximum number of labels.")
+@click.option("--port", type=click.IntRange(0, 65535), default=5001, help="Port of the page.")
 @click.pass_obj
 def review(folder: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Path | None, **options: Any) -> None:
     """Review suspected label errors in a browser, and correct them."""
@@ -232,16 +234,14 @@ def gc(*, yes: bool) -> None:
 @click.option("--seeds", type=_seeds, metavar="LIST", help="Seeds of the training.  [default: those of the entry]")
 @click.option("--all", "is_all", is_flag=True, help="Print the results of all entries, and run nothing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
-@click.option(
-    "--jobs", type=_COUNT, default=1, show_default=True, metavar="N", help="Parallel trainings in DVC's queue."
-)
+@click.option("--jobs", type=_COUNT, default=1, metavar="N", help="Parallel trainings in DVC's queue.")
 @click.option(
     "--on",
     metavar="ADDRESS",
     help="Ray job server to run on, such as http://HOST:8265, or `local` for a Ray on this machine."
     "  [default: RAY_API_SERVER_ADDRESS, or else DVC's queue]",
 )
-@click.option("--cpus", type=_AMOUNT, default=1, show_default=True, metavar="N", help="Cores per training, with --on.")
+@click.option("--cpus", type=_AMOUNT, default=1, metavar="N", help="Cores per training, with --on.")
 @click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs per training, with --on.")
 def compare(
     names: tuple[str, ...], *, is_params: bool, is_all: bool, seeds: list[int] | None, markdown: bool, **place: Any
@@ -280,11 +280,9 @@ def compare(
 @click.option("--test", type=click.IntRange(min=0), multiple=True, metavar="ID", help="Test example; repeatable.")
 @click.option("--drop", type=_PATH, metavar="FILE", help="CSV file with a column example_id: examples to remove.")
 @click.option("--suspects", is_flag=True, help="Give suspected label errors their proposed labels.")
-@click.option(
-    "--subsets", type=click.IntRange(min=3), default=20, show_default=True, metavar="N", help="Random subsets."
-)
-@click.option("--fraction", type=_SHARE, default=0.01, show_default=True, metavar="F", help="Size of a subset.")
-@click.option("--jobs", type=_COUNT, default=1, show_default=True, metavar="N", help="Parallel trainings.")
+@click.option("--subsets", type=click.IntRange(min=3), default=20, metavar="N", help="Random subsets.")
+@click.option("--fraction", type=_SHARE, default=0.01, metavar="F", help="Size of a subset.")
+@click.option("--jobs", type=_COUNT, default=1, metavar="N", help="Parallel trainings.")
 @click.pass_obj
 def what_if(folder: Path, /, *, drop: Path | None, jobs: int, **options: Any) -> int:
     """Predict what removing training examples changes, and check it by retraining.

@@ -1,12 +1,13 @@
 """The launcher: every process is told its number, one status, and no process outlives the others."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,70 +18,80 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.ranks import is_follower
 
 _LAUNCH = """
-import sys
+import contextlib, io, json, os, sys
 from gradtrail.cluster import launch
 launch._GRACE_SECONDS, launch._ABORT_SECONDS = 0.5, 0.3
-sys.exit(launch.launch(int(sys.argv[1]) or None, sys.argv[2:]))
+results = {}
+for folder, (count, command) in json.loads(sys.argv[1]).items():
+    os.chdir(folder)
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        try:
+            launch.main.callback(count, command)
+        except SystemExit as ended:
+            results[os.path.basename(folder)] = [ended.code, stderr.getvalue()]
+print(json.dumps(results))
 """
-
-
-def launched(folder: Path, count: int, command: Sequence[str]) -> tuple[int, str]:
-    """Launch a command in a process without threads, as the launcher is; return its status and what it printed."""
-    words = [sys.executable, "-c", _LAUNCH, str(count), *command]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(words, cwd=folder, env=env, check=False, capture_output=True, text=True)
-    return done.returncode, done.stderr
-
-
-TOLD = 'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES" >> told; echo "$JAX_COORDINATOR_ADDRESS" > "at$JAX_PROCESS_ID"'
-
-
-def test_processes_get_their_index_and_a_common_address(tmp_path: Path) -> None:
-    assert launched(tmp_path, 3, ["sh", "-c", TOLD]) == (0, "")
-    assert sorted((tmp_path / "told").read_text().splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
-    addresses = {(tmp_path / f"at{index}").read_text() for index in range(3)}
-    assert len(addresses) == 1
-    assert addresses.pop().startswith("127.0.0.1:")
-
-
 AGAIN = "; `dvc repro` resumes from the last checkpoint, if there is one"
 LOG = "mkdir -p .gradtrail/processes; exec 2> .gradtrail/processes/$JAX_PROCESS_ID.log; "
 JAX_ABORTS = LOG + 'echo "JAX distributed service detected fatal errors. {}" >&2; kill -6 $$'
 UNHEALTHY = JAX_ABORTS.format("The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks")
 HEARTBEAT = JAX_ABORTS.format("RPC: /xla.coordination.CoordinationService/Heartbeat")
 REGISTER = JAX_ABORTS.format("RPC: /xla.coordination.CoordinationService/RegisterTask")
+TOLD = 'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES" >> told; echo "$JAX_COORDINATOR_ADDRESS" > "at$JAX_PROCESS_ID"'
+CASES = {  # what processes 0, 1, … do, or the only one on its host; the status and the line of the launcher
+    "no failure": ([TOLD] * 3, 0, ""),
+    "first failed": (["exit 3", "exec sleep 60"], 3, ""),  # process 0 has described its fault
+    "other failed": (["exec sleep 60", "exit 5"], 5, "process 1 ended with status 5"),
+    "logged": (["exec sleep 60", LOG + "echo train: a is missing >&2; exit 2"], 2, "process 1: a is missing"),
+    "asked to stop": (["sleep 0.2; exit 143", "exit 143"], 143, ""),
+    "all terminated": (["kill -TERM $$", "kill -TERM $$"], 143, "process 0 was killed by SIGTERM" + AGAIN),
+    "first killed": (["kill -9 $$", "exec sleep 60"], 2, "process 0 was killed by SIGKILL" + AGAIN),
+    "other killed": ([HEARTBEAT, "kill -9 $$"], 2, "process 1 was killed by SIGKILL" + AGAIN),
+    "other aborted": (["exec sleep 60", "kill -6 $$"], 2, "process 1 was killed by SIGABRT" + AGAIN),
+    "other stopped": ([UNHEALTHY, "kill -STOP $$"], 2, "process 1 stopped responding" + AGAIN),
+    "first stopped": (["kill -STOP $$", HEARTBEAT], 2, "process 0 stopped responding" + AGAIN),
+    "not joined": ([REGISTER, "kill -STOP $$"], 2, "process 1 did not connect within `runtime.join_seconds`"),
+    "first exited": (["exit 2", HEARTBEAT], 2, ""),
+    "of another host": ([UNHEALTHY], 2, "process 1 stopped responding" + AGAIN),
+}
+Launched = tuple[Path, dict[str, list[Any]]]
 
 
-@pytest.mark.parametrize(
-    ("scripts", "status", "line"),
-    [
-        (["exit 0", "exit 0"], 0, ""),
-        (["exit 3", "exec sleep 60"], 3, ""),  # process 0 has described its fault
-        (["exec sleep 60", "exit 5"], 5, "process 1 ended with status 5"),
-        (["exec sleep 60", LOG + "echo train: a is missing >&2; exit 2"], 2, "process 1: a is missing"),
-        (["sleep 0.2; exit 143", "exit 143"], 143, ""),  # all were asked to stop
-        (["kill -TERM $$", "kill -TERM $$"], 143, "process 0 was killed by SIGTERM" + AGAIN),
-        (["kill -9 $$", "exec sleep 60"], 2, "process 0 was killed by SIGKILL" + AGAIN),
-        (["exec sleep 60", "kill -6 $$"], 2, "process 1 was killed by SIGABRT" + AGAIN),
-        ([UNHEALTHY, "kill -STOP $$"], 2, "process 1 stopped responding" + AGAIN),
-        (["kill -STOP $$", HEARTBEAT], 2, "process 0 stopped responding" + AGAIN),
-        ([REGISTER, "kill -STOP $$"], 2, "process 1 did not connect within `runtime.join_seconds`"),
-        (["exit 2", HEARTBEAT], 2, ""),
-    ],
-)
-def test_process_that_failed_is_named_in_one_line(scripts: list[str], status: int, line: str, tmp_path: Path) -> None:
-    for index, script in enumerate(scripts):
-        (tmp_path / str(index)).write_text(script)
-    result = launched(tmp_path, 2, ["sh", "-c", ". ./$JAX_PROCESS_ID", "pipeline.train"])
-    assert result == (status, f"train: {line}\n" if line else "")
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """The folders of the cases, and what became of each: the launcher needs a process without threads."""
+    root = tmp_path_factory.mktemp("launched")
+    commands: dict[str, tuple[int | None, list[str]]] = {str(root): (2, ["/no/such"])}
+    for case, (scripts, *_) in CASES.items():
+        (root / case).mkdir()
+        for index, script in enumerate(scripts):
+            (root / case / str(index if scripts[1:] else 3)).write_text(script)
+        command = ["sh", "-c", ". ./$JAX_PROCESS_ID", "pipeline.train"]
+        commands[str(root / case)] = len(scripts) if scripts[1:] else None, command
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JAX_PROCESS_ID": "3"}
+    words = [sys.executable, "-c", _LAUNCH, json.dumps(commands)]
+    done = subprocess.run(words, env=env, check=True, capture_output=True, text=True)
+    assert not done.stderr
+    return root, json.loads(done.stdout)
 
 
-def test_launcher_of_one_host_names_process_that_stopped_responding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAX_PROCESS_ID", "3")
-    result = launched(tmp_path, 0, ["sh", "-c", UNHEALTHY, "pipeline.train"])
-    assert result == (2, f"train: process 1 stopped responding{AGAIN}\n")
+@pytest.mark.parametrize("case", CASES)
+def test_process_that_failed_is_named_in_one_line(case: str, launched: Launched) -> None:
+    _, status, line = CASES[case]
+    assert launched[1][case] == [status, f"train: {line}\n" if line else ""]
+
+
+def test_processes_get_their_index_and_a_common_address(launched: Launched) -> None:
+    folder = launched[0] / "no failure"
+    assert sorted((folder / "told").read_text().splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
+    addresses = {(folder / f"at{index}").read_text() for index in range(3)}
+    assert len(addresses) == 1
+    assert addresses.pop().startswith("127.0.0.1:")
+
+
+def test_missing_command_is_one_line(launched: Launched) -> None:
+    root, results = launched
+    assert results[root.name] == [2, "launch: /no/such: No such file or directory\n"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -103,12 +114,6 @@ def test_signal_ends_all_processes(number: signal.Signals, tmp_path: Path) -> No
 def test_count_out_of_bounds_is_one_line(count: int) -> None:
     with pytest.raises(UserError, match=rf"^-n must be at least 1 and at most 1,024, got {count}$"):
         launch(count, ["true"])
-
-
-def test_missing_command_is_one_line(tmp_path: Path) -> None:
-    status, message = launched(tmp_path, 2, ["/no/such"])
-    assert status == 1
-    assert message.endswith("UserError: /no/such: No such file or directory\n")
 
 
 def test_stage_script_launches_only_the_training() -> None:

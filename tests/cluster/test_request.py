@@ -10,7 +10,7 @@ from cluster_repository import SharedRepository, run_git
 from projects import ROOT
 
 from gradtrail.cluster.request import (
-    Experiment,
+    PlannedExperiment,
     Request,
     local_places,
     own_versions,
@@ -32,7 +32,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def plan(changes: dict[str, Any], commit: str = COMMIT, stage: str = "evaluate") -> Experiment:
+def plan(changes: dict[str, Any], commit: str = COMMIT, stage: str = "evaluate") -> PlannedExperiment:
     (experiment,) = plan_experiments({"a label": changes}, stage, commit)
     return experiment
 

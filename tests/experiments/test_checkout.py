@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +105,7 @@ def test_run_with_uncommitted_changes_is_brought_back_and_git_leads_back(project
     assert changed == ["gradients"], "it is not of the run, and read another model"
 
     commit = project.git("rev-parse", "HEAD")
-    project.gradtrail("checkout", run["id"][:8])
+    assert checkout(run["id"], Path(), allow_missing=False) == 0
     assert project.git("rev-parse", "HEAD") == commit, "the same run is the same commit"
     project.run("sh", "-c", way_back(output))
     assert files_of(project) == before
@@ -123,80 +122,79 @@ def test_committed_run_is_brought_back_without_leaving_the_branch(project: Proje
     assert "to go back" not in output
 
 
-def edited(path: str, text: str = "# edited\n") -> Callable[[Project, dict[str, Any]], None]:
-    """Return a change of a project: a text at the end of a file."""
-
-    def change(project: Project, run: dict[str, Any]) -> None:
-        with (project.folder / path).open("a") as file:
-            file.write(text)
-
-    return change
-
-
-def without_cached(out: str) -> Callable[[Project, dict[str, Any]], None]:
-    def change(project: Project, run: dict[str, Any]) -> None:
-        md5 = (run["outs"] | run_of(project, "train", 0.25)["outs"])[out]
-        (project.folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).unlink()
-
-    return change
-
-
-def with_diff(text: str) -> Callable[[Project, dict[str, Any]], None]:
-    def change(project: Project, run: dict[str, Any]) -> None:
-        path = project.folder / "mlruns" / run["id"] / "artifacts" / "git.diff"
-        path.write_text(text) if text else path.unlink()
-
-    return change
-
-
-def in_store(statement: str) -> Callable[[Project, dict[str, Any]], None]:
-    def change(project: Project, run: dict[str, Any]) -> None:
-        with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store, store:
-            store.execute(statement, {"run": run["id"]})
-
-    return change
+def cached_file(md5: str) -> str:
+    return f".dvc/cache/files/md5/{md5[:2]}/{md5[2:]}"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "content", "message"),
     [
-        (edited("params.yaml"), r"^params.yaml: has uncommitted changes; commit them"),
-        (edited(TRAINED, "\n"), rf"^{TRAINED}: has uncommitted changes"),
-        (edited(NEW), rf"^{NEW}: not in git, and the run has a file in its place"),
-        (edited(MODEL), rf"^{MODEL}: not in DVC's cache, and the run has another"),
-        (without_cached(MODEL), rf"^not in DVC's cache: {MODEL} \([0-9a-f]{{32}}\); .*--allow-missing"),
-        (without_cached(TRAINED), rf"^not in DVC's cache: {TRAINED} \([0-9a-f]{{32}}\); "),
-        (with_diff(""), "ran with changes of commit [0-9a-f]{12}, and its git.diff is missing$"),
+        ("params.yaml", b"edited", r"^params.yaml: has uncommitted changes; commit them"),
+        (TRAINED, b"", rf"^{TRAINED}: has uncommitted changes"),
+        (NEW, b"", rf"^{NEW}: not in git, and the run has a file in its place"),
+        (MODEL, b"", rf"^{MODEL}: not in DVC's cache, and the run has another"),
+        (f"cached {MODEL}", None, rf"^not in DVC's cache: {MODEL} \([0-9a-f]{{32}}\); .*--allow-missing"),
+        (f"cached {TRAINED}", None, rf"^not in DVC's cache: {TRAINED} \([0-9a-f]{{32}}\); "),
+        ("git.diff", None, "ran with changes of commit [0-9a-f]{12}, and its git.diff is missing$"),
         (
-            with_diff(f"{NOT_IN_GIT}pipeline/a.npz\n"),
+            "git.diff",
+            f"{NOT_IN_GIT}pipeline/a.npz\n".encode(),
             rf"has not what the run read: {CODE}; {NOT_IN_GIT}pipeline/a.npz$",
         ),
-        (with_diff("diff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-a\n+b\n"), "git apply"),
-        (
-            in_store("update tags set value = 'abcdef' where key = 'mlflow.source.git.commit' and run_uuid = :run"),
-            "commit abcdef is not in this repository; `git fetch` may bring it",
-        ),
-        (
-            in_store("delete from tags where key = 'mlflow.source.git.commit' and run_uuid = :run"),
-            "it has no commit",
-        ),
+        ("git.diff", b"diff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-a\n+b\n", "git apply"),
     ],
 )
 def test_what_is_missing_or_would_be_lost_is_named_and_nothing_changes(
-    change: Callable[[Project, dict[str, Any]], None], message: str, project: Project
+    name: str, content: bytes | None, message: str, finished: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = run_of(project, "evaluate", 0.25)
-    change(project, run)
+    monkeypatch.chdir(finished.folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = run_of(finished, "evaluate", 0.25)
+    places = {f"cached {out}": cached_file(md5) for out, md5 in run_of(finished, "train", 0.25)["outs"].items()}
+    path = Path(places.get(name, f"mlruns/{run['id']}/artifacts/git.diff" if name == "git.diff" else name))
+    original = path.read_bytes() if path.exists() else None
+    put(path, content)
+    before = files_of(finished)
+    try:
+        with pytest.raises(UserError, match=message):
+            checkout(run["id"], Path(), allow_missing=False)
+        assert files_of(finished) == before
+    finally:
+        put(path, original)
+
+
+def put(path: Path, content: bytes | None) -> None:
+    """Replace a file; None removes it."""
+    path.unlink(missing_ok=True)  # it may be a link to DVC's cache
+    if content is not None:
+        path.write_bytes(content)
+
+
+def in_store(project: Project, statement: str, run_id: str = "") -> None:
+    with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store, store:
+        store.execute(statement, {"run": run_id})
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        (
+            "update tags set value = 'abcdef' where key = 'mlflow.source.git.commit' and run_uuid = :run",
+            "commit abcdef is not in this repository; `git fetch` may bring it",
+        ),
+        ("delete from tags where key = 'mlflow.source.git.commit' and run_uuid = :run", "it has no commit"),
+        ("update runs set name = :run", r"^(\w+): 9 runs; `gradtrail show \1` lists them$"),
+    ],
+)
+def test_run_without_a_commit_and_name_of_several_runs_are_refused(
+    statement: str, message: str, project: Project
+) -> None:
+    run_id = run_of(project, "evaluate", 0.25)["id"]
+    in_store(project, statement, run_id)
     before = files_of(project)
     with pytest.raises(UserError, match=message):
-        checkout(run["id"], Path(), allow_missing=False)
+        checkout(run_id, Path(), allow_missing=False)
     assert files_of(project) == before
-
-
-def test_name_of_several_runs_is_refused(project: Project) -> None:
-    in_store("update runs set name = :run")(project, {"id": "same"})
-    with pytest.raises(UserError, match=r"^same: 9 runs; `gradtrail show same` lists them$"):
-        checkout("same", Path(), allow_missing=False)
 
 
 @pytest.mark.slow
@@ -238,14 +236,12 @@ def test_run_whose_code_is_lost_is_brought_back_with_code_that_wrote_the_same(pr
     run, script = project.runs_of("evaluate")[-1], project.folder / "pipeline/evaluate.py"
     script.write_text(f"{script.read_text()}# a comment\n")
     project.git("commit", "-aq", "--amend", "--no-edit")
-    in_store("update tags set value = 'true' where key = 'git.dirty' and run_uuid = :run")(project, run)
+    in_store(project, "update tags set value = 'true' where key = 'git.dirty' and run_uuid = :run", run["id"])
     with pytest.raises(UserError, match=r"its git.diff is missing$"):
         checkout(run["id"], Path(), allow_missing=False)
     project.dvc("repro")
     project.commit("a lock of this code")
-    in_store("update runs set lifecycle_stage = 'deleted' where run_uuid = :run")(
-        project, project.runs_of("evaluate")[0]
-    )
+    project.delete_run(project.runs_of("evaluate")[0]["id"])
     before = files_of(project)
     project.gradtrail("checkout", run["id"])
     assert files_of(project) == before
@@ -284,7 +280,7 @@ def test_missing_outs_are_computed_or_pulled_after_the_rest_is_there(
         project.dvc("push", "train")
         project.run("sh", "-c", way_back(output))
     shutil.rmtree(project.folder / ".dvc/cache/runs")
-    without_cached(MODEL)(project, run)
+    (project.folder / cached_file(run["outs"][MODEL])).unlink()
     output = project.gradtrail("checkout", run["id"], "--allow-missing")
     assert f"missing: {MODEL}; " in output
     assert ("`dvc pull` fetches" in output) == (way == "dvc pull")

@@ -17,7 +17,8 @@ from jax import Array
 from projects import Project, finished_project
 
 from gradtrail.experiments import diff
-from gradtrail.experiments.diff import edits, program_digest
+from gradtrail.experiments.diff import edits, find_details, program_digest
+from gradtrail.support.errors import UserError
 
 MATRIX = jnp.ones((17, 17))  # no other test compiles its programs, which JAX's cache would return without source lines
 
@@ -65,31 +66,20 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-def refused(project: Project, *arguments: str) -> str:
-    """Return the one line with which a comparison is refused."""
-    line = project.gradtrail("diff", *arguments, status=2).strip()
-    assert line.startswith("gradtrail")
-    assert "\n" not in line
-    return line
-
-
 @pytest.mark.slow
-def test_larger_batch_is_reported_for_every_word_for_a_run(project: Project) -> None:
+def test_larger_batch_is_reported(project: Project) -> None:
     new, old = project.runs_of("train")[:2]
-    for before in (old["id"], old["id"][:8], old["tags"]["state"]):
-        output = project.gradtrail("diff", before, "workspace").splitlines()
-        assert output[0].startswith("A  ")
-        total, *parts = map(float, re.findall(r"([+-]\d+\.\d) s", output[2]))
-        assert sum(parts) == pytest.approx(total, abs=0.2)
-        assert re.search(
-            r"training loop .* compiling .* \(cached: \d of 4, then \d of 4\), startup and rest", output[2]
-        )
-        assert output[3].startswith("train.batch_size can explain only the training loop")
-        assert any(line.strip().startswith("train_step") and " other " in line for line in output)
-        assert any("train.batch_size" in line for line in output)
+    output = project.gradtrail("diff", old["id"][:8], "workspace").splitlines()
+    assert output[0].startswith("A  ")
+    total, *parts = map(float, re.findall(r"([+-]\d+\.\d) s", output[2]))
+    assert sum(parts) == pytest.approx(total, abs=0.2)
+    assert re.search(r"training loop .* compiling .* \(cached: \d of 4, then \d of 4\), startup and rest", output[2])
+    assert output[3].startswith("train.batch_size can explain only the training loop")
+    assert any(line.strip().startswith("train_step") and " other " in line for line in output)
+    assert any("train.batch_size" in line for line in output)
     texts = [line.strip() for line in output[output.index("programs of train_step:") + 1 :][:2]]
     assert [Path(text.removeprefix("file://")).read_text()[:9] for text in texts] == ["HloModule"] * 2
-    result = json.loads(project.gradtrail("diff", old["id"], new["id"], "--json"))
+    result = json.loads(project.gradtrail("diff", old["tags"]["state"], new["id"], "--json"))
     assert [one["id"] for one in result["runs"]] == [old["id"], new["id"]]
     assert [row["key"] for row in result["params"]] == ["train.batch_size"]
     (step,) = [row for row in result["functions"] if row["function"] == "train_step"]
@@ -110,18 +100,23 @@ def test_attempts_of_one_state_have_equal_programs_and_separate_times(project: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("other", "stage", "message"),
     [
-        (["workspace", "workspase"], "workspase: no run has this name"),
-        (["workspace", "HEAD~99"], "HEAD~99"),
-        (["workspace", "workspace@9"], "workspace@9: the run has attempts 1 to"),
-        (["--stage", "trian", "workspace", "workspace"], "trian"),
-        (["workspace", "EVALUATION"], "the runs are of the stages train and evaluate"),
+        ("workspase", None, "workspase: no run has this name"),
+        ("HEAD~99", None, "HEAD~99"),
+        ("workspace@9", None, "workspace@9: the run has attempts 1 to"),
+        ("workspace", "trian", "trian"),
+        ("EVALUATION", None, "the runs are of the stages train and evaluate"),
     ],
 )
-def test_bad_input_is_one_line(project: Project, arguments: list[str], words: str) -> None:
+def test_bad_input_is_one_line(
+    project: Project, other: str, stage: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     evaluation = project.runs_of("evaluate")[0]["id"]
-    assert words in refused(project, *(argument.replace("EVALUATION", evaluation) for argument in arguments))
+    with pytest.raises(UserError, match=message):
+        find_details(["workspace", evaluation if other == "EVALUATION" else other], stage)
 
 
 @pytest.mark.slow
@@ -169,10 +164,12 @@ def test_failed_timing_is_one_line_and_leaves_nothing(timed_project: Project, tm
     bare.chmod(0o755)
     for arguments, words in (
         (["--python-b", str(bare)], "No module named 'jax'"),
-        (["--python-b", str(tmp_path)], "'--python-b': no interpreter"),
         (["--stage", "evaluate"], "only trainings can be timed"),
     ):
-        assert words in refused(timed_project, "workspace", "HEAD", "--time", *arguments)
+        line = timed_project.gradtrail("diff", "workspace", "HEAD", "--time", *arguments, status=2).strip()
+        assert line.startswith("gradtrail: ")
+        assert words in line
+        assert "\n" not in line
     assert left_behind(timed_project) == []
 
 

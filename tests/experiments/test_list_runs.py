@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from model_store import enter_store
+from projects import empty_store
 from rich.console import Console
 
 from gradtrail.experiments import list_runs
 from gradtrail.experiments.list_runs import as_table, print_runs
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.store import experiment_id, open_store
+from gradtrail.tracking.store import experiment_id
 from gradtrail.tracking.trainings import find_trainings
 
 MLP = {"train.model": "mlp", "train.mlp.hidden": "[8]", "train.cnn.hidden": "[4]", "train.epochs": "3"}
@@ -27,9 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A store with the trainings of RUNS, `0` to `3` by name, and a run of another stage."""
     folder = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        patch.chdir(folder)
-        client = open_store()
+        client = enter_store(empty_store(), folder, patch)
         experiment = experiment_id(client, "models")
         for number, (accuracy, dataset, changed) in enumerate(RUNS):
             run = client.create_run(experiment, tags={"stage": "train", "dataset": dataset}, run_name=str(number))
@@ -109,7 +109,6 @@ def test_narrow_terminal_has_fewer_metrics(store: Path) -> None:
 def test_empty_store_points_to_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.chdir(tmp_path)
+    enter_store(empty_store(), tmp_path, monkeypatch)
     print_runs(sort_by="eval/accuracy", ascending=False, where={"train.model": "mlp"}, limit=50)
     assert "`gradtrail sync` adds those of earlier results" in capsys.readouterr().out

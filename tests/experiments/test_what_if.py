@@ -186,7 +186,11 @@ def results() -> pd.DataFrame:
     return pd.read_csv("results/comparisons/what_if.csv", dtype={"output": str}).set_index(["intervention", "output"])
 
 
-def test_predictions_of_a_nearly_linear_training_hold(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_of_a_nearly_linear_training_hold(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prediction = dataclasses.replace(what_if.read_prediction(), classes=("<b>", "<img src=//h/x.png>", "c"))
+    monkeypatch.setattr(what_if, "read_prediction", lambda: prediction)
     assert run(toy) == 0
     table = results()
     subsets = table[table["kind"] == "subset"]
@@ -214,19 +218,24 @@ def test_predictions_of_a_nearly_linear_training_hold(toy: Toy, capsys: pytest.C
         strongest = [*ranked[:6], *ranked[:-7:-1]]  # the example_id of the training split is the position
         expected += [toy.splits["test"].images[row], *toy.splits["train"].images[strongest]]
     np.testing.assert_array_equal(shown, expected)
+    assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)"', page))
+    assert "<img src=//h/x.png>" not in page, "it loads nothing that the name of a class names"
+    assert "<b>" not in page
 
 
-def test_second_call_trains_only_what_is_new(toy: Toy) -> None:
+def test_second_call_trains_only_what_is_new_and_examples_without_few_supporters_are_named(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(what_if, "_MAX_SUPPORTERS", 0.01)
     assert run(toy) == 0
-    before = [*toy.trained]
+    sentence = ": no removal of at most 3 of 300 examples is predicted to change the answer.\n"
+    assert capsys.readouterr().out.count(sentence) == 3
+    before = [f"seed {seed}" for seed in range(5)]
+    assert toy.trained == before
+    md5 = digest(Path("elsewhere/0/models/final.safetensors"))
+    Path(".dvc/cache/files/md5", md5[:2], md5[2:]).unlink()
     assert run(toy, subsets=6) == 0
-    assert toy.trained == [*before, "seed 5"]
-    lost = next(
-        (toy.folder / ".dvc/cache/files/md5").glob(f"*/{digest(Path('elsewhere/0/models/final.safetensors'))[2:]}")
-    )
-    lost.unlink()
-    assert run(toy, subsets=6) == 0
-    assert toy.trained == [*before, "seed 5", "seed 0"], "weights that the cache lost are made again"
+    assert toy.trained == [*before, "seed 0", "seed 5"], "weights that the cache lost are made again"
 
 
 def test_dropped_file_and_suspects_are_interventions(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,16 +264,6 @@ def test_dropped_file_and_suspects_are_interventions(toy: Toy, capsys: pytest.Ca
     assert output.count(" | validation_loss | ") == 1 + 10
 
 
-def test_examples_that_no_few_supporters_flip_are_named(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(what_if, "_MAX_SUPPORTERS", 0.01)
-    assert run(toy) == 0
-    sentence = ": no removal of at most 3 of 300 examples is predicted to change the answer.\n"
-    assert capsys.readouterr().out.count(sentence) == 3
-    assert len(toy.trained) == 5
-
-
 def test_what_was_trained_is_reported_beside_what_failed(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
     toy.failing = toy.names[0]
     assert run(toy) == 1
@@ -282,16 +281,6 @@ def test_fraction_that_removes_nothing_is_refused(toy: Toy) -> None:
     with pytest.raises(UserError, match=r"^--fraction must remove one of 300 examples, got 0\.001$"):
         run(toy, fraction=0.001)
     assert toy.trained == []
-
-
-def test_page_loads_nothing_that_a_name_of_a_class_names(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    prediction = dataclasses.replace(what_if.read_prediction(), classes=("<b>", "<img src=//h/x.png>", "c"))
-    monkeypatch.setattr(what_if, "read_prediction", lambda: prediction)
-    assert run(toy) == 0
-    page = Path("results/comparisons/what_if.html").read_text()
-    assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)"', page))
-    assert "<img src=//h/x.png>" not in page
-    assert "<b>" not in page
 
 
 def test_fewest_supporters_are_those_of_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,21 +330,26 @@ def test_invalid_file_to_drop_is_one_line(toy: Toy, content: str | bytes | None,
     assert "\n" not in str(raised.value)
 
 
-def test_chosen_test_examples_are_written_to_the_params(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chosen_test_examples_are_written_to_the_params_before_dvc_whose_status_is_returned(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = Path("params.yaml").read_text()
     with pytest.raises(ValueError, match=r"^--test: no example 5 in the test split, which has 40 of 300 to 339$"):
         run(toy, test=(5,))
-    before = Path("params.yaml").read_text()
     with pytest.raises(UserError, match=r"^--test\.test_examples: number of them must be at most 40"):
         run(toy, test=range(300, 341))
     assert Path("params.yaml").read_text() == before
-    tests, before = [int(name) for name in toy.names[:-1]], Path("params.yaml").read_text()
-    assert run(toy, test=[*tests, tests[0]]) == 0
+    monkeypatch.setattr(what_if, "reproduce", lambda targets: 255)
+    tests = [int(name) for name in toy.names[:-1]]
     items = "".join(f"  - {name}\n" for name in tests)
-    expected = f"what_if:\n  # ids\n  test_examples:\n{items}"
-    assert Path("params.yaml").read_text() == before.replace("what_if:\n  # ids\n  test_examples: []\n", expected)
-    assert f"what_if.test_examples in params.yaml is now {tests}." in capsys.readouterr().err
-    assert run(toy, test=tests) == 0
-    assert "is now" not in capsys.readouterr().err
+    expected = before.replace("test_examples: []\n", f"test_examples:\n{items}")
+    for chosen, message in (
+        ([*tests, tests[0]], f"what_if.test_examples in params.yaml is now {tests}.\n"),
+        (tests, ""),
+    ):
+        assert run(toy, test=chosen) == 255
+        assert (Path("params.yaml").read_text(), capsys.readouterr().err) == (expected, message)
+    assert toy.trained == []
 
 
 def test_training_that_is_not_metasmooth_is_refused(toy: Toy) -> None:
@@ -386,9 +380,3 @@ def test_training_without_a_derivative_is_refused_before_dvc_starts(
     YAML().dump(params, Path("params.yaml"))
     with pytest.raises(ValueError, match=message):
         run(toy)
-
-
-def test_status_of_dvc_is_returned(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(what_if, "reproduce", lambda targets: 255)
-    assert run(toy) == 255
-    assert toy.trained == []

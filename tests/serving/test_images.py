@@ -4,9 +4,11 @@ import io
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from factories import image_file
 from fuzzing import damaged, fuzz, refusal
 from hypothesis import given, seed
 from PIL import Image
@@ -30,21 +32,20 @@ def seven(scale: int = 1, rows: int = 40, columns: int = 40, *, corner: tuple[in
     return np.kron(drawn, np.ones((scale, scale), np.uint8))
 
 
-def image_file(pixels: np.ndarray, kind: str = "png") -> io.BytesIO:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind)
-    return io.BytesIO(file.getvalue())
+def decoded(pixels: np.ndarray, *form: Any) -> np.ndarray:
+    """Return the pixels of an image file in the form of a data set's images."""
+    return decode_image(io.BytesIO(image_file(pixels)), *form)
 
 
 def test_image_of_the_right_size_is_used_unchanged_or_inverted() -> None:
     pixels = np.zeros(FRAME, np.uint8)
     pixels[4:24, 10:13] = np.arange(20, dtype=np.uint8)[:, None] * 10 + 60
     for image in (pixels, 255 - pixels):
-        np.testing.assert_array_equal(decode_image(image_file(image), FRAME, MNIST), pixels)
+        np.testing.assert_array_equal(decoded(image, FRAME, MNIST), pixels)
 
 
 def test_place_size_color_and_transparency_make_no_difference() -> None:
-    expected = decode_image(image_file(seven()), FRAME, MNIST)
+    expected = decoded(seven(), FRAME, MNIST)
     assert expected.max() == 255
     assert np.count_nonzero(expected.any(axis=1)) == 20
     for axis in (0, 1):
@@ -55,12 +56,12 @@ def test_place_size_color_and_transparency_make_no_difference() -> None:
     black[..., 3] = seven()  # transparent pixels are white
     variants = [seven(corner=(1, 20)), seven(rows=90, columns=60), seven(scale=5), 255 - seven(), colored, black]
     for pixels in variants:
-        result = decode_image(image_file(pixels), FRAME, MNIST)
+        result = decoded(pixels, FRAME, MNIST)
         np.testing.assert_allclose(result.astype(int), expected, atol=2)
 
 
 def test_clothes_fill_the_frame() -> None:
-    result = decode_image(image_file(seven(3)), FRAME, FASHION)
+    result = decoded(seven(3), FRAME, FASHION)
     rows, columns = (np.flatnonzero(result.any(axis=axis)) for axis in (1, 0))
     assert (rows[0], rows[-1]) == (0, 27)
     assert abs((columns[0] + columns[-1]) / 2 - 13.5) <= 0.5
@@ -72,7 +73,7 @@ def test_digit_of_scikit_learn_is_processed_as_fetch_does() -> None:
     for image in images[:20]:
         digit = image[image.any(axis=1)][:, image.any(axis=0)]  # on a larger white page
         page = 255 - np.pad(np.kron(digit, np.ones((4, 4), np.uint8)), 30)
-        result = decode_image(image_file(page), FRAME, DIGITS)
+        result = decoded(page, FRAME, DIGITS)
         rows, expected = np.flatnonzero(result.any(axis=1)), np.flatnonzero(image.any(axis=1))
         assert abs(len(rows) - len(expected)) <= 2, "they fill 20 rows"
         assert abs(rows.mean() - 13.5) <= 1
@@ -81,12 +82,12 @@ def test_digit_of_scikit_learn_is_processed_as_fetch_does() -> None:
 def test_image_of_an_unknown_data_set_is_neither_cropped_nor_inverted() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, FRAME, dtype=np.uint8)
     pixels[0] = pixels[-1] = 240  # a bright background
-    np.testing.assert_array_equal(decode_image(image_file(pixels), FRAME, UNKNOWN), pixels)
+    np.testing.assert_array_equal(decoded(pixels, FRAME, UNKNOWN), pixels)
     blank = np.full((50, 30), 255, np.uint8)
-    np.testing.assert_array_equal(decode_image(image_file(blank), FRAME, UNKNOWN), np.full(FRAME, 255))
+    np.testing.assert_array_equal(decoded(blank, FRAME, UNKNOWN), np.full(FRAME, 255))
     wide = np.full((20, 40), 100, np.uint8)
     wide[:, 20:] = 200
-    result = decode_image(image_file(wide), FRAME, UNKNOWN)
+    result = decoded(wide, FRAME, UNKNOWN)
     np.testing.assert_array_equal(result[7:21], np.repeat([[100, 200]], 14, axis=1).repeat(14, axis=0))
 
 
@@ -98,9 +99,9 @@ def random_image(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("size", [(20, 12), (40, 60), (33, 7), (5, 8)])
 def test_channels_of_a_color_image_are_scaled_like_grey_images(size: tuple[int, int], dataset: str) -> None:
     pixels = random_image(*size, 3)
-    result = decode_image(image_file(pixels), (20, 12, 3), dataset)
+    result = decoded(pixels, (20, 12, 3), dataset)
     like = UNKNOWN if dataset == MNIST else dataset  # nothing is inverted or centered in color
-    channels = [decode_image(image_file(pixels[..., channel]), (20, 12), like) for channel in range(3)]
+    channels = [decoded(pixels[..., channel], (20, 12), like) for channel in range(3)]
     np.testing.assert_array_equal(result, np.stack(channels, axis=-1))
     if size == (20, 12):
         np.testing.assert_array_equal(result, pixels)
@@ -109,12 +110,12 @@ def test_channels_of_a_color_image_are_scaled_like_grey_images(size: tuple[int, 
 @pytest.mark.parametrize("dataset", [UNKNOWN, "folder"])
 def test_grey_image_has_equal_channels_in_color_and_a_color_image_its_luminance_in_grey(dataset: str) -> None:
     grey, color = random_image(30, 50), random_image(30, 50, 3)
-    result = decode_image(image_file(grey), (20, 12, 3), dataset)
-    expected = decode_image(image_file(grey), (20, 12), dataset)
+    result = decoded(grey, (20, 12, 3), dataset)
+    expected = decoded(grey, (20, 12), dataset)
     np.testing.assert_array_equal(result, np.repeat(expected[..., None], 3, axis=-1))
     luminance = np.round(color @ [0.299, 0.587, 0.114]).astype(np.uint8)
-    result = decode_image(image_file(color), (20, 12), dataset)
-    expected = decode_image(image_file(luminance), (20, 12), dataset)
+    result = decoded(color, (20, 12), dataset)
+    expected = decoded(luminance, (20, 12), dataset)
     np.testing.assert_allclose(result.astype(int), expected, atol=1)
 
 
@@ -131,7 +132,7 @@ def test_images_of_image_files_are_cropped_and_resized_as_by_fetch(dataset: str,
             np.testing.assert_array_equal(decode_image(path, images.shape[1:], f"{dataset} 1234abcd"), expected)
 
     pixels = random_image(40, 60, 3)
-    result = decode_image(image_file(pixels), (20, 20, 3), dataset)
+    result = decoded(pixels, (20, 20, 3), dataset)
     middle = np.asarray(Image.fromarray(pixels[:, 10:50]).resize((20, 20), Image.Resampling.LANCZOS))
     inside = slice(3, -3)  # the filter sees what is left of the middle and right of it
     np.testing.assert_array_equal(result[:, inside], middle[:, inside])
@@ -140,7 +141,7 @@ def test_images_of_image_files_are_cropped_and_resized_as_by_fetch(dataset: str,
 def test_transparent_parts_of_a_color_image_are_white_and_its_frame_has_the_color_of_its_edge() -> None:
     pixels = np.full((10, 20, 4), (200, 100, 50, 255), np.uint8)
     pixels[4:6, 8:12, 3] = 0
-    result = decode_image(image_file(pixels), (20, 20, 3), UNKNOWN)
+    result = decoded(pixels, (20, 20, 3), UNKNOWN)
     expected = np.full((20, 20, 3), (200, 100, 50))
     expected[9:11, 8:12] = 255
     np.testing.assert_array_equal(result, expected)
@@ -148,18 +149,19 @@ def test_transparent_parts_of_a_color_image_are_white_and_its_frame_has_the_colo
 
 def test_model_of_other_channels_takes_no_image_files() -> None:
     with pytest.raises(UserError, match="takes images of 4 channels, image files have 1 or 3; send arrays"):
-        decode_image(image_file(seven()), (20, 12, 4), UNKNOWN)
+        decoded(seven(), (20, 12, 4), UNKNOWN)
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "bmp", "tiff", "webp"])
 def test_readable_formats_and_damage_to_them(kind: str) -> None:
     file = image_file(seven(8)) if kind == "png" else image_file(np.stack([seven(8)] * 3, axis=-1), kind)
-    expected = decode_image(image_file(seven(8)), FRAME, MNIST)
-    np.testing.assert_allclose(decode_image(file, FRAME, MNIST).astype(int), expected, atol=12)
+    expected = decoded(seven(8), FRAME, MNIST)
+    result = decode_image(io.BytesIO(file), FRAME, MNIST)
+    np.testing.assert_allclose(result.astype(int), expected, atol=12)
 
     @fuzz(40)
     @seed(0)
-    @given(damaged(file.getvalue()))
+    @given(damaged(file))
     def check(content: bytes) -> None:
         line = refusal(lambda: decode_image(io.BytesIO(content), FRAME, MNIST))
         assert line is None or "\n" not in line
@@ -169,7 +171,7 @@ def test_readable_formats_and_damage_to_them(kind: str) -> None:
 
 def huge(side: int) -> bytes:
     """Return a PNG of one pixel whose header announces more."""
-    header = bytearray(image_file(np.zeros((1, 1), np.uint8)).getvalue())
+    header = bytearray(image_file(np.zeros((1, 1), np.uint8)))
     header[16:24] = side.to_bytes(4, "big") * 2
     header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
     return bytes(header)
@@ -179,11 +181,11 @@ NONE = "not a readable image: none of PNG, JPEG, BMP, TIFF, WEBP"
 UNUSABLE = {
     "empty": (b"", NONE),
     "cut": (b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", "not a readable image"),
-    "gif": (image_file(seven(), "gif").getvalue(), NONE),
-    "ppm": (image_file(seven(), "ppm").getvalue(), NONE),
-    "eps": (image_file(seven(), "eps").getvalue(), NONE),
-    "black": (image_file(np.zeros((50, 30), np.uint8)).getvalue(), "the image is blank"),
-    "white": (image_file(np.full(FRAME, 255, np.uint8)).getvalue(), "the image is blank"),
+    "gif": (image_file(seven(), "gif"), NONE),
+    "ppm": (image_file(seven(), "ppm"), NONE),
+    "eps": (image_file(seven(), "eps"), NONE),
+    "black": (image_file(np.zeros((50, 30), np.uint8)), "the image is blank"),
+    "white": (image_file(np.full(FRAME, 255, np.uint8)), "the image is blank"),
     "more pixels than ours": (huge(5_000), "5,000 × 5,000 pixels, more than 16,777,216"),
     "more than Pillow warns of": (huge(10_000), "not a readable image: Image size (100000000 pixels) exceeds"),
     "more than Pillow reads": (huge(60_000), "not a readable image"),

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from exports import write_small_export, write_wrong_export
-from factories import ROOT
+from factories import ROOT, image_file
 from fuzzing import on_linux, taken_bytes
 from PIL import Image
 from rich.console import Console
@@ -57,23 +57,17 @@ def pixels(count: int, *channels: int) -> np.ndarray:
     return images
 
 
-def png(image: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "png")
-    return file.getvalue()
-
-
 def as_folder(images: np.ndarray, path: Path) -> list[Path]:
     for number, image in enumerate(images):
         file = path / f"{number // 10}" / f"{number:04d}.PNG"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(png(image))
+        file.write_bytes(image_file(image))
     (path / "notes.txt").write_text("no image")
     return [path]
 
 
 def as_parquet(images: np.ndarray, path: Path) -> list[Path]:
-    table = pa.table({"label": np.zeros(len(images)), "image": [png(image) for image in images]})
+    table = pa.table({"label": np.zeros(len(images)), "image": [image_file(image) for image in images]})
     pq.write_table(table, path.with_suffix(".parquet"), row_group_size=11)
     return [path.with_suffix(".parquet")]
 
@@ -84,24 +78,19 @@ def as_pixels(images: np.ndarray, path: Path) -> list[Path]:
     return [path.with_suffix(".parquet")]
 
 
-def as_all(images: np.ndarray, path: Path) -> list[Path]:
-    (folder,) = as_folder(images[:12], path)
-    sources = [*as_parquet(images[12:22], path), *as_pixels(images[22:], path.with_name("pixels"))]
-    return [*sorted(folder.rglob("*.PNG"))[:10], folder / "1", *sources]
-
-
-Form = Callable[[np.ndarray, Path], list[Path]]
-FORMS: dict[str, Form] = {"folder": as_folder, "parquet": as_parquet, "pixels": as_pixels, "all": as_all}
-
-
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("channels", [(), (3,)])
 def test_answers_are_those_of_the_model_for_every_source(
-    form: str, channels: tuple[int, ...], export: Path, color_export: Path, tmp_path: Path
+    channels: tuple[int, ...], export: Path, color_export: Path, tmp_path: Path
 ) -> None:
-    images, model = pixels(43, *channels), read_export(color_export if channels else export)
-    sources, out = FORMS[form](images, tmp_path / "images"), tmp_path / "new" / "out.parquet"
-    assert not predict_into(out, sources, model, "3")
+    """Image files, a folder of them, a table of them, and a table of pixels."""
+    images, model = pixels(63, *channels), read_export(color_export if channels else export)
+    (folder,) = as_folder(images[:22], tmp_path / "images")
+    files, tables = (
+        sorted(folder.rglob("*.PNG")),
+        [*as_parquet(images[22:42], folder), *as_pixels(images[42:], folder / "a")],
+    )
+    out = tmp_path / "new" / "out.parquet"
+    assert not predict_into(out, [*files[:10], folder / "1", folder / "2", *tables], model, "3")
     table = pq.read_table(out)
     expected = model.predict(images)
     probabilities = np.stack(table["probabilities"].to_numpy())
@@ -110,14 +99,8 @@ def test_answers_are_those_of_the_model_for_every_source(
     np.testing.assert_array_equal(table["confidence"], probabilities.max(axis=1))
     assert table["class"].to_pylist() == [model.manifest.classes[label] for label in expected.argmax(axis=1)]
     assert table["error"].null_count == len(images)
-    paths, index = sorted(map(str, tmp_path.rglob("*.PNG"))), [*range(len(images))]
-    if form == "all":
-        paths += [str(sources[-2])] * 10 + [str(sources[-1])] * 21
-        index = [*range(10), *range(21)]
-    elif form != "folder":
-        paths = [str(sources[0])] * len(images)
-    assert table["path"].to_pylist() == paths
-    assert table["index"].to_pylist() == ([None] * (43 - len(index)) + index if form != "folder" else [None] * 43)
+    assert table["path"].to_pylist() == [*map(str, files), *[str(tables[0])] * 20, *[str(tables[1])] * 21]
+    assert table["index"].to_pylist() == [*[None] * 22, *range(20), *range(21)]
     about = table.schema.metadata
     assert about[b"gradtrail.model_digest"].decode() == model.manifest.digest
     assert about[b"gradtrail.model"] == b"digits version 3"
@@ -140,8 +123,8 @@ def test_large_images_are_answered_in_smaller_batches(
 
 def test_unusable_images_are_rows_with_their_reason(model: ExportedModel, tmp_path: Path) -> None:
     images = pixels(40)
-    cells: list[Any] = [*map(png, images)]
-    cells[3], cells[9], cells[20], cells[39] = b"no image", None, png(np.zeros_like(images[0])), cells[39][:60]
+    cells: list[Any] = [*map(image_file, images)]
+    cells[3], cells[9], cells[20], cells[39] = b"no image", None, image_file(np.zeros_like(images[0])), cells[39][:60]
     pq.write_table(pa.table({"image": cells}), tmp_path / "a.parquet")
     assert predict_into(tmp_path / "out.parquet", [tmp_path / "a.parquet"], model) == 4
     table = pq.read_table(tmp_path / "out.parquet")
@@ -226,7 +209,7 @@ def test_memory_does_not_grow_with_the_images(
     model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predicting, "BATCH_SIZE", 1024)
-    image = png(pixels(1)[0]) + bytes(4000)
+    image = image_file(pixels(1)[0]) + bytes(4000)
     table = pa.table({"image": [image] * 10_000})
     for copies in (1, 6):  # 47 and 280 MB; the first fills the buffers of the pipeline and the allocators' pools
         path = tmp_path / f"{copies}.parquet"
@@ -334,7 +317,7 @@ def test_predict_draws_the_image_in_color_and_names_the_class(
     color_export: Path, terminal: Callable[..., io.StringIO], tmp_path: Path
 ) -> None:
     (image,) = np.random.default_rng(0).integers(0, 256, (1, 28, 28, 3), dtype=np.uint8)
-    (tmp_path / "a.png").write_bytes(png(image))
+    (tmp_path / "a.png").write_bytes(image_file(image))
     output = terminal("truecolor")
     assert not predict([tmp_path / "a.png"], str(color_export), tmp_path, figure=tmp_path / "figure.png")
     text = output.getvalue()

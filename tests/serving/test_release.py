@@ -93,73 +93,82 @@ def test_export_is_registered_once_and_becomes_challenger_then_champion(
     assert client.get_model_version(NAME, "1").run_id == run.info.run_id
 
 
+@pytest.fixture
+def move(client: MlflowClient) -> Callable[[str], None]:
+    """Makes a version, of three without exports, the champion."""
+    client.create_registered_model(NAME)
+    for _ in range(3):
+        client.create_model_version(NAME, "somewhere")
+    return lambda version: move_champion(client, NAME, version, "promoted", replaced=champion(), reason="")
+
+
 def test_rollback_goes_back_step_by_step_and_forward_again(
     client: MlflowClient,
-    model: Callable[..., Run],
+    move: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ):
-    runs = [model(seed) for seed in range(3)]
-    for run in (runs[0], runs[1], runs[2], runs[0]):  # 1, 2, 3, 1
-        assert crown(run) == 0
+    for version in "1231":
+        move(version)
     champions = []
     for _ in range(3):
         assert rollback("it was slow") == 0
         champions.append(champion())
     assert f"version 1 of {NAME} is champion again, in place of version 2\n" in capsys.readouterr().out
     assert champions == ["3", "2", "1"]
+    assert any("it was slow" in value for value in client.get_model_version(NAME, "2").tags.values())
     with pytest.raises(UserError, match="version 1 is champion, and the history has none before it"):
         rollback("")
-    assert crown(runs[2]) == 0
 
     # Moved by hand: for a minute, it could be a promotion that is under way.
+    move("3")
     client.set_registered_model_alias(NAME, "champion", "2")
     with pytest.raises(UserError, match="somebody else is moving champion; try again"):
-        crown(runs[0])
+        move("1")
     monkeypatch.setattr(release, "_STALE", timedelta())
-    assert crown(runs[0]) == 0
+    move("1")
     assert rollback("") == 0
     assert champion() == "3"
-    assert any("it was slow" in value for value in client.get_model_version(NAME, "2").tags.values())
 
     # A former champion that was deleted is skipped.
-    assert crown(runs[1]) == crown(runs[0]) == 0
+    for version in "21":
+        move(version)
     client.delete_model_version(NAME, "2")
     assert rollback("") == 0
     assert champion() == "3"
 
 
-@pytest.mark.parametrize("verdict", ["", "fail"])
-def test_champion_needs_a_verdict_that_passes(
-    client: MlflowClient, model: Callable[..., Run], capsys: pytest.CaptureFixture, verdict: str
-):
-    run = model(0, verdict=verdict)
-    assert crown(run) == 1
-    output = capsys.readouterr().out
-    export = find_candidate(run.info.run_id, client).exported.info.run_id
-    assert ("the verdict is fail" if verdict else f"run `gradtrail verdict {export[:8]}` first") in output
-    assert "is registered as version 1 of 'digits', but 'champion' was not moved." in output
-    assert champion() is None
-    assert crown(run, force=True, reason="demo") == 0
-    assert champion() == "1"
-    (move,) = moves_of(NAME)
-    tag = client.get_model_version(NAME, "1").tags[move.key]
-    assert "verdict" in tag.partition('"forced"')[2]
-    assert '"reason": "demo"' in tag
-
-
-def test_verdict_of_another_export_or_under_other_limits_does_not_count(
+def test_champion_needs_a_verdict_that_passes_on_its_export_and_the_present_limits(
     client: MlflowClient, model: Callable[..., Run], capsys: pytest.CaptureFixture
 ):
     run = model(0)
     tag, limits = client.get_run(run.info.run_id).data.tags["verdict"], SLO.read_text()
+    export = find_candidate(run.info.run_id, client).exported.info.run_id
+    for verdict, reason in (
+        ("", f"no verdict of this export; run `gradtrail verdict {export[:8]}` first"),
+        (f"pass: export {'0' * 64}, limits {tag[-64:]}", "no verdict of this export"),
+        (tag.replace("pass", "fail"), "the verdict is fail"),
+    ):
+        client.set_tag(run.info.run_id, "verdict", verdict)
+        assert crown(run) == 1
+        output = capsys.readouterr().out
+        assert f"Refused: {reason}" in output
+        assert "is registered as version 1 of 'digits', but 'champion' was not moved." in output
+        assert champion() is None
+    assert crown(run, force=True, reason="demo") == 0
+    assert champion() == "1"
+    (move,) = moves_of(NAME)
+    recorded = client.get_model_version(NAME, "1").tags[move.key]
+    assert "verdict" in recorded.partition('"forced"')[2]
+    assert '"reason": "demo"' in recorded
+
+    client.delete_registered_model_alias(NAME, "champion")
+    client.delete_model_version_tag(NAME, "1", move.key)
+    client.set_tag(run.info.run_id, "verdict", tag)
     SLO.write_text(limits.replace("p99_ms_1: 10.0", "p99_ms_1: null"))
     assert crown(run) == 1
     assert "the limits in deploy/slo.yaml changed after the verdict" in capsys.readouterr().out
     SLO.write_text(f"# another comment\n{limits}")
-    client.set_tag(run.info.run_id, "verdict", f"pass: export {'0' * 64}, limits {tag[-64:]}")
-    assert crown(run) == 1
-    client.set_tag(run.info.run_id, "verdict", tag)
     assert crown(run) == 0
 
 
@@ -253,31 +262,28 @@ def test_errors_are_one_line(client: MlflowClient, model: Callable[..., Run]):
     assert "the download failed or is damaged" in refused(lambda: crown(run))
 
 
-@pytest.mark.parametrize("progress", ["has its tag", "has moved the alias", "was killed before"])
 def test_of_two_promotions_at_once_one_is_refused_and_leaves_no_tag(
-    progress: str, client: MlflowClient, model: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    client: MlflowClient, move: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another promotion is that far when this one, which has looked at the alias, writes its tag."""
-    first, second, third = (model(seed) for seed in range(3))
-    assert crown(first) == challenge(second) == challenge(third) == 0
-    write = client.set_model_version_tag
+    move("1")
+    write, other = client.set_model_version_tag, "champion.000002.01234567"
 
     def write_after_the_other(name: str, version: str, key: str, value: str) -> None:
-        write(name, "2", "champion.000002.01234567", value)
-        if progress == "has moved the alias":
-            client.set_registered_model_alias(name, "champion", "2")
+        write(name, "2", other, value)
+        client.set_registered_model_alias(name, "champion", shown)
         write(name, version, key, value)
 
     monkeypatch.setattr(client, "set_model_version_tag", write_after_the_other)
-    if progress == "was killed before":
-        monkeypatch.setattr(release, "_STALE", timedelta())
-        move_champion(client, NAME, "3", "promoted", replaced="1", reason="")
-    else:
+    for shown in ("1", "2"):  # the other has its tag, or has moved the alias too
         with pytest.raises(UserError, match="somebody else is moving champion; try again"):
             move_champion(client, NAME, "3", "promoted", replaced="1", reason="")
-    recorded = [move.version for move in moves_of(NAME)]
-    expected = {"has its tag": ("1", "12"), "has moved the alias": ("2", "12"), "was killed before": ("3", "123")}
-    assert (champion(), "".join(recorded)) == expected[progress]
+        assert (champion(), [one.version for one in moves_of(NAME)]) == (shown, ["1", "2"])
+        client.delete_model_version_tag(NAME, "2", other)
+    shown = "1"
+    monkeypatch.setattr(release, "_STALE", timedelta())  # the other was killed
+    move_champion(client, NAME, "3", "promoted", replaced="1", reason="")
+    assert (champion(), [one.version for one in moves_of(NAME)]) == ("3", ["1", "2", "3"])
 
 
 @pytest.mark.slow
@@ -341,19 +347,22 @@ def test_other_test_splits_are_not_compared(
     assert "has no predictions of the test split" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("seeds", "test"), [((0, 1, 2), "paired t-test"), ((7, 8, 9), "Welch's t-test")])
-def test_members_are_compared_over_their_seeds(
-    client: MlflowClient, model: Callable[..., Run], seeds: tuple[int, ...], test: str
-):
-    worse, better = model(0), model(1)
-    members = ((worse, seeds, (0.91, 0.92, 0.93)), (better, (0, 1, 2), (0.96, 0.971, 0.977)))
-    for run, numbers, accuracies in members:
-        rows = "".join(f"{seed},{value}\n" for seed, value in zip(numbers, accuracies, strict=True))
+def test_members_are_compared_over_their_seeds(client: MlflowClient, model: Callable[..., Run]):
+    """Also of other seeds, in place of the pairs."""
+    worse, better, unpaired = model(0), model(1), model(2)
+    for run, first, accuracies in (
+        (worse, 0, (0.91, 0.92, 0.93)),
+        (unpaired, 7, (0.91, 0.92, 0.93)),
+        (better, 0, (0.96, 0.971, 0.977)),
+    ):
+        rows = "".join(f"{seed},{value}\n" for seed, value in enumerate(accuracies, first))
         evaluated = find_candidate(run.info.run_id, client).evaluation
         client.log_text(evaluated.info.run_id, f"seed,accuracy\n{rows}", "results/members.csv")
-    text, is_worse = compare_seeds(*(find_candidate(run.info.run_id, client) for run in (worse, better)))
-    assert f"seeds: {100 * -0.148 / 3:+.2f} [" in text
-    assert f"points of accuracy, {test} p = 0.0" in text
-    assert is_worse
     assert crown(better) == 0
-    assert crown(worse) == 1
+    champion = find_candidate(better.info.run_id, client)
+    for run, test in ((worse, "paired t-test"), (unpaired, "Welch's t-test")):
+        text, is_worse = compare_seeds(find_candidate(run.info.run_id, client), champion)
+        assert f"seeds: {100 * -0.148 / 3:+.2f} [" in text
+        assert f"points of accuracy, {test} p = 0.0" in text
+        assert is_worse
+        assert crown(run) == 1

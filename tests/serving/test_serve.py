@@ -52,21 +52,11 @@ def test_server_prints_its_address_and_imports_only_what_it_needs(folder: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            ("--host", "192.0.2.1"),
-            "--host 192.0.2.1: the server could be reached from other machines",
-        ),
-        (("--port", "0"), "digits: its answers to 1 of 1 images are not probabilities"),
-    ],
-)
-def test_refusal_to_start_is_one_line(options: tuple[str, ...], line: str, tmp_path: Path) -> None:
-    whole = command(str(write_wrong_export(tmp_path / "wrong", answers="NaN")), *options)
+def test_refusal_to_start_is_one_line(tmp_path: Path) -> None:
+    whole = command(str(write_wrong_export(tmp_path / "wrong", answers="NaN")), "--port", "0")
     ran = subprocess.run(whole, check=False, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
-    assert line in ran.stderr
+    assert "digits: its answers to 1 of 1 images are not probabilities" in ran.stderr
 
 
 def start_request(running: Server, body: bytes) -> socket.socket:
@@ -108,13 +98,14 @@ def _accepts(port: int) -> bool:
         (("--max-body-mib", "inf"), "Invalid value for '--max-body-mib': inf is not in the range 0.001<=x<=1024"),
         (("--max-wait-ms", "-1"), "Invalid value for '--max-wait-ms': -1.0 is not in the range 0<=x<=1000"),
         (("--challenger", "@next", "--canary", "0"), "must be above 0% and at most 100%, got '0'"),
+        (("--host", "192.0.2.1"), "--host 192.0.2.1: the server could be reached from other machines"),
         (("--host", "127.0.0..1"), "--host 127.0.0..1 --port 8080: cannot listen there: "),
         (("--challenger", "@next"), "a challenger needs --canary SHARE or --shadow"),
     ],
 )
 def test_invalid_options_are_one_line(options: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("GRADTRAIL_TOKEN", TOKEN)
+    monkeypatch.setenv("GRADTRAIL_TOKEN", "" if "192.0.2.1" in options else TOKEN)
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     ran = CliRunner().invoke(gradtrail, ["serve", "models/export", *options])
     assert ran.exit_code

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import io
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from exports import random_params
 from jaxtyping import Array
+from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from gradtrail.core.audit.networks import AuditConfig
@@ -211,6 +213,12 @@ def changed_weights(split: Split, **changes: Any) -> np.ndarray:
     config = dataclasses.replace(NO_CHANGES, **changes)
     labels = changed_labels(config, split.labels, split.example_id, NUM_CLASSES)
     return weight_changes(split.labels, labels, NUM_CLASSES)
+
+
+def image_file(pixels: np.ndarray, kind: str = "png") -> bytes:
+    """Return the bytes of an image file."""
+    Image.fromarray(pixels).save(file := io.BytesIO(), kind)
+    return file.getvalue()
 
 
 def dataset_info(**overrides: Any) -> DatasetInfo:

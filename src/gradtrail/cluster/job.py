@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from gradtrail.cluster.request import FAILED, REQUEST, SOME_FAILED, Experiment, Request
+from gradtrail.cluster.request import FAILED, REQUEST, SOME_FAILED, PlannedExperiment, Request
 from gradtrail.cluster.task import make_experiment
 from gradtrail.support.errors import one_line, redacted
 
@@ -28,7 +28,7 @@ def main() -> int:
         max_retries=20,  # each after the death of its worker or node
         scheduling_strategy="SPREAD",
     )(_make)
-    waiting, tasks = [*request.experiments], dict[Any, Experiment]()
+    waiting, tasks = [*request.experiments], dict[Any, PlannedExperiment]()
     made = set[str]()  # keys of shared states that exist by now
     num_failed = 0
     while waiting or tasks:
@@ -53,7 +53,7 @@ def main() -> int:
     return SOME_FAILED if num_failed else 0
 
 
-def _make(request: Request, experiment: Experiment) -> str:
+def _make(request: Request, experiment: PlannedExperiment) -> str:
     request.require_same_versions(f"node {ray.get_runtime_context().get_node_id()[:8]} ({platform.node()})")
     return make_experiment(request, experiment)
 

@@ -41,8 +41,8 @@ class Places:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """An experiment of DVC.
+class PlannedExperiment:
+    """An experiment of DVC that a job is to run.
 
     Its name is a digest of the commit, the stage, and all params that the stages up to it read. The same experiment
     thus has the same name on every machine, and its ref exists once in the git repository.
@@ -63,7 +63,7 @@ class Request:
     cpus: float  # CPUs per experiment
     gpus: float  # GPUs per experiment
     versions: dict[str, str]  # of packages; they must be the same on each node, and Ray compares Python's
-    experiments: tuple[Experiment, ...]  # with distinct refs
+    experiments: tuple[PlannedExperiment, ...]  # with distinct refs
 
     def as_json(self) -> str:
         """Return the request as JSON."""
@@ -87,7 +87,7 @@ def own_versions() -> dict[str, str]:
     return {name: _version(name) for name in (*read_yaml(VERSIONS), "dvc", "mlflow")}
 
 
-def plan_experiments(changes: Mapping[str, Mapping[str, Any]], stage: str, commit: str) -> list[Experiment]:
+def plan_experiments(changes: Mapping[str, Mapping[str, Any]], stage: str, commit: str) -> list[PlannedExperiment]:
     """Return the experiments (label → changes to the params) of the working folder's commit, without repeats."""
     stages = PlannedStages()
     chain = [*stages_before(stage, stages.pipeline), stage]
@@ -101,10 +101,10 @@ def plan_experiments(changes: Mapping[str, Mapping[str, Any]], stage: str, commi
         return keys
 
     committed = keys(stages.params)
-    planned: dict[str, Experiment] = {}
+    planned: dict[str, PlannedExperiment] = {}
     for label, own_changes in changes.items():
         own_keys = keys(changed(stages.params, own_changes))
-        experiment = Experiment(
+        experiment = PlannedExperiment(
             label=label,
             ref=f"refs/exps/{commit[:2]}/{commit[2:]}/gradtrail-{own_keys[-1]}",
             changes=dict(own_changes),

@@ -27,14 +27,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gradtrail.cluster.request import Experiment, Places, Request, read_refs
+from gradtrail.cluster.request import Places, PlannedExperiment, Request, read_refs
 from gradtrail.stages.common.params import as_options
 from gradtrail.stages.common.pipeline_file import output_digests, stages_before
 from gradtrail.support.errors import UserError, is_store_fault, one_line, redacted
 from gradtrail.support.git import CommandError, reason, strict_git, with_interpreter
-from gradtrail.tracking import state
 from gradtrail.tracking.dvc_history import consistent_stages, find_experiments, snapshot_of
-from gradtrail.tracking.state import Snapshot
+from gradtrail.tracking.state import Experiment, Snapshot
 
 FOLDER = "GRADTRAIL_CLUSTER_DIR"  # variable with the folder of a node
 _STORE_SECONDS = 900.0  # longest wait for an MLflow server that is down
@@ -44,7 +43,7 @@ _LAST_LINES = 40  # lines of output that are searched for the reason of a failur
 _ENV_PREFIXES_TO_DROP = ("RAY_", "DVC_ROOT", "DVC_STAGE", "DVC_EXP_", "OMP_NUM_THREADS", "MLFLOW_RUN_ID")
 
 
-def make_experiment(request: Request, experiment: Experiment) -> str:
+def make_experiment(request: Request, experiment: PlannedExperiment) -> str:
     """Run an experiment and publish it, unless its ref exists; return the outcome in words.
 
     After a UserError nothing is published, and the same call can be repeated.
@@ -210,7 +209,7 @@ def copy_objects(md5s: Iterable[str], source: Any, target: Any) -> None:
     transfer(source, target, {HashInfo("md5", md5) for md5 in md5s}, shallow=True)
 
 
-def _log_runs(experiment: Experiment, recorded: state.Experiment, snapshot: Snapshot) -> None:
+def _log_runs(experiment: PlannedExperiment, recorded: Experiment, snapshot: Snapshot) -> None:
     """Complete the runs of an experiment in MLflow; wait for a server that is down.
 
     A run is shipped from its record, or rebuilt from the files if the record was lost with its node.

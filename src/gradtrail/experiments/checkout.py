@@ -22,7 +22,7 @@ from mlflow.entities import Run
 from ruamel.yaml import YAML
 
 from gradtrail.experiments.show import read_lineage
-from gradtrail.stages.common.dvc_cache import file_folder, has_remote, is_here, listing, restore
+from gradtrail.stages.common.dvc_cache import cached_files, has_remote, is_here, restore
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import FILES, Entry, is_code, locked_entry, output_digests, parse_pipeline
 from gradtrail.stages.common.yaml_file import parse_yaml
@@ -247,10 +247,5 @@ def _require_saved(commit: str, outs: Mapping[str, str]) -> None:
         if os.path.lexists(name):
             raise UserError(f"{name}: not in git, and the run has a file in its place; commit it or move it away")
     for out, md5 in outs.items():
-        if Path(out).exists() and (current := digest(Path(out))) != md5 and not _is_cached(current):
+        if Path(out).exists() and (current := digest(Path(out))) != md5 and cached_files(current) is None:
             raise UserError(f"{out}: not in DVC's cache, and the run has another; move it away")
-
-
-def _is_cached(md5: str) -> bool:
-    digests = listing(md5) if md5.endswith(".dir") else {"": md5}
-    return digests is not None and all((file_folder() / one[:2] / one[2:]).is_file() for one in digests.values())

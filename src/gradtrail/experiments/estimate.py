@@ -48,13 +48,14 @@ def by_similarity(runs: Iterable[Run], params: Mapping[str, Any]) -> list[Earlie
         runs: runs of the stage, newest first; rebuilt ones and those on other kinds of machines are left out.
         params: content of `params.yaml`.
     """
-    machine = machine_key()
+    own = machine_key()
     planned = active_params({key: param_text(value) for key, value in flatten(params).items()})
-    earlier = [
-        EarlierRun(run, _differing(run, planned))
-        for run in runs
-        if REBUILT not in run.data.tags and _is_same_machine(run.data.tags.get(MACHINE, ""), machine)
-    ]
+    earlier = []
+    for run in runs:
+        machine = run.data.tags.get(MACHINE)
+        # The key of a process without JAX lacks the accelerators
+        if machine and (machine.startswith(own) or own.startswith(machine)) and REBUILT not in run.data.tags:
+            earlier.append(EarlierRun(run, _differing(run, planned)))
     return sorted(earlier, key=lambda one: (len({*_DECISIVE} & one.differing.keys()), len(one.differing)))
 
 
@@ -64,11 +65,6 @@ def _differing(run: Run, planned: Mapping[str, str]) -> dict[str, str]:
     sections = {key.partition(".")[0] for key in recorded}
     keys = dict.fromkeys([*recorded, *(key for key in planned if key.partition(".")[0] in sections)])
     return {key: recorded.get(key, "(none)") for key in keys if recorded.get(key) != planned.get(key)}
-
-
-def _is_same_machine(one: str, other: str) -> bool:
-    """Whether two keys name the same kind of machine; that of a process without JAX lacks the accelerators."""
-    return one != "" and (one.startswith(other) or other.startswith(one))
 
 
 def estimate(stage: str, params: Mapping[str, Any], client: MlflowClient) -> Estimate | None:

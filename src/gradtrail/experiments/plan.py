@@ -165,16 +165,11 @@ def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[Planne
                 continue
             why = "its outputs are missing or changed"
         candidates = [*([section] if section else []), *cached()] if entry else []
-        if made := next((one for one in candidates if locked_entry(one) == entry and _is_complete(one)), None):
-            planned[name] = PlannedStage(name, CACHED, why)
-            outs |= output_digests(made)
-        else:
-            planned[name] = PlannedStage(name, TO_BE_MADE, why)
+        made = (output_digests(one) for one in candidates if locked_entry(one) == entry)
+        here = next((one for one in made if all(is_here(out, md5) for out, md5 in one.items())), None)
+        outs |= here or {}
+        planned[name] = PlannedStage(name, TO_BE_MADE if here is None else CACHED, why)
     return [planned[name] for name in pipeline]
-
-
-def _is_complete(section: Mapping[str, Any]) -> bool:
-    return all(is_here(out, md5) for out, md5 in output_digests(section).items())
 
 
 def _changes(

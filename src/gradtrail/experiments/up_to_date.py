@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from gradtrail.stages.common.dvc_cache import file_folder, listing
+from gradtrail.stages.common.dvc_cache import cached_path, listing
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.pipeline_file import FILES, output_digests, parse_pipeline, sha256_of
 from gradtrail.stages.common.yaml_file import read_yaml
@@ -76,7 +76,7 @@ def _cache() -> Iterator[list[str]]:
     snapshot = working_snapshot()
     for out in (out for lock in (snapshot.lock.values() if snapshot else ()) for out in output_digests(lock).values()):
         for md5 in (out, *((listing(out) or {}).values() if out.endswith(".dir") else ())):
-            yield _stamp(file_folder() / md5[:2] / md5[2:])
+            yield _stamp(cached_path(md5))
 
 
 def _has_only_stamped_files(file: Path) -> bool:

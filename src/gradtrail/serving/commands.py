@@ -14,6 +14,9 @@ from gradtrail.support.verb import Verb
 
 _PATH = click.Path(path_type=Path)
 _SECONDS = click.FloatRange(0, 3600, min_open=True)
+_REASON = click.option(
+    "--reason", default="", show_default=False, metavar="TEXT", help="Reason, for a tag of the version."
+)
 
 
 def _share(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
@@ -55,11 +58,7 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, fi
     return predict(images, model, project, figure=figure, out=out)
 
 
-@click.command(
-    cls=Verb,
-    context_settings={"show_default": True},
-    epilog="Example: gradtrail serve models/export --port 8080",
-)
+@click.command(cls=Verb, epilog="Example: gradtrail serve models/export --port 8080")
 @click.argument("model", required=False)
 @click.option(
     "--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; others need GRADTRAIL_TOKEN."
@@ -123,7 +122,7 @@ def verdict(place: Path, run: str, slo: Path | None, *, as_json: bool) -> int:
 @click.argument("run", metavar="RUN")
 @click.option("--champion", is_flag=True, help="Move the alias champion, if the verdict and the comparison allow it.")
 @click.option("--force", is_flag=True, help="Move it in any case; the version's tags say so.")
-@click.option("--reason", default="", metavar="TEXT", help="Reason, for a tag of the version.")
+@_REASON
 def promote(run: str, *, champion: bool, force: bool, reason: str) -> int:
     """Register the exported model of a run, and move the alias challenger, or champion, to it.
 
@@ -135,7 +134,7 @@ def promote(run: str, *, champion: bool, force: bool, reason: str) -> int:
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail rollback --reason slower")
-@click.option("--reason", default="", metavar="TEXT", help="Reason, for a tag of the version.")
+@_REASON
 def rollback(*, reason: str) -> int:
     """Move the alias champion back to the previous champion."""
     from gradtrail.serving.release import rollback

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exports import write_small_export
+from factories import image_file
 from in_memory_server import (
     CLASSES,
     JSON,
@@ -47,9 +48,7 @@ def images(count: int) -> np.ndarray:
 def picture(size: tuple[int, int], kind: str = "PNG") -> bytes:
     drawn = Image.new("L", size, 0)
     drawn.paste(255, (size[0] // 2 - 2, size[1] // 4, size[0] // 2 + 2, 3 * size[1] // 4))
-    content = io.BytesIO()
-    drawn.save(content, kind)
-    return content.getvalue()
+    return image_file(np.asarray(drawn), kind)
 
 
 def with_token(value: str) -> dict[str, str]:
@@ -233,9 +232,7 @@ async def test_color_images_are_answered_with_the_names_of_classes(tmp_path: Pat
     for data in (sent, sent[0], sent / 255):
         labels = (await app.post(INVOKE, {"inputs": data.tolist()})).json["predictions"]["label"]
         assert labels == expected.argmax(axis=1)[: len(labels)].tolist()
-    content = io.BytesIO()
-    Image.fromarray(sent[0]).save(content, "PNG")
-    reply = await app.post("/picture", content.getvalue())
+    reply = await app.post("/picture", image_file(sent[0]))
     assert reply.json["image"] == sent[0].tolist()
     assert reply.json["classes"][reply.json["label"]] == classes[expected[0].argmax()]
 

@@ -126,14 +126,12 @@ def comparison_lock() -> Iterator[None]:
         raise UserError("a comparison runs DVC experiments, which need a git repository with a commit")
     lock = FileLock(private_folder() / "compare.lock")
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         print("compare: waiting for another comparison to end", file=sys.stderr)
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def require_valid(trainings: Changes, name: str) -> None:

@@ -7,11 +7,9 @@ run with the same command, params, versions, code and data as `dvc.lock` would r
 import csv
 import itertools
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from gradtrail.experiments.estimate import EarlierRun, by_similarity
 from gradtrail.stages.common.params import MEMBERS, SEED, VARY, changed
 from gradtrail.stages.common.pipeline_file import TRAIN, stages_before
 from gradtrail.stages.model.members import format_seeds
-from gradtrail.tracking.artifacts import download
+from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.runs import Find, StoredRuns
 from gradtrail.tracking.state import PlannedStages, state_key
 from gradtrail.tracking.store import open_store
@@ -174,9 +172,7 @@ def read_store() -> Planner:
     client = open_store()
 
     def read_members(evaluation: Run) -> dict[int, dict[str, float]]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = download(client, evaluation.info.run_id, _MEMBERS_TABLE, Path(folder))
-            lines = path.read_text(encoding="utf-8").splitlines() if path else []
+        lines = read_artifact(client, evaluation.info.run_id, _MEMBERS_TABLE).splitlines()
         return {int(row["seed"]): {key: float(value) for key, value in row.items()} for row in csv.DictReader(lines)}
 
     return Planner(StoredRuns(client), read_members)

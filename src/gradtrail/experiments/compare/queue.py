@@ -84,7 +84,7 @@ class DvcQueue:
 
         An edit of these seconds may be in an experiment, and gone from the file.
         """
-        for entry in self._entries():
+        for entry in (*self._queue.iter_queued(), *self._queue.iter_active()):
             if (name := _name(entry)) not in expected:
                 continue
             params, planned = parse_yaml(blobs(entry.stash_rev, [str(PARAMS)])[str(PARAMS)], name), expected[name]
@@ -96,9 +96,6 @@ class DvcQueue:
                     f"{PARAMS} was edited while DVC queued experiments: {', '.join(edits)} got into one, and may be "
                     "gone from the file; look at it, and run the same command again"
                 )
-
-    def _entries(self) -> list[Any]:
-        return [*self._queue.iter_queued(), *self._queue.iter_active()]
 
     def wait(self, labels: Mapping[str, str], title: str) -> list[str]:
         """Start the queue and wait for experiments (name → label); return those that failed or have no worker left.

@@ -68,10 +68,15 @@ def file_folder() -> Path:
     return cache_folder() / "files" / "md5"
 
 
+def cached_path(md5: str) -> Path:
+    """Return the place in the cache of a file, or of a folder's listing."""
+    return file_folder() / md5[:2] / md5[2:]
+
+
 def listing(md5: str) -> Mapping[str, str] | None:
     """Return the digest of each file in a folder with this digest, by its path there; None if the cache lacks it."""
     try:
-        return {entry["relpath"]: entry["md5"] for entry in json.loads(_place(md5).read_bytes())}
+        return {entry["relpath"]: entry["md5"] for entry in json.loads(cached_path(md5).read_bytes())}
     except (OSError, ValueError):  # missing, or cut off
         return None
 
@@ -89,7 +94,7 @@ def digest_within(out: str, md5: str, dep: str) -> str | None:
 
 def is_here(out: str, md5: str) -> bool:
     """Whether the cache, or the current working folder, has an output with this digest."""
-    return _cached_files(md5) is not None or _is_in_working_folder(out, md5)
+    return cached_files(md5) is not None or _is_in_working_folder(out, md5)
 
 
 def restore(out: str, md5: str, to: Path, commit: str) -> bool:
@@ -128,7 +133,7 @@ def restoring_outs(stage: str) -> Iterator[None]:
 
 
 def _from_cache(md5: str, target: Path) -> bool:
-    files = _cached_files(md5)
+    files = cached_files(md5)
     if md5.endswith(".dir"):
         target.mkdir(exist_ok=True)
     for name, source in (files or {}).items():
@@ -137,10 +142,10 @@ def _from_cache(md5: str, target: Path) -> bool:
     return files is not None
 
 
-def _cached_files(md5: str) -> Mapping[str, Path] | None:
+def cached_files(md5: str) -> Mapping[str, Path] | None:
     """Return the places in the cache of an output's files, by their paths in it; None if the cache lacks one."""
     digests = listing(md5) if md5.endswith(".dir") else {"": md5}
-    places = {name: _place(file_md5) for name, file_md5 in (digests or {}).items()}
+    places = {name: cached_path(file_md5) for name, file_md5 in (digests or {}).items()}
     return None if digests is None or not all(place.is_file() for place in places.values()) else places
 
 
@@ -166,10 +171,6 @@ def _is_in_working_folder(out: str, md5: str) -> bool:
 @functools.lru_cache(maxsize=256)  # states without files ask for the same outputs, of many megabytes, again and again
 def _digest_of(path: Path, stamps: tuple[Any, ...]) -> str:  # noqa: ARG001  # the stamps are part of the key
     return digest(path)
-
-
-def _place(md5: str) -> Path:
-    return file_folder() / md5[:2] / md5[2:]
 
 
 def _remove(path: Path) -> None:

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
-from unittest import mock
 
 from gradtrail.core.config import ConfigError
 from gradtrail.stages.common.environment import set_cpu_devices
@@ -73,11 +72,10 @@ def devices(shards: int) -> list[Any]:
     set_cpu_devices(per_process)
     if state.client is None:
         return list(jax.local_devices())
-    options = {"hostname": "127.0.0.1"} if state.coordinator_address.startswith(_LOOPBACK) else {}
-    library = importlib.import_module("jaxlib._jax")  # by default gloo listens on the host's address
-    make = functools.partial(library.make_gloo_tcp_collectives, **options)
-    with mock.patch.object(library, "make_gloo_tcp_collectives", make):
-        by_process = [jax.local_devices(process_index=index) for index in range(state.num_processes)]
+    if state.coordinator_address.startswith(_LOOPBACK):  # gloo listens on the host's address; JAX has no option for it
+        library: Any = importlib.import_module("jaxlib._jax")
+        library.make_gloo_tcp_collectives = functools.partial(library.make_gloo_tcp_collectives, hostname="127.0.0.1")
+    by_process = [jax.local_devices(process_index=index) for index in range(state.num_processes)]
     return [device for local in by_process for device in local[:per_process]]
 
 
