@@ -60,21 +60,21 @@ def test_equal_to_the_jitted_forward_pass_at_any_batch_size(name: str, num_membe
     np.testing.assert_array_equal(exported(by_name, images), jitted(by_name, images))
 
 
-@pytest.mark.parametrize("temperature", [0.05, 0.7, 20.0])
 @pytest.mark.parametrize("num_members", [1, 3])
-def test_the_probabilities_are_those_of_the_evaluation(num_members: int, temperature: float) -> None:
+def test_the_probabilities_are_those_of_the_evaluation(num_members: int) -> None:
     """Also of an example that is wrong with a confidence at which probabilities underflow in float32."""
     model = Model(NETWORKS["mlp"])
     members = [jax.tree.map(lambda leaf: 10 * leaf, params) for params in params_of(model, num_members)]
-    logits = np.array([model.apply(*jax.device_put((params, IMAGES))) for params in members])
+    apply, exported = jax.jit(model.apply), jax.jit(forward(model, num_members))
+    logits = np.array([apply(params, IMAGES) for params in members])
     assert np.min(logits.min(axis=2) - logits.max(axis=2)) < np.log(2.0**-149)
     mean = log_mean_softmax(logits.astype(np.float64)) if num_members > 1 else logits[0]
-    result = evaluate_logits(mean, mean.argmin(axis=1), temperature=temperature, calibration_bins=5)
-    results = np.asarray(jax.jit(forward(model, num_members))(tensors(members, temperature), IMAGES))
-    assert results.shape == (5, NUM_CLASSES)
-    np.testing.assert_allclose(results, result.probabilities, rtol=1e-5, atol=1e-37)
-    if temperature == 20:  # where no probability underflows
-        np.testing.assert_allclose(-np.log(results.min(axis=1)), result.example_loss, rtol=1e-5)
+    for temperature in (0.05, 0.7, 20.0):
+        result = evaluate_logits(mean, mean.argmin(axis=1), temperature=temperature, calibration_bins=5)
+        results = np.asarray(exported(tensors(members, temperature), IMAGES))
+        assert results.shape == (5, NUM_CLASSES)
+        np.testing.assert_allclose(results, result.probabilities, rtol=1e-5, atol=1e-37)
+    np.testing.assert_allclose(-np.log(results.min(axis=1)), result.example_loss, rtol=1e-5)  # none underflows
 
 
 def test_tensors_are_named_by_their_paths_and_those_of_members_are_stacked() -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import ROOT, initial_params, train_config
+from factories import ROOT, train_config
 from gradient_oracles import per_example_grads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,7 +152,7 @@ def test_network_is_accepted_if_images_have_the_gradients_that_they_have_alone(
     model = make(operations=tuple(itertools.chain(*operations)), gated=gated)
     rng = np.random.default_rng(1)
     examples = jnp.asarray(rng.random((5, 4, 3), np.float32)), jnp.asarray(rng.integers(0, 3, 5, dtype=np.int32))
-    initial = initial_params(model)
+    initial = jax.jit(model.init)(key=jax.random.key(0))
     noisy = jax.tree.map(lambda leaf: leaf + 0.3 * rng.standard_normal(leaf.shape, np.float32), initial)
     error = max(float(largest_error(model, params, *examples)) for params in (initial, noisy))
     assert is_accepted(model) == (error < 1e-3), error
@@ -166,7 +166,7 @@ NOT_TAPPED = (
 )
 METHOD = r"mine.py: Own.{} of the layer last does not agree with the gradients of single images$"
 REFUSED: dict[str, tuple[list[tuple[str, str]], dict[str, Any], str]] = {
-    **{name: ([], {"operations": (name,)}, OTHER_IMAGES) for name in ("sum of earlier", "mean")},
+    "other images": ([], {"operations": ("sum of earlier",)}, OTHER_IMAGES),
     "place": ([], {"operations": ("place",)}, DEPENDS.format("its place in the batch").replace("the its", "its")),
     "size": ([], {"operations": ("share",)}, DEPENDS.format("size of the batch")),
     "key of another image": (
@@ -234,7 +234,6 @@ def test_refusal_names_what_differs_in_one_line(make: MakeModel, name: str) -> N
 
 def test_size_of_the_batches_of_a_training_is_tried(make: MakeModel) -> None:
     model = make((CALL, f"        h = jnp.cumsum(h, axis=0) if len(h) == 16 else h\n{CALL}"))
-    assert is_accepted(model)
     assert not is_accepted(model, batch_size=16)
 
 
@@ -255,6 +254,10 @@ def test_networks_with_exact_gradients_are_accepted(make: MakeModel) -> None:
     undone = ("sum of earlier", "less the one before", "next", "last", "share", "times", "place", "center features")
     own = make(("class Own(Dense):\n    pass\n", FAST), operations=undone, precision="bfloat16", dropout=0.5)
     check_gradients(own, batch_size=5)
+
+
+@pytest.mark.slow
+def test_transformer_is_accepted(make: MakeModel) -> None:
     with jax.numpy_dtype_promotion("standard"):
         path = Path("pipeline/networks/transformer.py")
         path.write_text((ROOT / path).read_text())

@@ -15,8 +15,8 @@ from factories import (
     NUM_CLASSES,
     ROOT,
     SHAPE,
-    initial_params,
     new_compiler,
+    params_on_device,
     privacy_audit_config,
     random_split,
     train_config,
@@ -94,7 +94,7 @@ def network(kind: Literal["linear", "cnn", "own"]) -> tuple[Model, Any, Callable
     own = Own(file="raw", config=Own.config_class("raw")(hidden=(4,))) if kind == "own" else None
     config = dataclasses.replace(CONFIG, model=own or NETWORKS[kind])
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    params = initial_params(model)
+    params = params_on_device(model)
     products = functools.partial(canary_products, config, model)
     return model, params, jax.jit(lambda images, labels: products(images, labels, params, params))
 

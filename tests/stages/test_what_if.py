@@ -11,16 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from exports import random_params
 from factories import (
     NUM_CLASSES,
     SHAPE,
     changed_weights,
     dataset_info,
-    initial_params,
     new_compiler,
+    params_on_device,
     random_split,
     seed_keys,
     train_config,
@@ -47,12 +47,15 @@ SPLITS = {"train": TRAIN, "test": TEST, "validation": random_split(119)[112:]}
 NAMES = ["100", "101", "validation_loss"]
 
 
+apply = jax.jit(MODEL.apply)
+
+
 def logits_of(params: Params, split: Split) -> jax.Array:
-    return MODEL.apply(jax.device_put(params), jnp.asarray(split.images))
+    return apply(params, split.images)
 
 
 def margins(params: Params) -> np.ndarray:
-    return np.asarray(log_odds(logits_of(params, TEST), jnp.asarray(TEST.labels)))
+    return np.asarray(jax.jit(log_odds)(logits_of(params, TEST), TEST.labels))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> WhatIf:
     weights = {seed: tmp_path_factory.mktemp("models") / f"{seed}.safetensors" for seed in CONFIG.seeds}
     about = WeightsInfo(model=MODEL.config, loss=CONFIG.loss, dataset=dataset_info(), epoch=1)
     for seed, path in weights.items():
-        write_weights(path, initial_params(MODEL, seed), about)
+        write_weights(path, random_params(MODEL, seed), about)
     config = WhatIfConfig(test_examples=(), num_examples=2, memory_mib=1024)
     inputs = {"config": config, "train_config": CONFIG, "info": dataset_info(), "splits": SPLITS}
     result = WhatIf(**inputs, weights=weights, rows=np.array([0, 1]))
@@ -145,14 +148,13 @@ def test_proposed_label_is_the_most_probable_other_class() -> None:
 
 def test_outputs_are_means_over_members(tmp_path: Path) -> None:
     about = WeightsInfo(model=MODEL.config, loss=CROSS_ENTROPY, dataset=dataset_info(), epoch=1)
-    each, validation = [initial_params(MODEL, seed) for seed in (0, 1)], SPLITS["validation"]
+    each, validation = [params_on_device(MODEL, seed) for seed in (0, 1)], SPLITS["validation"]
     paths = {seed: tmp_path / f"{seed}.safetensors" for seed in (0, 1)}
     for seed, params in enumerate(each):
         write_weights(paths[seed], params, about)
     compiled_margins = what_if.compile_margins(MODEL, TEST, compiler=new_compiler())
     networks = what_if.predict_members(compiled_margins, paths, dataset_info(), SPLITS)
-    labels = jnp.asarray(validation.labels)
-    losses = [cross_entropy(logits_of(params, validation), labels).mean() for params in each]
+    losses = [jax.jit(cross_entropy)(logits_of(params, validation), validation.labels) for params in each]
     np.testing.assert_allclose(networks.margins, np.mean([margins(params) for params in each], axis=0), rtol=1e-5)
     assert networks.validation_loss == pytest.approx(np.mean(losses))
 

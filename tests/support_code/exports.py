@@ -94,8 +94,8 @@ def write_wrong_export(folder: Path, *, answers: Literal["NaN", "-1 to 2"]) -> P
     return folder
 
 
-def random_params(model: Model, seed: int) -> HostParams:
-    """Draw parameters without compiling anything."""
+def random_params(model: Model, seed: int = 0) -> HostParams:
+    """Draw parameters, none of them 0, without compiling anything."""
     rng = np.random.default_rng(seed)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from exports import random_params
 from jaxtyping import Array
 from PIL import Image
 from sklearn.datasets import load_sample_images
@@ -176,9 +177,9 @@ def model_config(network: Network | str = "mlp", **overrides: Any) -> ModelConfi
     return dataclasses.replace(config, **overrides)
 
 
-def initial_params(model: Model, seed: int = 0) -> Params:
-    """The initial parameters, drawn in one program: by itself each layer would be compiled."""
-    return jax.jit(lambda key: model.init(key=key))(jax.random.key(seed))
+def params_on_device(model: Model, seed: int = 0) -> Params:
+    """Parameters as those of `random_params`, for functions that are not compiled."""
+    return jax.device_put(random_params(model, seed))
 
 
 def random_split(num_examples: int, *, shape: tuple[int, ...] = SHAPE, num_classes: int = NUM_CLASSES) -> Split:
@@ -284,7 +285,12 @@ def run_training(
 
 def copied(chunk: Chunk) -> Chunk:
     """Return a chunk whose arrays the next one does not overwrite."""
-    copies = jax.tree.map(lambda leaf: leaf.copy(), (chunk.state, chunk.records))
+
+    def copy(leaf: Array) -> Array:
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return leaf.copy() if is_key else jax.device_put(np.array(leaf))  # else a program for each shape
+
+    copies = jax.tree.map(copy, (chunk.state, chunk.records))
     return dataclasses.replace(chunk, state=copies[0], records=copies[1])
 
 

@@ -21,10 +21,10 @@ def per_example_grads(model: Model, params: Params, images: Array, labels: Array
     return jax.vmap(jax.grad(example_loss), in_axes=(None, 0, 0))(params, images, labels)
 
 
-def per_example_norm(grads: Params) -> Float[Array, " batch"]:
-    """Return the L2 norm over all leaves of each entry of the leading axis, accumulated in float32."""
-    squares = (jnp.sum(jnp.square(leaf.reshape(len(leaf), -1)), axis=1) for leaf in jax.tree.leaves(grads))
-    return jnp.sqrt(sum(squares, start=jnp.float32(0)))
+def per_example_norm(grads: Params) -> Float[np.ndarray, " batch"]:
+    """Return the L2 norm over all leaves of each entry of the leading axis."""
+    rows = [np.reshape(leaf, (len(leaf), -1)) for leaf in jax.tree.leaves(grads)]
+    return np.linalg.norm(np.concatenate(rows, axis=1), axis=1)
 
 
 def float64_scores(

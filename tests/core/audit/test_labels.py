@@ -1,6 +1,6 @@
 """Scores of labels against their definitions, and probabilities of being wrong where the truth is known."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -27,11 +27,14 @@ LABELS = RNG.integers(0, 4, 50).astype(np.int32)
 
 def test_scores_of_one_network_are_those_of_the_losses() -> None:
     scores = label_scores(LOGITS[:1], LABELS, 1.0)
-    logits, labels = jnp.array(LOGITS[0]), jnp.array(LABELS)
-    assert np.allclose(scores["el2n"], losses.el2n(logits, labels), atol=1e-5)
-    assert np.allclose(scores["log_margin"], -losses.margin(logits, labels), atol=1e-5)
-    assert np.allclose(scores["self_confidence"], 1 - losses.label_probability(logits, labels), atol=1e-5)
-    assert np.array_equal(scores["disagreement"], ~losses.correct(logits, labels))
+    values = (losses.el2n, losses.margin, losses.label_probability, losses.correct)
+    el2n, margin, probability, correct = jax.jit(lambda *arrays: [value(*arrays) for value in values])(
+        LOGITS[0], LABELS
+    )
+    assert np.allclose(scores["el2n"], el2n, atol=1e-5)
+    assert np.allclose(scores["log_margin"], -margin, atol=1e-5)
+    assert np.allclose(scores["self_confidence"], 1 - probability, atol=1e-5)
+    assert np.array_equal(scores["disagreement"], ~correct)
 
 
 def test_margin_and_odds_of_several_networks_are_those_of_the_mean_probability() -> None:

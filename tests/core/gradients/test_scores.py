@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
-from factories import initial_params, model_config, random_split
+from factories import model_config, params_on_device, random_split
 from gradient_oracles import float64_scores
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ SPLIT, LOSS = random_split(11), CrossEntropy(label_smoothing=0.1)
 @pytest.mark.parametrize(("network", "precision"), [("mlp", "float32"), ("cnn", "float32"), ("mlp", "bfloat16")])
 def test_scores_are_those_in_float64_up_to_rounding(network: str, precision: str) -> None:
     model = Model(model_config(network, precision=precision))
-    params = initial_params(model)
+    params = params_on_device(model)
     score = functools.partial(scores.score_batch, model, loss=LOSS)
     result = jax.jit(score)(params, SPLIT.images, SPLIT.labels)
     for name, expected in float64_scores(model, params, SPLIT.images, SPLIT.labels, loss=LOSS).items():

@@ -1,13 +1,14 @@
-"""Margins, outputs and the measure of smoothness are those of their formulas."""
+"""Outputs and the measure of smoothness are those of their formulas."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, initial_params, random_split, train_config
+from factories import NUM_CLASSES, SHAPE, params_on_device, random_split, train_config
 
 from gradtrail.core.gradients.what_if import WhatIfConfig, make_outputs, metasmoothness
 from gradtrail.core.nn.losses import cross_entropy, log_odds
@@ -17,26 +18,15 @@ TEST, VALIDATION = random_split(4), random_split(14)[4:]
 CHANGES = -np.eye(5, dtype=np.float32)
 
 
-def test_margin_is_the_log_odds_of_the_label() -> None:
-    logits = np.random.default_rng(0).normal(size=(20, NUM_CLASSES))
-    labels = np.arange(20) % NUM_CLASSES
-    probability = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))[np.arange(20), labels]
-    margins = log_odds(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
-    np.testing.assert_allclose(margins, np.log(probability / (1 - probability)), rtol=1e-5, atol=1e-6)
+def test_outputs_are_margins_and_the_mean_loss_of_validation() -> None:
+    """Also if the last batch is padded, full, or the only one."""
+    model = Model(train_config(model="linear").model_config(SHAPE, NUM_CLASSES))
+    params = params_on_device(model)
+    outputs = [make_outputs(model, TEST, VALIDATION, batch_size) for batch_size in (4, 10, 16)]
 
-
-def test_margin_of_a_certain_prediction_is_exact() -> None:
-    assert log_odds(jnp.array([[60.0, 0.0, -90.0]]), jnp.array([0])) == 60.0
-
-
-@pytest.mark.parametrize("batch_size", [4, 10, 16])  # the last batch is padded, full, and the only one
-def test_outputs_are_margins_and_the_mean_loss_of_validation(batch_size: int) -> None:
-    model = Model(train_config().model_config(SHAPE, NUM_CLASSES))
-    params = initial_params(model)
-    outputs = make_outputs(model, TEST, VALIDATION, batch_size)
-
-    def with_derivative(function: Callable, params: Params) -> tuple:
-        return function(params), jax.jacrev(function)(params)
+    @jax.jit
+    def with_derivatives(functions: list[Callable], params: Params) -> list[tuple]:
+        return [(function(params), jax.jacrev(function)(params)) for function in functions]
 
     def direct(params: Params) -> jax.Array:
         test, validation = (map(jnp.asarray, (split.images, split.labels)) for split in (TEST, VALIDATION))
@@ -45,10 +35,9 @@ def test_outputs_are_margins_and_the_mean_loss_of_validation(batch_size: int) ->
         images, labels = validation
         return jnp.append(margins, jnp.mean(cross_entropy(model.apply(params, images), labels)))
 
-    arguments = (outputs, jax.tree_util.Partial(direct))
-    derivatives, expected = (jax.tree.leaves(jax.jit(with_derivative)(function, params)) for function in arguments)
-    for one, other in zip(derivatives, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    *results, expected = with_derivatives([*outputs, jax.tree_util.Partial(direct)], params)
+    for result in results:
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), result, expected)
 
 
 RESPONSES = {  # share of the changes that is made → factor of the effect on the margins; the metasmoothness

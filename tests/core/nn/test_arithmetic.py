@@ -1,7 +1,6 @@
 """Low-precision products and convolutions round their operands, never their sum, forward and backward, in any loop."""
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -43,36 +42,34 @@ def assert_close(result: tuple, expected: tuple) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("shape", LONG, ids=str)
 @pytest.mark.parametrize("precision", DTYPES)
-def test_long_sums_are_in_float32_forward_and_backward(precision: Precision, shape: tuple[int, int, int]) -> None:
-    inputs = factors(*shape)
-    assert_close(jax.jit(functools.partial(product, precision=precision))(*inputs), exact_product(*inputs, precision))
+def test_long_sums_are_in_float32_forward_and_backward(precision: Precision) -> None:
+    inputs = [factors(*shape) for shape in LONG]
+    products = jax.jit(lambda inputs: [product(*arrays, precision=precision) for arrays in inputs])
+    for result, arrays in zip(products(inputs), inputs, strict=True):
+        assert_close(result, exact_product(*arrays, precision))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_transposed_operands_of_any_shape_work_in_a_compiled_loop(
-    precision: Precision, shape: tuple[int, int, int]
-) -> None:
-    inputs = factors(*shape, batch=(3,))
-
-    @jax.jit
+def test_transposed_operands_of_any_shape_work_in_a_compiled_loop(precision: Precision) -> None:
     def loop(stop: jax.Array, *across: jax.Array) -> tuple[jax.Array, ...]:
         def body(index: jax.Array, totals: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             result = product(*(array[index].T for array in across), precision=precision)
             return tuple(total + array for total, array in zip(totals, result, strict=True))
 
-        zeros = tuple(jnp.zeros(array.shape[1:]) for array in (inputs[2], inputs[0], inputs[1]))
-        return jax.lax.fori_loop(0, stop, body, zeros)
+        lhs, rhs, cotangent = (jnp.zeros(array.shape[:0:-1]) for array in across)
+        return jax.lax.fori_loop(0, stop, body, (cotangent, lhs, rhs))
 
-    across = (array.swapaxes(-1, -2).copy() for array in inputs)
-    assert_close(loop(np.int32(3), *across), tuple(array.sum(axis=0) for array in exact_product(*inputs, precision)))
+    inputs = [factors(*shape, batch=(3,)) for shape in SHAPES]
+    across = [[array.swapaxes(-1, -2).copy() for array in arrays] for arrays in inputs]
+    loops = jax.jit(lambda stop, across: [loop(stop, *arrays) for arrays in across])
+    for result, arrays in zip(loops(np.int32(3), across), inputs, strict=True):
+        assert_close(result, tuple(array.sum(axis=0) for array in exact_product(*arrays, precision)))
 
 
 def test_a_gradient_that_float16_cannot_hold_is_infinite_and_not_wrong() -> None:
-    one = jnp.ones((1, 1))
-    _, of_lhs, of_rhs = product(one, one, jnp.full((1, 1), 1e5), precision="float16")
+    one = np.ones((1, 1), np.float32)
+    _, of_lhs, of_rhs = jax.jit(functools.partial(product, precision="float16"))(one, one, 1e5 * one)
     assert np.isposinf(of_lhs)
     assert np.isposinf(of_rhs)
 
@@ -118,28 +115,26 @@ def exact_convolution(*arrays: np.ndarray, precision: Precision) -> Arrays:
 
 
 @pytest.mark.parametrize(("precision", "shape"), CASES, ids=str)
-def test_convolution_for_inference_is_that_of_rounded_operands(precision: Precision, shape: tuple[int, ...]) -> None:
-    inputs, kernel, cotangent = operands(*shape)
-    expected, *_ = exact_convolution(inputs, kernel, cotangent, precision=precision)
-    outputs = jax.jit(convolve_for_inference, static_argnums=2)(inputs, kernel, precision)
-    np.testing.assert_allclose(outputs, expected, rtol=3e-6)
-
-
-@pytest.mark.parametrize(("precision", "shape"), CASES, ids=str)
 def test_outputs_and_gradients_are_those_of_rounded_operands_in_a_compiled_loop(
     precision: Precision, shape: tuple[int, ...]
 ) -> None:
+    """Those for inference alone too, which have another program."""
     arrays = operands(*shape)
 
     @jax.jit
-    def loop(stop: jax.Array, inputs: jax.Array, kernel: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, ...]:
+    def loop(
+        stop: jax.Array, inputs: jax.Array, kernel: jax.Array, cotangent: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         def body(_: jax.Array, totals: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             return jax.tree.map(jnp.add, totals, convolved(inputs, kernel, cotangent, precision=precision))
 
-        return jax.lax.fori_loop(0, stop, body, tuple(map(jnp.zeros_like, (cotangent, inputs, kernel))))
+        zeros = tuple(map(jnp.zeros_like, (cotangent, inputs, kernel)))
+        return jax.lax.fori_loop(0, stop, body, zeros), convolve_for_inference(inputs, kernel, precision)
 
-    expected = tuple(2 * array for array in exact_convolution(*arrays, precision=precision))
-    assert_close(loop(np.int32(2), *arrays), expected)
+    expected = exact_convolution(*arrays, precision=precision)
+    result, for_inference = loop(np.int32(2), *arrays)
+    assert_close(result, tuple(2 * array for array in expected))
+    np.testing.assert_allclose(for_inference, expected[0], rtol=3e-6)
 
 
 def pooled_by_max(inputs: jax.Array) -> jax.Array:
@@ -151,24 +146,23 @@ def pooled_by_max(inputs: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("shape", [(2, 4, 6, 3), (1, 5, 7, 2), (3, 2, 3, 1)], ids=str)
 def test_pooling_equals_the_maximum_and_ties_share_its_gradient(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
-    inputs = jnp.asarray(rng.integers(0, 3, shape), jnp.float32)  # of three values, so that most windows have ties
-    cotangent = jnp.asarray(rng.normal(size=(shape[0], shape[1] // 2, shape[2] // 2, shape[3])), jnp.float32)
+    inputs = rng.integers(0, 3, shape).astype(np.float32)  # of three values, so that most windows have ties
+    cotangent = rng.normal(size=(shape[0], shape[1] // 2, shape[2] // 2, shape[3])).astype(np.float32)
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def run(function: Callable) -> tuple[jax.Array, jax.Array]:
-        outputs, pull_back = jax.vjp(function, inputs)
-        return outputs, pull_back(cotangent)[0]
+    @jax.jit
+    def run(inputs: jax.Array, cotangent: jax.Array) -> list[tuple[jax.Array, ...]]:
+        pairs = [jax.vjp(function, inputs) for function in (max_pool, pooled_by_max)]
+        return [(outputs, *pull_back(cotangent)) for outputs, pull_back in pairs]
 
-    for ours, theirs in zip(run(max_pool), run(pooled_by_max), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), *run(inputs, cotangent))
 
 
 @pytest.mark.parametrize(
     ("columns", "compiled"), [(16, 16), (17, 32), (24, 32), (40, 48), (47, 48), (48, 48), (67, 67)]
 )
 def test_no_product_has_a_width_at_which_processors_add_otherwise(columns: int, compiled: int) -> None:
-    lhs, rhs = jnp.ones((5, 7)), jnp.arange(7.0 * columns).reshape(7, columns)
-    for product in (lambda lhs, rhs: matmul(lhs, rhs, "float32"), lambda lhs, rhs: contract(lhs, rhs.T, 1, 1)):
-        (width,) = {eqn.outvars[0].aval.shape[1] for eqn in jax.make_jaxpr(product)(lhs, rhs).eqns if "dot" in str(eqn)}
-        assert width == compiled
-        np.testing.assert_allclose(product(lhs, rhs), lhs @ rhs, rtol=1e-6)
+    lhs, rhs = np.ones((5, 7), np.float32), np.arange(7.0 * columns, dtype=np.float32).reshape(7, columns)
+    products = jax.jit(lambda lhs, rhs: (matmul(lhs, rhs, "float32"), contract(lhs, rhs.T, 1, 1))).trace(lhs, rhs)
+    assert [eqn.outvars[0].aval.shape[1] for eqn in products.jaxpr.eqns if "dot" in str(eqn)] == [compiled] * 2
+    for result in products.lower().compile()(lhs, rhs):
+        np.testing.assert_allclose(result, lhs @ rhs, rtol=1e-6)

@@ -9,7 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, SMALL_CNN, color_split, model_config, new_compiler, random_split
+from exports import random_params
+from factories import (
+    NUM_CLASSES,
+    SHAPE,
+    SMALL_CNN,
+    color_split,
+    model_config,
+    new_compiler,
+    random_split,
+)
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.cnn import CNN
@@ -27,17 +36,6 @@ def perceptron(*hidden: int, dropout: float = 0.0, **overrides: Any) -> ModelCon
 def network(image_shape: tuple[int, ...] = (9, 6), **overrides: Any) -> ModelConfig:
     cnn = {"channels": (4, 6), "convolutions": 2, "hidden": (5,)} | overrides
     return model_config(image_shape=image_shape, network=dataclasses.replace(SMALL_CNN, **cnn))
-
-
-def drawn(config: ModelConfig) -> dict:
-    """Return parameters of which none is 0, so that one left out shows."""
-    rng = np.random.default_rng(0)
-
-    def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        fan_in = np.prod(leaf.shape[:-1]) if leaf.ndim > 1 else 2
-        return rng.normal(0, np.sqrt(2 / fan_in), leaf.shape).astype(np.float32)
-
-    return jax.tree.map(draw, Model(config).abstract_params())
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -137,8 +135,9 @@ def images_of(shape: tuple[int, ...]) -> np.ndarray:
     ids=["color linear", "mlp", "color cnn", "group, two channels", "color mlp tanh", "group gelu", "layer silu"],
 )
 def test_logits_equal_numpy(config: ModelConfig) -> None:
-    params, images = drawn(config), images_of(config.image_shape)
-    logits = jax.jit(Model(config).apply)(params, images)
+    model, images = Model(config), images_of(config.image_shape)
+    params = random_params(model)
+    logits = jax.jit(model.apply)(params, images)
     assert logits.shape == (len(images), NUM_CLASSES)
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, forward(config, params, images), rtol=1e-4, atol=1e-4)
@@ -205,7 +204,8 @@ def test_initial_weights_are_he_normal_and_biases_zero() -> None:
     ids=["mlp", "cnn"],
 )
 def test_dropout_needs_a_key_and_depends_on_the_example_alone(config: ModelConfig) -> None:
-    model, params, images = Model(config), drawn(config), jnp.asarray(IMAGES)
+    model, images = Model(config), jnp.asarray(IMAGES)
+    params = random_params(model)
     run = jax.jit(lambda key: model.apply(jax.tree.map(jnp.asarray, params), images, key=key))
     whole = forward(config, params, IMAGES)
     mixed = jnp.repeat(KEYS[:1], len(KEYS))
@@ -248,7 +248,7 @@ def test_rematerialization_gives_the_same_gradients_for_more_work_and_less_memor
     assert 1.2 < again.cost.flops / remaining.cost.flops < 1.5, "a third of the work, the forward pass, is done twice"
     assert again.cost.temporary_bytes < 0.92 * remaining.cost.temporary_bytes
     images = np.random.default_rng(0).integers(0, 256, (64, 28, 28), dtype=np.uint8)
-    params = drawn(config)
+    params = random_params(Model(config))
     for ours, expected in zip(*map(jax.tree.leaves, (again(params, images), remaining(params, images))), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 

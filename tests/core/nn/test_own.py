@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import ROOT, cases, initial_params, train_config
+from factories import ROOT, cases, params_on_device, train_config
 from gradient_oracles import per_example_grads, per_example_norm
 
 from gradtrail.core import per_example
@@ -123,7 +123,7 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
 def test_per_example_gradients_are_those_of_vmap_grad(make: MakeModel, name: str, precision: Precision) -> None:
     text, shape, fields = CASES[name]
     model = make(text, shape, precision, **fields)
-    params = initial_params(model)
+    params = params_on_device(model)
     rng = np.random.default_rng(0)
     images = jnp.asarray(rng.integers(0, 256, (5, *shape), dtype=np.uint8))
     labels = jnp.asarray(rng.integers(0, 3, 5, dtype=np.int32))
@@ -176,7 +176,7 @@ def test_an_attribute_of_a_module_may_have_any_name(make: MakeModel) -> None:
 
 def test_dropout_draws_from_the_key_of_each_example(make: MakeModel) -> None:
     model = make(SIMPLE, width=400, dropout=0.5)
-    params, images = initial_params(model), jnp.asarray(np.full((3, 4, 3), 0.5, np.float32))
+    params, images = params_on_device(model), jnp.asarray(np.full((3, 4, 3), 0.5, np.float32))
     draw = jax.jit(lambda key: model.apply(params, images, key=jax.random.split(key, 2)[np.array([0, 1, 0])]))
     logits = np.asarray(draw(jax.random.key(1)))
     np.testing.assert_array_equal(logits[0], logits[2])
@@ -186,7 +186,7 @@ def test_dropout_draws_from_the_key_of_each_example(make: MakeModel) -> None:
 def test_private_training_has_the_dropout_of_each_example(make: MakeModel) -> None:
     """A module without `tap` is one layer, which gets an example and its key."""
     model = make(SIMPLE, width=40, dropout=0.5)
-    params, labels = initial_params(model), jnp.array([0, 2, 1], jnp.int32)
+    params, labels = params_on_device(model), jnp.array([0, 2, 1], jnp.int32)
     images = jnp.asarray(np.random.default_rng(0).random((3, 4, 3), np.float32))
     keys = jax.random.split(jax.random.key(1), 3)
 
@@ -209,7 +209,7 @@ def test_private_training_has_the_dropout_of_each_example(make: MakeModel) -> No
 def test_an_image_that_overflows_adds_a_finite_gradient_of_bounded_norm(make: MakeModel) -> None:
     text = SIMPLE.replace("nnx.relu(", "jnp.exp(1e3 * ")
     model = make(text, width=4)
-    params, clipping = initial_params(model), Clipping(norm=0.3, copies=1, loss=CROSS_ENTROPY)
+    params, clipping = params_on_device(model), Clipping(norm=0.3, copies=1, loss=CROSS_ENTROPY)
     images = jnp.asarray(np.repeat(np.float32([0, 1]), 12).reshape(2, 4, 3))
     labels, mask = jnp.asarray(np.zeros(2, np.int32)), jnp.asarray(np.ones(2, bool))
     sums = jax.jit(lambda params: per_example.clipped_grad_sum(model, params, images, labels, mask, clipping))

@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from factories import (
@@ -50,7 +49,9 @@ def changes(**fields: Any) -> ChangesConfig:
 @functools.cache
 def compiled() -> tuple[Any, Any]:
     model = Model(CONFIG.model_config(SHAPE, NUM_CLASSES))
-    return jax.jit(make_init(CONFIG, model, len(ORDER))), jax.jit(make_step(CONFIG, model, len(ORDER), MESH))
+    step = make_step(CONFIG, model, len(ORDER), MESH)
+    taken = jax.jit(lambda state, examples, indices: step(state, take(examples, indices)))
+    return jax.jit(make_init(CONFIG, model, len(ORDER))), taken
 
 
 def run(
@@ -63,7 +64,7 @@ def run(
     examples = on_device(SPLIT.images, labels, MESH, weights)
     state, records = jax.device_put(init(seed_keys(0)), replicated(MESH)), []
     for indices in order:
-        state, record = step(state, take(examples, jnp.asarray(indices)))
+        state, record = step(state, examples, indices)
         records.append(record)
     return state, jax.tree.map(lambda *leaves: np.stack(leaves), *records)
 

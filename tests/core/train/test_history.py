@@ -1,6 +1,7 @@
 """A history keeps copies and the first of equal best epochs; dynamics equal a walk through the visits."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -18,6 +19,7 @@ from gradtrail.core.train.history import History, LearningDynamics, on_host
 from gradtrail.core.train.step import RowRecord, StepRecord
 
 ACCURACIES = [0.5, 0.75, 0.75, 0.25]
+compiled = functools.partial(make_engine, train_config(epochs=4), random_split(10))
 
 
 def kernel(params: dict) -> np.ndarray:
@@ -27,7 +29,7 @@ def kernel(params: dict) -> np.ndarray:
 @pytest.fixture(scope="module")
 def run() -> tuple[History, list[np.ndarray]]:
     """A history of four epochs, and the first kernel after each, 0 being the initial one."""
-    engine, examples = make_engine(train_config(epochs=4), random_split(10))
+    engine, examples = compiled()
     state = engine.init(seed_keys(0))
     history, kernels = History((0, 1, 3, 9), on_host(state.params), 10), [kernel(state.params).copy()]
     for chunk in engine.train(state, examples, steps_per_call=1):
@@ -47,8 +49,7 @@ def test_kept_best_and_final_weights_are_those_of_their_epochs(run: tuple[Histor
 
 
 def test_a_copy_on_the_host_shares_no_memory_with_the_device() -> None:
-    engine, _ = make_engine(train_config(), random_split(10))
-    state = engine.init(seed_keys(0))
+    state = compiled()[0].init(seed_keys(0))
     copied = on_host(state.params)
     assert not np.shares_memory(kernel(copied), np.asarray(kernel(state.params)))
     assert all(leaf.flags.writeable for leaf in jax.tree.leaves(copied)), "a view of the device is not"
@@ -81,8 +82,8 @@ def records(**columns: list[float]) -> StepRecord:
 
 def added(history: History, params: HostParams | None = None, **columns: list[float]) -> None:
     """Add an epoch of two steps with these records."""
-    engine, examples = make_engine(train_config(epochs=1), random_split(8))
-    chunk = next(engine.train(engine.init(seed_keys(0)), examples, steps_per_call=2))
+    engine, examples = compiled()
+    chunk = next(engine.train(engine.init(seed_keys(0)), examples, steps_per_call=3))
     history.add(dataclasses.replace(chunk, records=records(**columns)), params or {}, {"loss": 1.0, "accuracy": 0.5})
 
 

@@ -9,10 +9,10 @@ import pytest
 from factories import (
     dataset_info,
     gradients_config,
-    initial_params,
     make_engine,
     model_config,
     new_compiler,
+    params_on_device,
     random_split,
     seed_keys,
     train_config,
@@ -97,21 +97,21 @@ def test_members_are_read_one_after_the_other(trained: Path, folder: Path, tmp_p
     np.testing.assert_array_equal(alone.dynamics["mean_probability"], first.dynamics["mean_probability"])
 
 
-@pytest.mark.parametrize("costly", [False, True])
 def test_even_sample_is_chosen_and_announced(
-    costly: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(analysis, "_AFFORDABLE_FLOPS", 0 if costly else 1e12)
     monkeypatch.setattr(analysis, "_SMALLEST_SAMPLE", 20)
-    model = Model(model_config())
+    model = Model(model_config("linear"))
     splits = {"train": random_split(60), "test": random_split(9)}
-    params = {epoch: initial_params(model, epoch) for epoch in range(20)}
+    params = dict.fromkeys(range(20), params_on_device(model))
     trajectory = Trajectory(params=params, scored=19, batch_size=4)
     passes = compile_passes(model, train_config().loss, compiler=new_compiler())
-    sample = take_train(splits, choose_examples(passes, gradients_config(), splits, trajectory))["train"]
-    expected = random_split(60).example_id[:: 3 if costly else 1]
-    np.testing.assert_array_equal(sample.example_id, expected)
-    (line,) = capsys.readouterr().err.splitlines()
-    number = "29 examples x 20 kept epochs, 20 of 60 in training" if costly else "69 examples x 20 kept epochs: about"
-    assert line.startswith(f"gradients: {number}")
-    assert re.search(r": about \d+ s$", line)
+    for affordable, stride, announced in (
+        (1e12, 1, "69 examples x 20 kept epochs"),
+        (0, 3, r"29 examples x 20 kept epochs, 20 of 60 in training \(.*\)"),
+    ):
+        monkeypatch.setattr(analysis, "_AFFORDABLE_FLOPS", affordable)
+        sample = take_train(splits, choose_examples(passes, gradients_config(), splits, trajectory))["train"]
+        np.testing.assert_array_equal(sample.example_id, splits["train"].example_id[::stride])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert re.fullmatch(rf"gradients: {announced}: about \d+ s", line)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split
+from factories import NUM_CLASSES, gradients_config, model_config, new_compiler, params_on_device, random_split
 from stage_results import a_guarantee, learning_dynamics
 
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
@@ -21,7 +21,7 @@ SPLITS = {"train": random_split(30), "validation": random_split(6), "test": rand
 PUBLISHED = a_guarantee(release=True)
 MODEL = Model(model_config())
 TRAJECTORY = Trajectory(
-    params={epoch: initial_params(MODEL, epoch) for epoch in (0, 1)},
+    params={epoch: params_on_device(MODEL, epoch) for epoch in (0, 1)},
     scored=1,
     batch_size=5,
 )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,9 +23,15 @@ from gradtrail.stages.model.exported import are_probabilities, read_export, read
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, *SHAPE), np.uint8)
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_export(tmp_path_factory.mktemp("models") / "export", model="linear", batch_sizes=(2, 4))
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_small_export(tmp_path / "models" / "export", model="linear", batch_sizes=(2, 4))
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A copy, to damage."""
+    return Path(shutil.copytree(written, tmp_path / "models" / "export"))
 
 
 def change(folder: Path, **values: Any) -> None:
