@@ -118,8 +118,7 @@ class Problem:
     @functools.cached_property
     def logits(self) -> jax.Array:
         """The logits of all test examples, without changes."""
-        params = self.trained(self.without(np.array([], int)))
-        return jax.jit(self.model.apply)(params, jnp.asarray(self.test.images))
+        return jax.jit(self.model.apply)(self.trained(self.without(np.array([], int))), jnp.asarray(self.test.images))
 
     @property
     def predicted(self) -> np.ndarray:

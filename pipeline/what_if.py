@@ -23,7 +23,8 @@ def main(stage: Stage) -> None:
 
         with stage.writing_outs() as new:
             what_if.write(new)
-            stage.write_metrics(new, what_if.metrics)
+            metrics = {"metasmoothness": what_if.smoothness, "outputs": len(what_if.outputs)}
+            stage.write_metrics(new, what_if.info.as_metrics() | metrics)
             stage.write_costs(new, static_costs(what_if.functions))
 
         run.outs()

@@ -25,8 +25,7 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.lds import measure_lds
-from gradtrail.core.gradients.what_if import make_outputs
+from gradtrail.core.gradients.what_if import make_outputs, measure_lds
 from gradtrail.core.nn.losses import CROSS_ENTROPY
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.experiments import what_if

@@ -29,7 +29,7 @@ from factories import (
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.metagradient import Metagradient
 from gradtrail.core.gradients.what_if import WhatIfConfig
-from gradtrail.core.nn.losses import CROSS_ENTROPY, cross_entropy, log_odds
+from gradtrail.core.nn.losses import cross_entropy, log_odds
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGD
@@ -146,14 +146,9 @@ def test_proposed_label_is_the_most_probable_other_class() -> None:
     assert logits[0, 0] == 3
 
 
-def test_outputs_are_means_over_members(tmp_path: Path) -> None:
-    about = WeightsInfo(model=MODEL.config, loss=CROSS_ENTROPY, dataset=dataset_info(), epoch=1)
-    each, validation = [params_on_device(MODEL, seed) for seed in (0, 1)], SPLITS["validation"]
-    paths = {seed: tmp_path / f"{seed}.safetensors" for seed in (0, 1)}
-    for seed, params in enumerate(each):
-        write_weights(paths[seed], params, about)
-    compiled_margins = what_if.compile_margins(MODEL, TEST, compiler=new_compiler())
-    networks = what_if.predict_members(compiled_margins, paths, dataset_info(), SPLITS)
+def test_outputs_are_means_over_members(asked: WhatIf) -> None:
+    each, validation = [params_on_device(MODEL, seed) for seed in CONFIG.seeds], SPLITS["validation"]
+    networks = asked.networks
     losses = [jax.jit(cross_entropy)(logits_of(params, validation), validation.labels) for params in each]
     np.testing.assert_allclose(networks.margins, np.mean([margins(params) for params in each], axis=0), rtol=1e-5)
     assert networks.validation_loss == pytest.approx(np.mean(losses))

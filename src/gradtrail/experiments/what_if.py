@@ -24,10 +24,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from mlflow.entities import Run
 
 from gradtrail.core.data import Split
-from gradtrail.core.gradients.lds import measure_lds
 from gradtrail.core.gradients.metagradient import require_differentiable
 from gradtrail.core.gradients.scores import largest
-from gradtrail.core.gradients.what_if import WhatIfConfig, positions_of
+from gradtrail.core.gradients.what_if import WhatIfConfig, measure_lds, positions_of
 from gradtrail.core.intervals import Interval
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.losses import log_odds

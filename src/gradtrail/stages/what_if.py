@@ -40,30 +40,6 @@ _SUBSETS, _SUBSET_SHARE = 2, 0.01  # random subsets by which metasmoothness is m
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledMargins:
-    """The function from the parameters of a network to its margins of the test examples."""
-
-    predict: Pass
-    log_odds: CompiledFunction
-    test: Split
-
-    def __call__(self, params: Params | HostParams) -> Float[np.ndarray, " tests"]:
-        """Return the margins, in nats."""
-        labels = self.test.labels
-        return np.asarray(self.log_odds(self.predict(params, self.test.images, labels)["logits"], labels))
-
-
-def compile_margins(model: Model, test: Split, *, compiler: Compiler) -> CompiledMargins:
-    """Compile the predictions of a network and the margins of the test examples."""
-    logits = jax.ShapeDtypeStruct((len(test), model.config.num_classes), np.float32)
-    return CompiledMargins(
-        predict=compile_predict_within(model, compiler=compiler),
-        log_odds=compiler.compile("log_odds", log_odds, logits, test.labels),
-        test=test,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Networks:
     """Predictions of the trained networks, means over the members."""
 
@@ -72,20 +48,6 @@ class Networks:
     margins: Float[np.ndarray, " tests"]  # margins of the test examples, in nats
     validation_loss: float  # in nats
     loss: Loss  # the loss that their training minimized
-
-
-def predict_members(
-    margins: CompiledMargins, paths: Mapping[int, Path], info: DatasetInfo, splits: Mapping[str, Split]
-) -> Networks:
-    """Return the mean predictions of the members, trained on the data set of `info`; `paths` are the files by seed."""
-    members, predict = [], margins.predict
-    for _, _, params, about in read_members(paths, info):
-        minimized, parts = about.loss, (splits[name] for name in ("train", "test"))
-        logits = [predict(params, part.images, part.labels)["logits"] for part in parts]
-        loss = validate(predict, params, splits["validation"])["loss"]
-        members.append((*logits, margins(params), loss))
-    train, test, mean_margins, loss = (np.mean(parts, axis=0) for parts in zip(*members, strict=True))
-    return Networks(train=train, test=test, margins=mean_margins, validation_loss=float(loss), loss=minimized)
 
 
 def choose_examples(
@@ -113,7 +75,8 @@ class WhatIf:
     splits: Mapping[str, Split]
     weights: Mapping[int, Path]  # file of each trained network by its seed
     rows: Int[np.ndarray, " chosen"]  # positions of the test examples to ask about; if empty, `compile` chooses them
-    margins: CompiledMargins = field(init=False, repr=False)
+    predict: Pass = field(init=False, repr=False)
+    log_odds: CompiledFunction = field(init=False, repr=False)  # logits of the test examples → their margins
     networks: Networks = field(init=False, repr=False)
     metagradient: Metagradient = field(init=False, repr=False)
     smoothness: float = field(init=False)
@@ -148,8 +111,10 @@ class WhatIf:
         """
         config, test = self.train_config, self.splits["test"]
         model = Model(config.model_config(self.info.image_shape, self.info.num_classes), remat=config.remat)
-        self.margins = compile_margins(model, test, compiler=compiler)
-        self.networks = predict_members(self.margins, self.weights, self.info, self.splits)
+        self.predict = compile_predict_within(model, compiler=compiler)
+        logits = jax.ShapeDtypeStruct((len(test), self.info.num_classes), np.float32)
+        self.log_odds = compiler.compile("log_odds", log_odds, logits, test.labels)
+        self.networks = self._predict_members()
         self.train_config = config = dataclasses.replace(config, loss=self.networks.loss)
         if not len(self.rows):
             is_mistake = self.networks.test.argmax(axis=1) != test.labels
@@ -164,17 +129,12 @@ class WhatIf:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [self.margins.predict.function, self.margins.log_odds, *self.metagradient.functions]
+        return [self.predict.function, self.log_odds, *self.metagradient.functions]
 
     @property
     def outputs(self) -> pd.DataFrame:
         """The outputs of the trained networks, see `output_table`."""
         return output_table(self.networks, self.splits["test"], self.rows)
-
-    @property
-    def metrics(self) -> dict[str, float | str]:
-        """The metrics of the stage."""
-        return self.info.as_metrics() | {"metasmoothness": self.smoothness, "outputs": len(self.outputs)}
 
     def run(self) -> None:
         """Measure the metasmoothness; if the training is smooth, predict the effects of its examples on the outputs."""
@@ -197,6 +157,22 @@ class WhatIf:
         self.outputs.to_csv(folder / "outputs.csv", index=False, float_format="%.9g")
         if self.influence is not None:
             self.influence.to_parquet(folder / "influence.parquet", index=False)
+
+    def margins(self, params: Params | HostParams) -> Float[np.ndarray, " tests"]:
+        """Return the margins of the test examples, in nats, of a network with these parameters."""
+        test = self.splits["test"]
+        return np.asarray(self.log_odds(self.predict(params, test.images, test.labels)["logits"], test.labels))
+
+    def _predict_members(self) -> Networks:
+        """Return the mean predictions of the members."""
+        members = []
+        for _, _, params, about in read_members(self.weights, self.info):
+            minimized, parts = about.loss, (self.splits[name] for name in ("train", "test"))
+            logits = [self.predict(params, part.images, part.labels)["logits"] for part in parts]
+            loss = validate(self.predict, params, self.splits["validation"])["loss"]
+            members.append((*logits, self.margins(params), loss))
+        train, test, margins, loss = (np.mean(parts, axis=0) for parts in zip(*members, strict=True))
+        return Networks(train=train, test=test, margins=margins, validation_loss=float(loss), loss=minimized)
 
     def _train(self, seed: int, examples: Examples, advance: Callable[[int], object]) -> list[TrainState]:
         """Train a member; return the states that its derivative needs."""

@@ -26,7 +26,7 @@ WRITTEN_BY_PEOPLE = ("pipeline/corrections.csv",)
 CANNOT_CHANGE_AN_OUT = ("gradtrail.support", "gradtrail.tracking")  # contracts/results/test_environment.py shows it
 HARMLESS = {  # packages that lock, check, or carry bytes whose digest is compared; every other one can change an out
     *("filelock", "jaxtyping", "orbax-checkpoint", "platformdirs", "pydantic", "requests"),
-    *("ruamel-yaml", "urllib3"),
+    *("ruamel-yaml", "ruamel-yaml-clib", "urllib3"),
 }
 DELEGATES = {  # module → packages that compute or write for it, unseen by the import graph
     "jax": {"jaxlib", "opt-einsum"},
@@ -97,7 +97,7 @@ def test_dvc_restores_the_stage_from_its_run_cache(stage: str) -> None:
 def packages_of(stage: str) -> frozenset[str]:
     """The packages that a stage computes or writes with, and harmless ones."""
     modules = closure_of(stage)
-    packages = {canonicalize_name(DISTRIBUTIONS[module][0]) for module in modules & DISTRIBUTIONS.keys()}
+    packages = {canonicalize_name(name) for module in modules & DISTRIBUTIONS.keys() for name in DISTRIBUTIONS[module]}
     return frozenset(packages).union(*(DELEGATES[module] for module in modules & DELEGATES.keys()))
 
 

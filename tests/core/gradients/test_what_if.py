@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from factories import NUM_CLASSES, SHAPE, params_on_device, random_split, train_config
+from scipy import stats
 
-from gradtrail.core.gradients.what_if import WhatIfConfig, make_outputs, metasmoothness
+from gradtrail.core.gradients.what_if import WhatIfConfig, make_outputs, measure_lds, metasmoothness
 from gradtrail.core.nn.losses import cross_entropy, log_odds
 from gradtrail.core.nn.models import Model, Params
 
@@ -72,3 +73,16 @@ def test_test_example_that_is_named_twice_is_refused() -> None:
     config = WhatIfConfig(test_examples=(), num_examples=8, memory_mib=1024)
     with pytest.raises(ValueError, match=r"^test_examples must name each example once, got \[3, 5, 3\]$"):
         dataclasses.replace(config, test_examples=(3, 5, 3))
+
+
+def test_lds_is_the_mean_of_spearmans_correlations() -> None:
+    rng = np.random.default_rng(1)
+    real = rng.normal(size=(12, 2))
+    predicted = real + rng.normal(size=(12, 2)) * [0.1, 2.0]
+    by_output, mean = measure_lds(predicted, real)
+    assert by_output == pytest.approx(
+        [stats.spearmanr(*pair).statistic for pair in zip(predicted.T, real.T, strict=True)]
+    )
+    assert mean.value == pytest.approx(np.mean(by_output))
+    assert mean.low < mean.value < mean.high < 1
+    assert mean.high - mean.low > 0.1

@@ -77,8 +77,7 @@ def chunk_gradients(
         for group in np.array_split(np.arange(len(parts)), min(per_class, len(parts))):
             batches = [parts[part] for part in group]
             started = (sums.function(params, *sums.masked_batch(split, rows)) for rows in batches)
-            results = zip(batches, batching.overlapped(started), strict=True)
-            total = totals[len(sizes)]
+            total, results = totals[len(sizes)], zip(batches, batching.overlapped(started), strict=True)
             for number, (rows, (part_scores, part_sum)) in enumerate(results):
                 flat = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(part_sum)])
                 total[:] = total + flat if number else flat

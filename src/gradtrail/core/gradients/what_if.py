@@ -17,7 +17,8 @@ from gradtrail.core import batching
 from gradtrail.core.config import MAX_GALLERY, Bounds, ConfigError, Count, CountOrZero, config
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.metagradient import Outputs
-from gradtrail.core.gradients.scores import correlation
+from gradtrail.core.gradients.scores import correlation, rank_correlation
+from gradtrail.core.intervals import TAILS, Interval
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
 
@@ -102,3 +103,23 @@ def metasmoothness(
         half, whole = (margins_after(np.float32(share) * changes).astype(np.float64) for share in (0.5, 1.0))
         correlations.append(correlation(half - start.astype(np.float64), whole - half))
     return float(np.mean(correlations))
+
+
+def measure_lds(
+    predicted: Float[np.ndarray, "subsets outputs"],
+    real: Float[np.ndarray, "subsets outputs"],
+    resamples: int = 1000,
+) -> tuple[list[float], Interval]:
+    """Return the linear datamodeling score of each output, and the mean with its interval by bootstrap over subsets.
+
+    It is Spearman's correlation of predicted and real changes over random subsets of the data. Source: Park et al.,
+    "TRAK: Attributing model behavior at scale" (arXiv 2303.14186).
+    """
+
+    def correlations(rows: Int[np.ndarray, " subsets"]) -> list[float]:
+        return [rank_correlation(predicted[rows, output], real[rows, output]) for output in range(real.shape[1])]
+
+    by_output = correlations(np.arange(len(real)))
+    draws = np.random.default_rng(0).integers(len(real), size=(resamples, len(real)))
+    low, high = np.quantile([np.mean(correlations(rows)) for rows in draws], TAILS)
+    return by_output, Interval(value=float(np.mean(by_output)), low=float(low), high=float(high))

@@ -6,14 +6,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Key, UInt32
+from jaxtyping import Array, Key
 
 from gradtrail.core.train.config import MemberSeeds
-
-
-def keys_of(seeds: MemberSeeds, secret: str | None = None) -> Key[Array, " purposes"]:
-    """Return a key for each purpose, that of `jax.random.key` of its seed unless a secret applies; see `key_bits`."""
-    return keys_from_bits(key_bits(seeds, secret))
 
 
 def keys_from_bits(bits: Any) -> Key[Array, "..."]:
@@ -21,8 +16,8 @@ def keys_from_bits(bits: Any) -> Key[Array, "..."]:
     return jax.random.wrap_key_data(bits, impl="threefry2x32")
 
 
-def key_bits(seeds: MemberSeeds, secret: str | None = None) -> UInt32[np.ndarray, "purposes 2"]:
-    """Return the bits of a key for each purpose, made on the host: nothing is compiled for it.
+def keys_of(seeds: MemberSeeds, secret: str | None = None) -> Key[Array, " purposes"]:
+    """Return a key for each purpose, made on the host: nothing is compiled for it. It is `jax.random.key` of its seed.
 
     The key of a private training's noise, and with a secret all keys except that of the initialization, are the first
     64 bits of SHA-256 of secret, purpose and seed, so that no two purposes share a key. With a secret the digest covers
@@ -35,5 +30,4 @@ def key_bits(seeds: MemberSeeds, secret: str | None = None) -> UInt32[np.ndarray
             seeds_text = seed if secret is None else ":".join(map(str, by_purpose.values()))
             text = f"{secret or ''}:{name}:{seeds_text}".encode(errors="surrogateescape")
             bits[number] = np.frombuffer(hashlib.sha256(text).digest()[:8], ">u4")
-    result: np.ndarray = bits
-    return result
+    return keys_from_bits(bits)

@@ -160,14 +160,11 @@ def _gallery(table: pd.DataFrame, splits: Mapping[str, Split], title: str, capti
     """Draw an image for each row of a table; `caption` is the end of the row's caption."""
     images, captions = [], []
     for row in _rows(table):
-        images.append(_image(splits[row.split], row.example_id))
+        split = splits[row.split]
+        images.append(split.images[split.example_id == row.example_id][0])
         captions.append(f"{row.split} #{row.example_id}\n{plotting.arrow(row.label, row.predicted, caption(row))}")
     return plotting.gallery(np.stack(images), captions, title, columns=8)
 
 
 def _rows(table: pd.DataFrame) -> list[Any]:
     return list(table.itertuples())
-
-
-def _image(split: Split, example_id: int) -> np.ndarray:
-    return split.images[np.flatnonzero(split.example_id == example_id)[0]]
