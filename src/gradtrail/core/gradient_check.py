@@ -53,8 +53,8 @@ def check_gradients(model: Model, *, batch_size: int = 1) -> None:
     network, shape = model.config.network, model.config.image_shape
     if not isinstance(network, Own):
         return
-    rng, most = np.random.default_rng(0), max(_ODD, _LARGEST_BATCH // math.prod(shape))
-    sizes = {_SMALL, _ODD, min(batch_size, most)}
+    rng, limit = np.random.default_rng(0), max(_ODD, _LARGEST_BATCH // math.prod(shape))
+    sizes = {_SMALL, _ODD, min(batch_size, limit)}
     places = {size: rng.integers(0, _NUM_IMAGES, (_NUM_BATCHES, size)) for size in sorted(sizes)}
     places[1] = np.arange(_NUM_IMAGES)[:, None]
     images = rng.random((_NUM_IMAGES, *shape), np.float32)

@@ -105,9 +105,9 @@ class Model:
         """
         network = self.config.network
         patches = network.largest_patches(self.config.image_shape) if isinstance(network, CNN) else 1
-        most = _PATCHES_BYTES // (4 * patches)
-        tile = max(size for size in range(1, max(1, min(num_rows, most)) + 1) if num_rows % size == 0)
-        return tile if 4 * tile >= min(num_rows, most) else num_rows
+        largest = min(num_rows, _PATCHES_BYTES // (4 * patches))
+        tile = max(size for size in range(1, max(1, largest) + 1) if num_rows % size == 0)
+        return tile if 4 * tile >= largest else num_rows
 
     def layers(self) -> dict[str, Layer]:
         """Return the layers that have parameters by name, such as `layers/0`, with abstract arrays."""

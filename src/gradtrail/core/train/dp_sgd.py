@@ -50,12 +50,11 @@ class Mechanism:
         cls, config: TrainConfig, model: Model, num_examples: int, num_steps: int, noise_multiplier: float
     ) -> "Mechanism":
         """Return the mechanism of a training of `num_steps`."""
-        room = batch_capacity(num_examples, config.batch_size, num_steps, delta=config.privacy.delta)
+        size = batch_capacity(num_examples, config.batch_size, num_steps, delta=config.privacy.delta)
         tile = _tile_size(config, model)
-        step = tile * config.shards
-        return cls(
-            noise_multiplier=noise_multiplier, num_examples=num_examples, capacity=-(-room // step) * step, tile=tile
-        )
+        unit = tile * config.shards
+        capacity = math.ceil(size / unit) * unit
+        return cls(noise_multiplier=noise_multiplier, num_examples=num_examples, capacity=capacity, tile=tile)
 
 
 def rows_at_once(config: TrainConfig, model: Model) -> int:
@@ -68,8 +67,8 @@ def rows_at_once(config: TrainConfig, model: Model) -> int:
 def _tile_size(config: TrainConfig, model: Model) -> int:
     copies, share = config.privacy.augmentation_multiplicity, config.batch_size // config.accumulation_steps
     is_dense = isinstance(model.config.network, MLP | Linear)
-    most = _dense_tile(config.batch_size, copies) if is_dense else _ROWS // copies
-    return max(1, min(most, share // config.shards))
+    largest = _dense_tile(config.batch_size, copies) if is_dense else _ROWS // copies
+    return max(1, min(largest, share // config.shards))
 
 
 def batch_capacity(num_examples: int, batch_size: int, num_steps: int, *, delta: float) -> int:
@@ -146,15 +145,15 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
         return (grads, metrics), record
 
     def gradient(shared: Shared, batch: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
-        most = len(batch.indices) // tile
-        tiles = batch.split(most)
-        used = -(-jnp.sum(batch.mask) // tile)
+        num_tiles = len(batch.indices) // tile
+        tiles = batch.split(num_tiles)
+        num_used = -(-jnp.sum(batch.mask) // tile)
         shapes = jax.eval_shape(gradient_of_tile, shared, jax.tree.map(lambda leaf: leaf[0], tiles))
         total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[0])
-        records = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), shapes[1])
+        records = jax.tree.map(lambda leaf: jnp.zeros((num_tiles, *leaf.shape), leaf.dtype), shapes[1])
 
         def has_tile(carry: tuple[Array, PyTree, RowRecord]) -> Array:
-            return (carry[0] < used) & (carry[0] < most)
+            return (carry[0] < num_used) & (carry[0] < num_tiles)
 
         def add(carry: tuple[Array, PyTree, RowRecord]) -> tuple[Array, PyTree, RowRecord]:
             index, total, records = carry

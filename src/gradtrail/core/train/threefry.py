@@ -44,9 +44,9 @@ def normals(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
         square = angle * angle
         sine = angle + angle * square * _polynomial(_SINE, square)
         cosine = 1.0 - 0.5 * square + square * square * _polynomial(_COSINE, square)
-        turned = jnp.where(_bit(right, 8), -cosine, cosine)  # by 180°: the sine has either sign already
+        reflected = jnp.where(_bit(right, 8), -cosine, cosine)  # by 180°: the sine has either sign already
         swapped = _bit(right, 9) ^ _bit(index, 0)  # by 90°, or the second of the pair
-        return distance * jnp.where(swapped, sine, turned)
+        return distance * jnp.where(swapped, sine, reflected)
 
     return _unfused(draw, key)
 
@@ -58,13 +58,13 @@ def _unfused(draw: Callable[[Key[Array, ""]], Array], key: Key[Array, ""]) -> Ar
     decide.
     """
 
-    def apart(key: Key[Array, ""]) -> Array:
+    def branched(key: Key[Array, ""]) -> Array:
         word, _ = jax.random.key_data(key)
         even = word * (word + np.uint32(1)) & np.uint32(1) == 0  # always true, which XLA does not see
         drawn = jax.eval_shape(draw, key)
         return jax.lax.cond(even, draw, lambda _: jnp.zeros(drawn.shape, drawn.dtype), key)
 
-    return jax.lax.platform_dependent(key, cpu=apart, default=draw)
+    return jax.lax.platform_dependent(key, cpu=branched, default=draw)
 
 
 def _blocks(key: Key[Array, ""], counters: Words) -> tuple[Words, Words]:
