@@ -32,10 +32,10 @@ lock: env ## resolve the locks again, from pyproject.toml
 repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
 
-test: env ## the tests, in 4 minutes on two cores (AMD Zen 5)
+test: env ## the tests, in 3 minutes on two cores (AMD Zen 5)
 	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder
 
-test-slow: env ## the slow tests, in 9 minutes on two cores; `.ci/run` is check, gate, test and these
+test-slow: env ## the slow tests, in 8 minutes on two cores; `.ci/run` is check, gate, test and these
 	@$(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder -m "slow and not nightly" $(SLOW)
 
 nightly: env ## what takes longer: random kills, long histories, many experiments at once
@@ -61,7 +61,7 @@ format: env ## format the code with ruff
 sync: env ## create the missing MLflow runs of all states, of commits and experiments
 	@$(BIN)/gradtrail sync
 
-audit: env ## look for wrong labels: a pipeline of its own, within 10 minutes on two cores
+audit: env ## look for wrong labels: a pipeline of its own, in 3 minutes on two cores (AMD Zen 5)
 	@$(BIN)/gradtrail repro pipeline/audit/dvc.yaml
 
 privacy-audit: env ## audit the private training of params.yaml with canaries: a pipeline of its own

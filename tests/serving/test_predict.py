@@ -18,6 +18,7 @@ from PIL import Image
 from rich.console import Console
 
 from gradtrail import cli
+from gradtrail.core.xla import passes
 from gradtrail.serving import predict as predicting
 from gradtrail.serving.predict import predict, predict_into
 from gradtrail.stages.model.exported import ExportedModel, read_export
@@ -112,7 +113,7 @@ def test_large_images_are_answered_in_smaller_batches(
     model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, sizes = pixels(20), set[int]()
-    monkeypatch.setattr(predicting, "BUDGET", model.compile(8) // 2)
+    monkeypatch.setattr(passes, "TEMPORARY_BYTES", {"cpu": model.compile(8) // 2})
     monkeypatch.setattr(model, "run", lambda part: sizes.add(len(part)) or ExportedModel.run(model, part))
     predict_into(tmp_path / "out.parquet", as_parquet(images, tmp_path / "images"), model)
     assert len(sizes) == 1

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gradtrail.core.xla.passes import BUDGET, fitting_size
+from gradtrail.core.xla.passes import fitting_size
 from gradtrail.serving.images import decode_image
 from gradtrail.serving.registry import resolve
 from gradtrail.stages.common import plotting
@@ -283,7 +283,7 @@ def _answer(batch: Batch, model: ExportedModel, size: int) -> pa.Table:
 
 def _answers(batches: Iterator[Batch], model: ExportedModel) -> Iterator[pa.Table]:
     """Yield the rows of each batch, in their order; some threads decode images while the model computes."""
-    size = fitting_size(BUDGET, BATCH_SIZE, model.compile)
+    size = fitting_size(BATCH_SIZE, model.compile)
     answer, num_threads = functools.partial(_answer, model=model, size=size), min(_MAX_THREADS, allowed_cores())
     with ThreadPoolExecutor(num_threads, "predict") as pool:
         queue = deque(pool.submit(answer, batch) for batch in itertools.islice(batches, num_threads + 1))

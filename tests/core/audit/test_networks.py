@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from factories import NUM_CLASSES, SHAPE, audit_config, new_compiler, random_split
 
-from gradtrail.core.audit import networks as audit_networks
 from gradtrail.core.audit.labels import OutOfFold
 from gradtrail.core.audit.networks import CrossValidation
 from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model
+from gradtrail.core.xla import passes
 
 CONFIG = audit_config()
 TRAIN, TEST = random_split(11), random_split(6)
@@ -52,7 +52,7 @@ def test_no_network_was_trained_on_an_example_that_it_evaluates() -> None:
 
 def test_large_images_are_evaluated_in_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = out_of_fold()["test"]
-    monkeypatch.setattr(audit_networks, "BUDGET", 1)
+    monkeypatch.setattr(passes, "TEMPORARY_BYTES", {"cpu": 1})
     small = compile_for()
     assert (small.logits.batch_size, small.grad_norms.batch_size) == (1, 1)
     result = small.run_label_set({"train": TRAIN, "test": TEST}, 0, lambda *_, **__: None)["test"]

@@ -43,12 +43,9 @@ def test_validation_is_the_mean_over_all_examples(predict: Pass) -> None:
     assert result == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("side", "channels", "is_whole"), [(32, (32, 64), True), (224, (2,), False)])
-def test_images_of_any_size_are_validated_within_a_gibibyte(
-    side: int, channels: tuple[int, ...], *, is_whole: bool
-) -> None:
-    """As many as CIFAR-10 has are validated 1,000 at a time, of which the bytes of results depend."""
+@pytest.mark.parametrize(("side", "channels"), [(32, (32, 64)), (224, (2,))])
+def test_images_of_any_size_are_validated_in_24_mebibytes(side: int, channels: tuple[int, ...]) -> None:
+    """More is given back to the system after each call, which takes several times as long."""
     model = Model(model_config(dataclasses.replace(SMALL_CNN, channels=channels), image_shape=(side, side, 3)))
     predict = inference.compile_predict_within(model, compiler=new_compiler())
-    assert (predict.batch_size == inference.VALIDATION_BATCH_SIZE) == is_whole
-    assert 2**28 < predict.function.cost.total_bytes < 1.2 * 2**30
+    assert 2**22 < predict.function.cost.temporary_bytes <= 24 * 2**20

@@ -4,14 +4,17 @@ import dataclasses
 
 import pytest
 
+from gradtrail.core.xla import passes
 from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction
-from gradtrail.core.xla.passes import compile_within
 
 
 @pytest.mark.parametrize(
     ("budget", "at_least", "tried"), [(2**20, 1, [64]), (64, 1, [64, 16]), (1, 1, [64, 1]), (1, 8, [64, 8])]
 )
-def test_largest_size_within_the_budget_is_compiled(budget: int, at_least: int, tried: list[int]) -> None:
+def test_largest_size_within_the_budget_is_compiled(
+    budget: int, at_least: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "TEMPORARY_BYTES", {"cpu": budget})
     sizes: list[int] = []
 
     def compile_at(size: int) -> CompiledFunction:
@@ -19,5 +22,5 @@ def test_largest_size_within_the_budget_is_compiled(budget: int, at_least: int, 
         cost = dataclasses.replace(NO_COST, temporary_bytes=4 * size)
         return CompiledFunction(name="f", call=print, cost=cost, times=NO_TIMES)
 
-    assert compile_within(budget, 64, compile_at, at_least=at_least).batch_size == tried[-1]
+    assert passes.compile_within(64, compile_at, at_least=at_least).batch_size == tried[-1]
     assert sizes == tried

@@ -40,7 +40,7 @@ from gradtrail.core.train.optimizers import AdamW
 from gradtrail.core.train.plain import PLAIN
 from gradtrail.core.train.schedules import OneCycle
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
-from gradtrail.core.xla.passes import BUDGET, Pass, compile_within
+from gradtrail.core.xla.passes import Pass, compile_within
 
 BATCH_SIZE = 250  # largest number of examples per call of a trained network: a CPU's caches hold no more
 NOISE_KINDS = ("uniform", "confused")  # of planted labels
@@ -128,7 +128,7 @@ class CrossValidation:
             def compile_at(size: int) -> CompiledFunction:
                 return compiler.compile(name, function, model.abstract_params(), *abstract_batch(model, size))
 
-            return compile_within(BUDGET, BATCH_SIZE, compile_at)
+            return compile_within(BATCH_SIZE, compile_at)
 
         self.logits, self.grad_norms = compiled("logits", logits), compiled("grad_norms", grad_norms)
         self.functions = [*self.training.functions, self.logits.function, self.grad_norms.function]

@@ -5,7 +5,6 @@ changes them, and so none changes a result.
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -19,10 +18,7 @@ from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass, compile_within
 
-# By kind of device: largest number of examples in a microbatch, and bytes of its temporary arrays. A CPU is slower with
-# more than fits into its caches; a GPU, measured on an H200, is slower with less than 4,096 examples of an MLP.
-_LARGEST_BATCH = {"cpu": 512, "gpu": 4096}
-_TEMPORARY_BYTES = {"cpu": 24 * 2**20, "gpu": 2**30}
+_LARGEST_BATCH = {"cpu": 512, "gpu": 4096}  # kind of device → largest number of examples in a microbatch
 _FEWEST_SUMMED = 8  # smallest microbatch of a sum, whatever its memory
 
 
@@ -60,14 +56,10 @@ def compile_passes(model: Model, loss: Loss, *, compiler: Compiler) -> GradientP
         mask = jax.ShapeDtypeStruct((rows,), bool)
         return compiler.compile("score_and_sum", function, params, *abstract_batch(model, rows), mask)
 
-    device = "cpu" if jax.default_backend() == "cpu" else "gpu"
-
-    def largest(compile_at: Callable[[int], CompiledFunction], *, at_least: int = 1) -> Pass:
-        """Compile a function for the largest microbatch within the budget."""
-        return compile_within(_TEMPORARY_BYTES[device], _LARGEST_BATCH[device], compile_at, at_least=at_least)
+    largest = _LARGEST_BATCH["cpu" if jax.default_backend() == "cpu" else "gpu"]
 
     return GradientPasses(
-        score=largest(lambda rows: compile_score(model, loss, rows, compiler=compiler)),
-        dots=largest(compile_dots),
-        sums=largest(compile_sums, at_least=_FEWEST_SUMMED),
+        score=compile_within(largest, lambda rows: compile_score(model, loss, rows, compiler=compiler)),
+        dots=compile_within(largest, compile_dots),
+        sums=compile_within(largest, compile_sums, at_least=_FEWEST_SUMMED),
     )

@@ -11,7 +11,7 @@ from gradtrail.core.data import Split
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
-from gradtrail.core.xla.passes import BUDGET, Pass, compile_within
+from gradtrail.core.xla.passes import Pass, compile_within
 
 VALIDATION_BATCH_SIZE = 1000  # largest batch
 
@@ -42,7 +42,7 @@ def compile_predict(model: Model, batch_size: int, *, compiler: Compiler) -> Com
 
 def compile_predict_within(model: Model, largest: int = VALIDATION_BATCH_SIZE, *, compiler: Compiler) -> Pass:
     """Compile `predict_batch` for a batch size that is at most `largest` and within the budget of memory."""
-    return compile_within(BUDGET, largest, lambda size: compile_predict(model, size, compiler=compiler))
+    return compile_within(largest, lambda size: compile_predict(model, size, compiler=compiler))
 
 
 def validate(predict: Pass, params: Params | HostParams, split: Split) -> dict[str, float]:

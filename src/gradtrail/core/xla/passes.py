@@ -8,13 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from gradtrail.core import batching
 from gradtrail.core.data import Split
 from gradtrail.core.xla.compiler import CompiledFunction
 
-BUDGET = 2**30  # bytes of temporary arrays: 1,000 color images of 32 × 32 in the suggested convolutional network
+# Bytes of temporary arrays, by kind of device. A CPU is slower with more than fits into its caches, and five times as
+# slow from 32 MiB on, which the C library gives back to the system after each call. A GPU, measured on an H200, is
+# slower with less than 4,096 examples of an MLP.
+TEMPORARY_BYTES = {"cpu": 24 * 2**20, "gpu": 2**30}
 _FLOPS_PER_BYTE = 10  # FLOPs in the time of one byte of memory traffic, as measured on CPUs
 
 
@@ -54,9 +58,7 @@ class Pass:
         return max(cost.flops, _FLOPS_PER_BYTE * cost.touched_bytes) / self.batch_size
 
 
-def compile_within(
-    budget: int, largest: int, compile_at: Callable[[int], CompiledFunction], *, at_least: int = 1
-) -> Pass:
+def compile_within(largest: int, compile_at: Callable[[int], CompiledFunction], *, at_least: int = 1) -> Pass:
     """Compile a function for the `fitting_size`; `compile_at` is batch size → the function."""
     functions: dict[int, CompiledFunction] = {}
 
@@ -64,20 +66,19 @@ def compile_within(
         functions[size] = compile_at(size)
         return functions[size].cost.temporary_bytes
 
-    size = fitting_size(budget, largest, compiled_bytes, at_least=at_least)
+    size = fitting_size(largest, compiled_bytes, at_least=at_least)
     return Pass(function=functions[size], batch_size=size)
 
 
-def fitting_size(budget: int, largest: int, compiled_bytes: Callable[[int], int], *, at_least: int = 1) -> int:
-    """Return the largest batch size whose temporary arrays fit into a budget.
+def fitting_size(largest: int, compiled_bytes: Callable[[int], int], *, at_least: int = 1) -> int:
+    """Return the largest batch size whose temporary arrays fit into the budget of the device.
 
     Args:
-        budget: bytes.
         largest: the first batch size to try; it is halved until the arrays fit.
         compiled_bytes: batch size → bytes of the temporary arrays of the function that is compiled for it.
         at_least: smallest batch size, which is accepted whatever it needs.
     """
-    size = largest
+    size, budget = largest, TEMPORARY_BYTES["cpu" if jax.default_backend() == "cpu" else "gpu"]
     while (needed := compiled_bytes(size)) > budget and size > at_least:
         while size > at_least and needed > budget:  # memory is nearly proportional to the size
             size, needed = size // 2, needed // 2
