@@ -24,9 +24,10 @@ MEAN = "_mean"  # suffix of a score's mean over the kept epochs after training b
 _SEED = 0  # seed of the bootstrap
 
 # `gradients.examples: auto` analyzes all training examples for this number of FLOPs, half a minute on two cores, or
-# for those of this many epochs of training, whichever is more; otherwise a sample of not fewer examples than this
+# for those of this many passes over all, whichever is more; otherwise a sample of not fewer examples than this. A pass
+# takes about two epochs of the training of a convolutional network.
 _AFFORDABLE_FLOPS = 2e12
-_AFFORDABLE_EPOCHS = 4
+_AFFORDABLE_PASSES = 2
 _SMALLEST_SAMPLE = 5_000
 
 
@@ -83,7 +84,7 @@ def affordable_examples(passes: GradientPasses, num_epochs: int, num_train: int,
 
     It follows from static costs, never from times, so that it is the same on every run. It is rounded down to hundreds.
     """
-    budget = max(_AFFORDABLE_FLOPS, _AFFORDABLE_EPOCHS * num_train * passes.sums.work)
+    budget = max(_AFFORDABLE_FLOPS, _AFFORDABLE_PASSES * num_train * passes.sums.work)
     fixed, everything = (analysis_flops(passes, num_epochs, count, num_others) for count in (0, num_train))
     if everything <= budget:
         return num_train
