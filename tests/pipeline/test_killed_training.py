@@ -73,10 +73,11 @@ from gradtrail.stages.common.stage import run_stage
 from pipeline.train import main
 run_stage(main, "train")
 """
-HISTORY, TRAIN, TRACKING = "gradtrail.core.train.history", "gradtrail.stages.train", "gradtrail.tracking"
+HISTORY, TRACKING = "gradtrail.core.train.history", "gradtrail.tracking"
+ATOMICITY = "orbax.checkpoint._src.path.atomicity"  # whose `finalize` renames the two folders of a checkpoint
 KILLS = {
     "at a chunk": (HISTORY, "History", "check", 150, "before"),
-    "while a checkpoint is written": (f"{TRAIN}.checkpoints", "Checkpoints", "_start", 2, "after"),
+    "while a checkpoint is written": (ATOMICITY, "AtomicRenameTemporaryPath", "finalize", 4, "before"),
     "between the outs and their log": (f"{TRACKING}.live", "LiveRun", "outs", 1, "before"),
     "while its record is closed": (f"{TRACKING}.live", "LiveRun", "end", 1, "before"),
 }
