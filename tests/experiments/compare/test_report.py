@@ -29,6 +29,7 @@ def completed(
             variant=label,
             seed=seed,
             test_accuracy=accuracy,
+            test_balanced_accuracy=None,
             test_accuracy_corrected_labels=None,
             test_loss=1 - accuracy,
             num_parameters=7,

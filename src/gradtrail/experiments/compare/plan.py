@@ -39,6 +39,7 @@ class CompletedRun:
     variant: str
     seed: int
     test_accuracy: float
+    test_balanced_accuracy: float | None  # None if the classes have equally many test examples
     test_accuracy_corrected_labels: float | None  # None without corrections
     test_loss: float
     train_seconds: float | None  # time of the training loop, per member; None for a rebuilt run
@@ -120,6 +121,7 @@ class Planner:
                 variant=variant,
                 seed=seed,
                 test_accuracy=metrics["accuracy"],
+                test_balanced_accuracy=metrics.get("balanced_accuracy"),
                 test_accuracy_corrected_labels=metrics.get("accuracy_corrected_labels"),
                 test_loss=metrics["loss"],
                 train_seconds=timings[_SECONDS] / len(seeds) if _SECONDS in timings else None,

@@ -27,6 +27,7 @@ def table_rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
     has_sizes = len({summary.runs[0].num_parameters for summary in summaries}) > 1
     rows = []
     for summary in summaries:
+        balanced = [run.test_balanced_accuracy for run in summary.runs]
         corrected = [run.test_accuracy_corrected_labels for run in summary.runs]
         cells = {
             "variant": summary.variant,
@@ -35,6 +36,7 @@ def table_rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
             "test accuracy, %": _mean_and_spread(summary.accuracies),
             "difference, points": _difference(summary.difference),
             "verdict": summary.verdict if is_tested else "",
+            "balanced accuracy, %": _mean_and_spread([share for share in balanced if share is not None]),
             "test loss": f"{statistics.mean(run.test_loss for run in summary.runs):.4f}",
             "corrected labels, %": _mean_and_spread([share for share in corrected if share is not None]),
             "training, s": _number(summary.seconds, ".1f"),
