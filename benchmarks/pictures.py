@@ -39,6 +39,7 @@ from gradtrail.support.paths import private_folder
 from gradtrail.support.significance import paired_difference
 
 SPLIT_SEED, TEST_SHARE, CHOICE_SHARE = 0, 1 / 3, 1 / 4
+SMALL = {"profile.largest_batch_size": 128, "train.keep_epochs": []}  # for the `dvc repro` with which `compare` begins
 SMALL_BYTES, LEAST_PICTURES = 60_000, 200  # of clip art: largest file, fewest of a subject
 NPM = "npm pack --silent {package}", "tar -xf {archive} -C content"
 APT = "apt-get download -qq {package}", "dpkg-deb -x {archive} content"
@@ -123,9 +124,8 @@ def run_in_clone(
 def compare(folder: Path, entry: Comparison, seeds: Sequence[int], data: Mapping[str, Path]) -> list[Mapping[str, str]]:
     """Train the variants of an entry in a clone; return a row for each training."""
     entries = {entry.name: {"timed": True, "seeds": [*seeds], "variants": entry.variants}}
-    run_in_clone(folder, data, entry.set, entries, "gradtrail", "compare", entry.name)
-    with (folder / f"results/comparisons/{entry.name}.csv").open(encoding="utf-8", newline="") as file:
-        return [*csv.DictReader(file)]
+    run_in_clone(folder, data, entry.set | SMALL, entries, "gradtrail", "compare", entry.name)
+    return [*csv.DictReader((folder / f"results/comparisons/{entry.name}.csv").read_text().splitlines())]
 
 
 def started(folder: Path, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--data", default="emoji-20,emoji-50,emoji-200,fashion", help="emoji-COUNT and fashion")
     parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=[*range(5)])
     parser.add_argument("--choose", action="store_true", help="test on a quarter of the training emoji")
-    parser.add_argument("--start", action="store_true", help="start from weights too")
+    parser.add_argument("--start", action="store_true")
     options = parser.parse_args()
     entries, results = dict[str, Any](read_entries()), dict[str, list[Mapping[str, str]]]()
     with tempfile.TemporaryDirectory() as name:
