@@ -14,7 +14,6 @@ import argparse
 import csv
 import hashlib
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -35,19 +34,19 @@ from benchmarks.record import record
 from gradtrail.experiments.compare.spec import PATH, Comparison, read_entries
 from gradtrail.stages.common.params import PARAMS, changed
 from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.support.git import with_interpreter
 from gradtrail.support.paths import private_folder
 from gradtrail.support.significance import paired_difference
 
 SPLIT_SEED, TEST_SHARE, CHOICE_SHARE = 0, 1 / 3, 1 / 4
 SMALL = {"profile.largest_batch_size": 128, "train.keep_epochs": []}  # for the `dvc repro` with which `compare` begins
-SMALL_BYTES, LEAST_PICTURES = 60_000, 200  # of clip art: largest file, fewest of a subject
+LARGEST_SIDE, LEAST_PICTURES, EPOCHS = 1_000, 200, 30  # of clip art: pixels of a side, pictures of a subject, training
 NPM = "npm pack --silent {package}", "tar -xf {archive} -C content"
 APT = "apt-get download -qq {package}", "dpkg-deb -x {archive} content"
-# Packages with their versions, as the clients of their registries write them
 EMOJI = "emoji-datasource-google@16.0.0"  # Noto Emoji: Apache License 2.0
 CLIP_ART = "openclipart-png=1:0.18+dfsg-19"  # public domain
 FASHION = "dataset-fashion-mnist=0.0~git20200523.55506a9-1"  # MIT License
-SHA256 = {  # of their archives
+SHA256 = {  # of the archives of packages
     EMOJI: "fb5fd131b362aab7a55542d2a147a79708cce0a8b1c1bbacd470172708b5c438",
     CLIP_ART: "f07f1545a2970c2cf3fa339bc2405da1a95cf2b1827bfa05bf73eb1c20291c02",
     FASHION: "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
@@ -83,10 +82,11 @@ def emoji() -> Classes:
 
 
 def clip_art() -> Classes:
-    """Return the small pictures of each subject that has many; links repeat other pictures."""
+    """Return the small pictures of each subject that has many; links repeat others."""
     folder, subjects = unpacked(CLIP_ART) / "usr/share/openclipart/png", defaultdict(list)
     for path in folder.rglob("*.png"):
-        if not path.is_symlink() and path.stat().st_size < SMALL_BYTES:
+        sides = np.frombuffer(path.read_bytes(), ">u4", count=2, offset=16)  # in the header of a PNG file
+        if not path.is_symlink() and sides.max() <= LARGEST_SIDE:
             subjects[path.relative_to(folder).parts[0]].append(path)
     return {name: paths for name, paths in subjects.items() if len(paths) >= LEAST_PICTURES}
 
@@ -117,7 +117,7 @@ def run_in_clone(
     subprocess.check_output(["git", "clone", "-q", ".", folder])
     YAML().dump(changed(read_yaml(PARAMS), params), folder / PARAMS)
     YAML().dump(entries, folder / PATH)
-    env = os.environ | {name: str(path) for name, path in data.items()} | {"PYTHONPATH": str(folder / "src")}
+    env = with_interpreter() | {name: str(path) for name, path in data.items()} | {"PYTHONPATH": str(folder / "src")}
     subprocess.check_output([sys.executable, "-m", *arguments], cwd=folder, env=env)
 
 
@@ -130,8 +130,8 @@ def compare(folder: Path, entry: Comparison, seeds: Sequence[int], data: Mapping
 
 def started(folder: Path, params: Mapping[str, Any]) -> dict[str, Any]:
     """Train on clip art; return the params of a training that starts from these weights."""
-    images = write_pictures(folder / "images", clip_art())
-    run_in_clone(folder / "clone", {"IMAGES_DIR": images}, params, {}, "dvc", "repro", "train")
+    images, changes = write_pictures(folder / "images", clip_art()), {**params, "train.epochs": EPOCHS}
+    run_in_clone(folder / "clone", {"IMAGES_DIR": images}, changes, {}, "dvc", "repro", "train")
     weights = folder / "clone/models/final.safetensors"
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
     return {**params, "train.start.weights": str(weights), "train.start.sha256": sha256}
@@ -175,13 +175,13 @@ def main() -> None:
             label, params = [*variants.items()][-1]
             variants[f"{label}, from clip art"] = started(folder / "clip-art", params)
         for data in options.data.split(","):
-            entry, variable, images = "fashion", "FASHION_MNIST_DIR", folder / data
+            entry = entries["fashion" if data == "fashion" else "pictures"]
             if data == "fashion":
-                images = unpacked(FASHION) / "usr/share/datasets/fashion-mnist"
+                source = {"FASHION_MNIST_DIR": unpacked(FASHION) / "usr/share/datasets/fashion-mnist"}
             else:
-                entry, variable = "pictures", "IMAGES_DIR"
-                write_pictures(images, emoji(), int(data.removeprefix("emoji-")), is_choice=options.choose)
-            results[data] = compare(folder / f"clone-{data}", entries[entry], options.seeds, {variable: images})
+                count = int(data.removeprefix("emoji-"))
+                source = {"IMAGES_DIR": write_pictures(folder / data, emoji(), count, is_choice=options.choose)}
+            results[data] = compare(folder / f"clone-{data}", entry, options.seeds, source)
     show(results)
     record("pictures", results, options)
 
