@@ -243,14 +243,14 @@ def test_training_without_examples_is_that_of_a_split_without_them(
     assert trajectory.batch_size == 3
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("from_host", ["", "streamed", "debug_nans"])
 def test_devices_validate_before_the_host_waits_for_the_steps(
-    is_streamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    from_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the host copies the weights. Those of a large split are copied first: batches come from the host."""
+    """Then the host copies the weights. If batches come from the host, it copies the weights first."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())
-    monkeypatch.setattr(training_module, "LARGEST_ON_DEVICE", 0 if is_streamed else 2**20)
+    monkeypatch.setattr(training_module, "LARGEST_ON_DEVICE", 0 if from_host == "streamed" else 2**20)
     events: list[str] = []
 
     def recorded(name: str, call: Callable[..., Any], guard: Any = contextlib.nullcontext) -> Callable[..., Any]:
@@ -262,15 +262,16 @@ def test_devices_validate_before_the_host_waits_for_the_steps(
         return record
 
     training = loaded(config=train_config())
+    training.runtime = dataclasses.replace(training.runtime, debug_nans=from_host == "debug_nans")
     training.compile(new_compiler())
-    assert training.functions[-1].name == ("predict" if is_streamed else "validate")
-    guard = contextlib.nullcontext if is_streamed else functools.partial(jax.transfer_guard, "disallow")
+    assert training.functions[-1].name == ("predict" if from_host else "validate")
+    guard = contextlib.nullcontext if from_host else functools.partial(jax.transfer_guard, "disallow")
     function = dataclasses.replace(training.score.function, call=recorded("score", training.score.function, guard))
     training.score = dataclasses.replace(training.score, function=dataclasses.replace(function, calls=None))
     monkeypatch.setattr(training_module, "on_host", recorded("copy", training_module.on_host))
     monkeypatch.setattr(History, "check", recorded("wait", History.check))
     history = training.train_network(training.config.seeds_of(0), Checkpoints(None, 1e9), Listener()).history
-    order = ["wait", "copy", "copy", "score", "wait"] if is_streamed else ["score", "wait", "copy", "wait"]
+    order = ["wait", "copy", "copy", "score", "wait"] if from_host else ["score", "wait", "copy", "wait"]
     assert events == ["copy", *order * 2]
 
     predict = compile_predict_within(training.model, compiler=new_compiler())

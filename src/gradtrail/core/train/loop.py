@@ -285,13 +285,10 @@ def compile_validate(model: Model, num_examples: int, mesh: Mesh, *, compiler: C
 
 
 def score(model: Model, mesh: Mesh, largest: int, params: Params, examples: Examples) -> dict[str, Array]:
-    """Return `loss` and `correct` of each example, see `predict_batch`; each device loops over some of the batches.
-
-    All batches have one size, at most `largest`; the last ones are filled up with the last example.
-    """
+    """Return `loss` and `correct` of each example; the devices share batches of one size, at most `largest`."""
     count = len(examples.labels)
     num_batches = mesh.size * batching.num_batches(count, mesh.size * largest)
-    size = batching.num_batches(count, num_batches)
+    size = batching.num_batches(count, num_batches)  # the last batches are filled up with the last example
     indices = jnp.minimum(jnp.arange(num_batches * size, dtype=jnp.int32), count - 1).reshape(num_batches, size)
 
     def work(whole: tuple[Params, Examples], indices: Int[Array, "batches size"]) -> tuple[None, dict[str, Array]]:

@@ -208,6 +208,11 @@ class Training:
         return not self.config.privacy.enabled and self.train.images.nbytes > LARGEST_ON_DEVICE
 
     @property
+    def validates_from_host(self) -> bool:
+        """Whether batches of the validation split are copied to one device: `debug_nans` finds no NaN in a loop."""
+        return self.runtime.debug_nans or self.validation.images.nbytes > LARGEST_ON_DEVICE
+
+    @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
         return [*self.compiled.functions, self.score.function]
@@ -231,7 +236,7 @@ class Training:
             functions = functions.with_weight_changes()
         with first_process_first():
             self.compiled = compiled = functions.compile(compiler)
-            if self.validation.images.nbytes > LARGEST_ON_DEVICE:
+            if self.validates_from_host:
                 self.score = inference.compile_predict_within(self.model, compiler=compiler)
             else:
                 self.score = loop.compile_validate(self.model, len(self.validation), compiled.mesh, compiler=compiler)
@@ -326,11 +331,8 @@ class Training:
         return TrainResult(state=_with_keys(state, public_keys), history=history, seconds=seconds)
 
     def validate(self, params: Params) -> Callable[[], dict[str, float]]:
-        """Start the validation of a network; return a function that waits for its `loss` and `accuracy`.
-
-        Every process must call this. A streamed split is validated in the second call, on one device.
-        """
-        if self.validation.images.nbytes > LARGEST_ON_DEVICE:
+        """Start the validation, in every process; the function returned waits for the mean `loss` and `accuracy`."""
+        if self.validates_from_host:
             return lambda: inference.validate(self.score, on_host(params), self.validation)
         return functools.partial(inference.mean_scores, self.score.function(params, self._validation_on_device))
 
