@@ -6,11 +6,12 @@ from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key
 
 from gradtrail.core.config import Bounds, ConfigError, CountOrZero, Fraction, NotNegative, Share, config
 
-_PIXEL_WEIGHTS = (0.2989, 0.587, 0.114)  # of red, green and blue in the grey of an image, as in torchvision
+_GREY = np.array([0.2989, 0.587, 0.114], np.float32)  # weights of red, green and blue, as in torchvision
 
 
 @config
@@ -152,9 +153,7 @@ def _blended(image: Array, other: Array | float, factor: Array) -> Array:
 
 
 def _grey(image: Array) -> Array:
-    if image.ndim == 2:
-        return image
-    return sum(weight * image[..., channel] for channel, weight in enumerate(_PIXEL_WEIGHTS))
+    return image if image.ndim == 2 else jnp.tensordot(image, _GREY, 1, precision="highest")
 
 
 def _cut_out(image: Array, side: int, *, key: Array) -> Array:
