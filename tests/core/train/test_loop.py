@@ -61,6 +61,7 @@ CONFIGS = {
     ),
     PARTS: train_config(model="cnn", precision="bfloat16", accumulation_steps=2),
 }
+SATURATED, CROPPED = (dataclasses.replace(NO_AUGMENTATION, **{k: v}) for k, v in (("saturation", 0.1), ("crop", 3)))
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
 
@@ -172,10 +173,12 @@ def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
     ("sizes", "num_examples", "message"),
     [
         ({"batch_size": 10}, 9, r"batch_size must be at most the number of training examples, 9, got 10$"),
+        ({"augmentation": SATURATED}, 9, r"augmentation\.saturation must be 0 for greyscale images, got 0\.1$"),
+        ({"augmentation": CROPPED}, 9, r"augmentation\.crop must be below the shorter side of the images, 3, got 3$"),
         ({"epochs": 100_000, "batch_size": 1}, 60_000, "epochs 100,000 times 60,000 steps, of batch_size 1, are 6,0"),
     ],
 )
-def test_too_large_batches_and_too_many_steps_are_refused(sizes: dict, num_examples: int, message: str) -> None:
+def test_sizes_that_do_not_suit_the_data_are_refused(sizes: dict, num_examples: int, message: str) -> None:
     config = train_config(**sizes)
     with pytest.raises(ConfigError, match=rf"^train\.{message}"):
         TrainingFunctions(config, Model(config.model_config(SHAPE, NUM_CLASSES)), num_examples, jax.devices())

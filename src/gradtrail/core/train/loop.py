@@ -53,7 +53,8 @@ class TrainingFunctions:
         sampled: ascending indices of the examples in the records of an epoch; None for all.
 
     Raises:
-        ConfigError: too few devices or examples, or too many steps; one line that names the key.
+        ConfigError: too few devices or examples, too many steps, or an augmentation that does not suit the images; one
+            line that names the key.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class TrainingFunctions:
         self.steps_per_epoch = batching.num_batches(num_examples, config.batch_size)
         self.num_steps = config.epochs * self.steps_per_epoch
         _check_sizes(config, num_examples, self.num_steps, len(devices))
+        config.augmentation.check_images(model.config.image_shape)
         if config.privacy.enabled and (noise_multiplier is None or streamed):
             raise ValueError("a private training needs a noise multiplier, and a split on the device")
         self.config, self.num_examples, self.streamed, self.sampled = config, num_examples, streamed, sampled
