@@ -39,7 +39,7 @@ class CompletedRun:
     variant: str
     seed: int
     test_accuracy: float
-    test_balanced_accuracy: float | None  # None if the classes have equally many test examples
+    test_balanced_accuracy: float | None  # None if the classes are of about equal size
     test_accuracy_corrected_labels: float | None  # None without corrections
     test_loss: float
     train_seconds: float | None  # time of the training loop, per member; None for a rebuilt run
