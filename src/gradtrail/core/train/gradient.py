@@ -149,17 +149,19 @@ def network_inputs(config: TrainConfig, batch: Batch) -> tuple[Array, Key[Array,
         images = jax.lax.cond(
             batch.indices[0] >= batching.PADDING,
             functools.partial(_augmented, config.augmentation),
-            lambda rows: batching.normalize(rows.images),
-            batch,
+            lambda rows, _: batching.normalize(rows.images),
+            *(batch, batch.augmentation),
         )
     return images, None if batch.dropout is None else _purpose_keys(batch.dropout, 1)
 
 
-def _augmented(config: AugmentationConfig, batch: Batch) -> Float[Array, "batch height width *channels"]:
+def _augmented(
+    config: AugmentationConfig, batch: Batch, key: Key[Array, " batch"]
+) -> Float[Array, "batch height width *channels"]:
     """Return the images of a batch, augmented and mixed with those of their partners."""
 
     def augmented(images: Array, purpose: int) -> Array:
-        return augment(batching.normalize(images), config, key=_purpose_keys(batch.augmentation, purpose))
+        return augment(batching.normalize(images), config, key=_purpose_keys(key, purpose))
 
     images = augmented(batch.images, 0)
     if batch.partners is None:
@@ -168,16 +170,19 @@ def _augmented(config: AugmentationConfig, batch: Batch) -> Float[Array, "batch 
     return shares * images + (1.0 - shares) * augmented(batch.partners.images, 2)
 
 
-def with_partners(config: TrainConfig, batch: Batch) -> Batch:
-    """Return a whole batch with partners: of each row the row before it, of the first one the last that counts.
+def with_augmentation(config: AugmentationConfig, batch: Batch, *, key: Key[Array, " batch"]) -> Batch:
+    """Return a whole batch with a key for each row, and for mixup with partners.
 
-    Both images of a mixture are augmented, and its shares drawn, by the key of the row.
+    The partner of a row is the row before it, that of the first row the last one that counts. Both images of a mixture
+    are augmented, and its shares drawn, by the key of the row.
     """
+    if not config.mixup:
+        return dataclasses.replace(batch, augmentation=key)
     rows = jnp.arange(len(batch.indices), dtype=jnp.int32)
     before = jnp.where(rows == 0, jnp.sum(batch.mask), rows) - 1  # padding comes last
-    shares = draw_shares(config.augmentation.mixup, key=_purpose_keys(batch.augmentation, 1))
+    shares = draw_shares(config.mixup, key=_purpose_keys(key, 1))
     partners = Partners(images=batch.images[before], labels=batch.labels[before], shares=shares)
-    return dataclasses.replace(batch, partners=partners)
+    return dataclasses.replace(batch, augmentation=key, partners=partners)
 
 
 def batch_metrics(
