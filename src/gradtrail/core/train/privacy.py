@@ -1,10 +1,15 @@
 """The section `train.privacy` of `params.yaml`."""
 
+import re
 from typing import Annotated, Literal
 
 from gradtrail.core.config import LARGEST, Bounds, Positive, config
 
-_SHA256_DIGITS = 64
+
+def check_sha256(name: str, digits: str | None) -> None:
+    """Raise ValueError, one line that begins with `name`, unless this is None or a SHA-256 in hex."""
+    if digits is not None and not re.fullmatch("[0-9a-f]{64}", digits):
+        raise ValueError(f"{name} must be null or 64 hexadecimal digits, got {digits!r}")
 
 
 @config
@@ -39,10 +44,8 @@ class PrivacyConfig:
                 f"epsilon or noise_multiplier must be null, and the other one a number, got {self.epsilon} and "
                 f"{self.noise_multiplier}"
             )
-        digits = self.secret_sha256
-        if digits is not None and (len(digits) != _SHA256_DIGITS or set(digits) - set("0123456789abcdef")):
-            raise ValueError(f"secret_sha256 must be null or {_SHA256_DIGITS} hexadecimal digits, got {digits!r}")
-        if self.enabled and self.release and digits is None:
+        check_sha256("secret_sha256", self.secret_sha256)
+        if self.enabled and self.release and self.secret_sha256 is None:
             raise ValueError(
                 "secret_sha256 must be given with release true, got null: noise from a seed that is known can be "
                 "taken off again"
