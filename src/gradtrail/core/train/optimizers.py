@@ -127,11 +127,7 @@ Optimizer: TypeAlias = SGD | RMSprop | Adam | AdamW | Lion | Muon
 
 
 def make_optimizer(
-    optimizer: Optimizer,
-    schedule: Schedule,
-    clip_norm: float | None,
-    num_steps: int,
-    start: StartConfig = NO_START,
+    optimizer: Optimizer, schedule: Schedule, clip_norm: float | None, num_steps: int, start: StartConfig = NO_START
 ) -> optax.GradientTransformation:
     """Return the transformation from gradients to updates: clipping to a global norm, then the optimizer.
 

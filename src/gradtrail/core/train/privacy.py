@@ -1,15 +1,10 @@
 """The section `train.privacy` of `params.yaml`."""
 
-import re
 from typing import Annotated, Literal
 
 from gradtrail.core.config import LARGEST, Bounds, Positive, config
 
-
-def check_sha256(name: str, digits: str | None) -> None:
-    """Raise ValueError, one line that begins with `name`, unless this is None or a SHA-256 in hex."""
-    if digits is not None and not re.fullmatch("[0-9a-f]{64}", digits):
-        raise ValueError(f"{name} must be null or 64 hexadecimal digits, got {digits!r}")
+_SHA256_DIGITS = 64
 
 
 @config
@@ -44,8 +39,10 @@ class PrivacyConfig:
                 f"epsilon or noise_multiplier must be null, and the other one a number, got {self.epsilon} and "
                 f"{self.noise_multiplier}"
             )
-        check_sha256("secret_sha256", self.secret_sha256)
-        if self.enabled and self.release and self.secret_sha256 is None:
+        digits = self.secret_sha256
+        if digits is not None and (len(digits) != _SHA256_DIGITS or set(digits) - set("0123456789abcdef")):
+            raise ValueError(f"secret_sha256 must be null or {_SHA256_DIGITS} hexadecimal digits, got {digits!r}")
+        if self.enabled and self.release and digits is None:
             raise ValueError(
                 "secret_sha256 must be given with release true, got null: noise from a seed that is known can be "
                 "taken off again"

@@ -126,10 +126,7 @@ def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Ar
 
 
 def started_from(state: TrainState, tensors: Mapping[str, Float[np.ndarray, "..."]]) -> TrainState:
-    """Return a state before the first step with these parameters, by path; others stay as they were drawn.
-
-    Each is a copy of its own, as the steps reuse the memory of a state.
-    """
+    """Return a first state with copies of these parameters, by path; the others stay as they were drawn."""
 
     def placed(params: Params) -> Params:
         leaves = by_path(params)
@@ -234,8 +231,7 @@ def update_fn(
     """Return the state after a step; under loss scaling, a gradient that is not finite changes the scale alone."""
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = where_frozen(config.start, state.params, optax.apply_updates(state.params, updates))
-    average = _averaged(config, state.average, params, state.num_updates)
-    average = where_frozen(config.start, state.average, average)
+    average = where_frozen(config.start, state.average, _averaged(config, state.average, params, state.num_updates))
     moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=average)
     if state.loss_scale is not None:
         finite = all_finite(grads)
