@@ -54,7 +54,7 @@ def run(config: TrainConfig) -> tuple[list[TrainState], list[StepRecord]]:
 
 
 def test_a_training_from_weights_is_the_plain_one_from_these() -> None:
-    """Others are drawn as without; the state before the first step does not share memory with the weights."""
+    """Others are drawn as without; so is the moving average."""
     config = dataclasses.replace(CONFIG, start=start())
     (states, records), (plain, plain_records) = run(config), run(CONFIG)
     drawn = by_path(jax.jit(make_init(CONFIG, MODEL, len(ORDER)))(seed_keys(0)).params)

@@ -104,8 +104,11 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: [Path("x.pt").write_bytes(b"PK\x03\x04" * 99), read(weights="copy/x.pt")],
         "train.start.weights: {root}/copy/x.pt: no safetensors file",
     ),
-    "no digest": (lambda: read(sha256=None), "train.start.sha256 must be the digest of {file}: -S train.start.sha256="),
-    "another file": (lambda: read(sha256=HEX), f", got {HEX}"),
+    "no digest": (
+        lambda: read(sha256=None),
+        "train.start.sha256 must be the digest of {file}, got null: -S train.start",
+    ),
+    "another file": (lambda: read(sha256=HEX), f"{{file}}, got {HEX}: -S train.start.sha256="),
     "nothing fits": (
         lambda: read({"fc.weight": np.ones((5, 12), np.float32)}),
         "train.start.weights: {file}: no tensor fits, such as layers/0/bias: not in the file; drawn anew; layers/0/k",

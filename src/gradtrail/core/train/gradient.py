@@ -94,7 +94,8 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
     def part_gradient(shared: Shared, part: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
         def loss_fn(params: Params) -> tuple[Array, tuple[Metrics, RowRecord]]:
             images, key = network_inputs(config, part)
-            params = where_frozen(config.start, jax.lax.stop_gradient(params), params)
+            if config.start.enabled:
+                params = where_frozen(config.start, jax.lax.stop_gradient(params), params)
             logits = model.apply(params, images, key=key)
             loss = config.loss.per_example(logits, part.labels)
             if part.weights is not None:

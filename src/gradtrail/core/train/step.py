@@ -213,7 +213,8 @@ def grad_fn(
         metrics |= {"loss_scale": scale, "skipped": ~all_finite(grads)}
     if mechanism is not None and state.keys.noise is not None:
         grads = noised_mean(grads, config, mechanism, key=jax.random.fold_in(state.keys.noise, state.step))
-        grads = where_frozen(config.start, jax.tree.map(jnp.zeros_like, grads), grads)
+        if config.start.enabled:
+            grads = where_frozen(config.start, jax.tree.map(jnp.zeros_like, grads), grads)
     norm = jnp.sqrt(squared_norm(grads))
     metrics |= {"num_examples": count.astype(jnp.int32), "grad_norm": norm}
     if mechanism is None and config.clip_norm is not None:

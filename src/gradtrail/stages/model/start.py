@@ -67,8 +67,8 @@ def read_start(config: StartConfig, model: Model) -> Start:
         raise UserError(f"train.start.weights: {path}: {why}") from None
     _require_fit(config, path, model, faults)
     if sha256 != config.sha256:
-        how = f"the digest of {path}: -S train.start.sha256={sha256}"
-        raise UserError(f"train.start.sha256 must be {how}, got {config.sha256 or 'null'}")
+        found = f"train.start.sha256 must be the digest of {path}, got {config.sha256 or 'null'}"
+        raise UserError(f"{found}: -S train.start.sha256={sha256}")
 
     outcomes = {name: fault or f"taken{', frozen' * config.is_frozen(name)}" for name, fault in faults.items()}
     outcomes |= dict.fromkeys(sorted(shapes.keys() - params.keys()), "not in the network")
