@@ -5,7 +5,7 @@ from factories import preprocess_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.data import Split, prepare, stratified_split, stratified_subset, symmetric_noise
+from gradtrail.core.data import Split, channel_statistics, prepare, stratified_split, stratified_subset, symmetric_noise
 
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.integers(0, 256, (60, 4, 3), dtype=np.uint8), RNG.integers(0, 3, 60, dtype=np.uint8)
@@ -35,6 +35,16 @@ def test_every_example_keeps_its_image_and_true_label(
         wrong = np.sum(split.labels != split.true_labels)
         assert wrong == (round(label_noise * len(split)) if name == "train" else 0)
     assert not set(splits["train"].example_id) & set(splits["validation"].example_id)
+
+
+def test_channel_statistics_equal_numpy() -> None:
+    images = np.random.default_rng(1).integers(0, 256, (5000, 3, 2, 3), dtype=np.uint8)
+    images[..., 2] = 77
+    for pixels in (images, images[..., 0]):
+        mean, deviation = channel_statistics(pixels)
+        rows = pixels.reshape(-1, len(mean)) / 255
+        np.testing.assert_allclose(mean, rows.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(deviation, np.maximum(rows.std(axis=0), 1 / 255), rtol=1e-12)
 
 
 def test_without_a_subset_all_examples_are_used() -> None:

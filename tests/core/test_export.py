@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from exports import random_params
-from factories import NUM_CLASSES, SHAPE, SMALL_CNN, SMALL_MIXER, model_config, random_split
+from factories import NUM_CLASSES, SHAPE, SMALL_CNN, SMALL_MIXER, SMALL_RESNET, model_config, random_split
 
 from gradtrail.core.evaluate import evaluate_logits, log_mean_softmax
 from gradtrail.core.export import TEMPERATURE, export_forward, forward, tensors
@@ -31,6 +31,7 @@ NETWORKS = {
     "cnn": network(),
     "group norm": network(norm="group", convolutions=2),
     "layer norm": network(norm="layer", kernel_size=1),
+    "resnet": model_config(SMALL_RESNET, image_shape=(8, 8, 3), normalization=((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))),
     "mixer": model_config(SMALL_MIXER),
     "color cnn": dataclasses.replace(network(), image_shape=(8, 6, 3)),
     "cnn, bfloat16": dataclasses.replace(network(hidden=()), precision="bfloat16"),

@@ -12,6 +12,7 @@ import scipy.special
 from factories import (
     NUM_CLASSES,
     SMALL_CNN,
+    SMALL_RESNET,
     cases,
     model_config,
     own_network,
@@ -74,6 +75,7 @@ NETWORKS: dict[str, tuple[dict, Precision, Loss, int]] = {
         LOSS,
         1,
     ),
+    "resnet": ({"network": SMALL_RESNET, "image_shape": (4, 8, 3)}, "float32", LOSS, 3),
     "mixer": (
         {"network": own_network("mixer", patch_size=1, width=4, hidden=(3, 5), activation="tanh", dropout=0.4)},
         "bfloat16",

@@ -27,6 +27,7 @@ from gradtrail.core.nn.losses import CrossEntropy
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import Model, ModelConfig, Network, Params
 from gradtrail.core.nn.own import Own
+from gradtrail.core.nn.resnet import ResNet
 from gradtrail.core.privacy_audit import PrivacyAuditConfig
 from gradtrail.core.profile.benchmark import ProfileConfig
 from gradtrail.core.train import schedules
@@ -66,6 +67,9 @@ SMALL_CNN = CNN(
 )
 
 
+SMALL_RESNET = ResNet(patch=2, channels=(4, 6), blocks=1, groups=2, activation="relu", dropout=0.0)
+
+
 def own_network(file: str, **fields: Any) -> Own:
     """A network of a file in `pipeline/networks`."""
     with contextlib.chdir(ROOT):
@@ -79,6 +83,7 @@ NETWORKS: dict[str, Network] = {
     "linear": Linear(),
     "mlp": MLP(hidden=(5,), activation="relu", dropout=0.0),
     "cnn": SMALL_CNN,
+    "resnet": SMALL_RESNET,
 }
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": SGD(learning_rate=0.1, momentum=0.9, nesterov=True),

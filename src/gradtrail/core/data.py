@@ -4,6 +4,7 @@ Imports no JAX, which reading params and whole splits does not need.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -16,6 +17,7 @@ SeedSequence: TypeAlias = int | tuple[int, ...]
 REMOVED = -1  # in place of a label: the example is not in the training set
 # Independent streams of random numbers of one seed: NumPy's seed s is (s, 0), so no stream has a seed alone
 _SPLIT, _SUBSET, _NOISE, TEST_SPLIT, OMITTED = range(5)
+_BLOCK = 4096  # images whose pixels are in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,25 @@ class PreprocessConfig:
     # True if labels that people corrected are applied, after the noise; `test` for the test split alone, which has
     # them alongside the given labels
     corrections: Literal[False, True, "test"]
+
+
+def channel_statistics(
+    images: UInt8[np.ndarray, "examples height width *channels"],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and the standard deviation of each channel, of pixels in 0..1; of a constant channel 1/255.
+
+    The sums are of integers, so that no processor's order of summation changes a digit.
+    """
+    num_channels = images.shape[3] if images.ndim == 4 else 1
+    sums, squares = np.zeros(num_channels, np.int64), np.zeros(num_channels, np.int64)
+    for start in range(0, len(images), _BLOCK):
+        pixels = images[start : start + _BLOCK].reshape(-1, num_channels)
+        sums += pixels.sum(axis=0, dtype=np.int64)
+        squares += np.square(pixels, dtype=np.uint16).sum(axis=0, dtype=np.int64)
+    count = images.size // num_channels
+    pairs = [(int(total), int(square)) for total, square in zip(sums, squares, strict=True)]
+    deviations = (math.sqrt(count * square - total**2) / count for total, square in pairs)
+    return tuple(total / count / 255 for total, _ in pairs), tuple(max(1.0, each) / 255 for each in deviations)
 
 
 def stratified_split(

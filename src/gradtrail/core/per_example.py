@@ -219,12 +219,14 @@ def clipped_grad_sum(
     squared = sum(bounds, start=jnp.float32(_UNDERFLOW))
     norms = jnp.sqrt(squared) * (1.0 + (len(by_layer) + 16) * ROUNDING) / clipping.copies
     weights = jnp.where(mask, jnp.minimum(1.0, clipping.norm / norms) / clipping.copies, 0.0)
-    factors = {False: weights, True: jnp.zeros_like(weights)}  # of trained and of frozen layers
+    none = jnp.zeros_like(weights) if clipping.frozen else weights
     with full_precision:
         grads = {
             f"{name}/{path}": grad
             for name, layer in model.layers().items()
-            for path, grad in by_path(layer.weighted_grad(by_layer[name][1], factors[name in clipping.frozen])).items()
+            for path, grad in by_path(
+                layer.weighted_grad(by_layer[name][1], none if name in clipping.frozen else weights)
+            ).items()
         }
     return model.from_paths(grads), norms, logits
 

@@ -17,10 +17,10 @@ from gradtrail.core.gradients.metagradient import Metagradient, compile_metagrad
 from gradtrail.core.gradients.scores import largest
 from gradtrail.core.gradients.what_if import SMOOTH, WhatIfConfig, make_outputs, metasmoothness, positions_of
 from gradtrail.core.nn.inference import compile_predict_within, validate
-from gradtrail.core.nn.losses import Loss, log_odds
+from gradtrail.core.nn.losses import log_odds
 from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.train.changes import NO_CHANGES, changed_labels, weight_changes
-from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.config import TrainConfig, for_split
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import on_device
@@ -48,7 +48,6 @@ class Networks:
     test: Float[np.ndarray, "tests classes"]  # logits
     margins: Float[np.ndarray, " tests"]  # margins of the test examples, in nats
     validation_loss: float  # in nats
-    loss: Loss  # the loss that their training minimized
 
 
 def choose_examples(
@@ -97,7 +96,7 @@ class WhatIf:
         info, splits = data_files.read_info(folder), data_files.read_splits(folder)
         return cls(
             config=config,
-            train_config=train_config,
+            train_config=for_split(train_config, splits["train"], info.num_classes),
             info=info,
             splits=splits,
             weights=weights_paths(Path("models"), "final"),
@@ -117,8 +116,7 @@ class WhatIf:
         self.log_odds = compiler.compile("log_odds", log_odds, logits, test.labels)
         self.networks = self._predict_members()
         start = read_start(config.start, model) if config.start.enabled else None
-        config = dataclasses.replace(config, loss=self.networks.loss, start=start.config if start else config.start)
-        self.train_config = config
+        self.train_config = config = dataclasses.replace(config, start=start.config) if start else config
         if not len(self.rows):
             is_mistake = self.networks.test.argmax(axis=1) != test.labels
             self.rows = choose_examples(self.networks.margins, is_mistake, self.config.num_examples)
@@ -170,13 +168,13 @@ class WhatIf:
     def _predict_members(self) -> Networks:
         """Return the mean predictions of the members."""
         members = []
-        for _, _, params, about in read_members(self.weights, self.info):
-            minimized, parts = about.loss, (self.splits[name] for name in ("train", "test"))
+        for _, _, params, _ in read_members(self.weights, self.info):
+            parts = (self.splits[name] for name in ("train", "test"))
             logits = [self.predict(params, part.images, part.labels)["logits"] for part in parts]
             loss = validate(self.predict, params, self.splits["validation"])["loss"]
             members.append((*logits, self.margins(params), loss))
         train, test, margins, loss = (np.mean(parts, axis=0) for parts in zip(*members, strict=True))
-        return Networks(train=train, test=test, margins=margins, validation_loss=float(loss), loss=minimized)
+        return Networks(train=train, test=test, margins=margins, validation_loss=float(loss))
 
     def _train(self, seed: int, examples: Examples, advance: Callable[[int], object]) -> list[TrainState]:
         """Train a member; return the states that its derivative needs."""

@@ -14,6 +14,7 @@ from factories import (
     NUM_CLASSES,
     SHAPE,
     SMALL_CNN,
+    SMALL_RESNET,
     color_split,
     model_config,
     new_compiler,
@@ -24,6 +25,7 @@ from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, ModelConfig, num_parameters
+from gradtrail.core.nn.resnet import ResNet
 from gradtrail.core.xla.compiler import CompiledFunction
 
 IMAGES = random_split(7).images
@@ -65,9 +67,10 @@ def convolved(images: np.ndarray, layer: dict) -> np.ndarray:
     return np.einsum("bhwirc,rcio->bhwo", windows, kernel) + bias
 
 
-def normalized(images: np.ndarray, layer: dict, cnn: CNN) -> np.ndarray:
-    grouped = images.reshape(*images.shape[:3], cnn.groups if cnn.norm == "group" else 1, -1)
-    axes = (1, 2, 4) if cnn.norm == "group" else (4,)
+def normalized(images: np.ndarray, layer: dict, num_groups: int | None) -> np.ndarray:
+    """Group norm, or without groups layer norm."""
+    grouped = images.reshape(*images.shape[:3], num_groups or 1, -1)
+    axes = (1, 2, 4) if num_groups else (4,)
     mean, variance = (figure(grouped, axis=axes, keepdims=True) for figure in (np.mean, np.var))
     standardized = ((grouped - mean) / np.sqrt(variance + 1e-5)).reshape(images.shape)
     return standardized * np.asarray(layer["scale"]) + np.asarray(layer["bias"])
@@ -86,19 +89,42 @@ def activation_of(config: ModelConfig) -> str:
 def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray:
     """The whole network in NumPy."""
     pixels = images / 255.0
+    if config.normalization is not None:
+        mean, deviation = (np.array(numbers) for numbers in config.normalization)
+        pixels = (pixels - mean) / deviation
+    if isinstance(config.network, ResNet):
+        return residual(config.network, params, pixels.reshape(*images.shape[:3], -1))
     if not isinstance(config.network, CNN):
         return classified(params["layers"], pixels.reshape(len(images), -1), activation_of(config))
-    activations = pixels.reshape(*images.shape[:3], -1)
+    cnn, activations = config.network, pixels.reshape(*images.shape[:3], -1)
     for index in sorted(params["blocks"]):
         block = params["blocks"][index]
         activations = convolved(activations, block["convolution"])
-        if config.network.norm != "none":
-            activations = normalized(activations, block["norm"], config.network)
+        if cnn.norm != "none":
+            activations = normalized(activations, block["norm"], cnn.groups if cnn.norm == "group" else None)
         activations = ACTIVATIONS[activation_of(config)](activations)
-        if (index + 1) % config.network.convolutions == 0:
+        if (index + 1) % cnn.convolutions == 0:
             activations = pooled(activations)
     features = np.moveaxis(activations, -1, 1).reshape(len(images), -1)
     return classified(params["layers"], features, activation_of(config))
+
+
+def residual(resnet: ResNet, params: dict, pixels: np.ndarray) -> np.ndarray:
+    """The residual network in NumPy, from images with channels last."""
+    activation = ACTIVATIONS[resnet.activation]
+    batch, height, width, channels = pixels.shape
+    size = resnet.patch
+    squares = pixels.reshape(batch, height // size, size, width // size, size, channels).transpose(0, 1, 3, 2, 4, 5)
+    activations = convolved(squares.reshape(batch, height // size, width // size, -1), params["stem"])
+    for index, block in params["blocks"].items():
+        if index and index % resnet.blocks == 0:
+            activations = pooled(activations)
+        first = activation(normalized(activations, block["norms"][0], resnet.groups))
+        second = normalized(convolved(first, block["convolutions"][0]), block["norms"][1], resnet.groups)
+        shortcut = convolved(first, block["projection"]) if "projection" in block else activations
+        activations = shortcut + convolved(activation(second), block["convolutions"][1])
+    features = activation(normalized(activations, params["norm"], resnet.groups)).mean(axis=(1, 2))
+    return classified(params["layers"], features)
 
 
 def with_activation(config: ModelConfig, activation: str) -> ModelConfig:
@@ -131,8 +157,20 @@ def images_of(shape: tuple[int, ...]) -> np.ndarray:
         with_activation(perceptron(6, 5, image_shape=COLOR), "tanh"),
         with_activation(network(norm="group"), "gelu"),
         with_activation(network(norm="layer", convolutions=1, kernel_size=5), "silu"),
+        model_config(SMALL_RESNET, image_shape=(12, 8, 3), normalization=((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))),
+        model_config(dataclasses.replace(SMALL_RESNET, patch=1, blocks=2, activation="silu"), image_shape=(5, 6)),
     ],
-    ids=["color linear", "mlp", "color cnn", "group, two channels", "color mlp tanh", "group gelu", "layer silu"],
+    ids=[
+        "color linear",
+        "mlp",
+        "color cnn",
+        "group, two channels",
+        "color mlp tanh",
+        "group gelu",
+        "layer silu",
+        "resnet",
+        "gray resnet",
+    ],
 )
 def test_logits_equal_numpy(config: ModelConfig) -> None:
     model, images = Model(config), images_of(config.image_shape)
@@ -251,6 +289,19 @@ def test_rematerialization_gives_the_same_gradients_for_more_work_and_less_memor
     params = random_params(Model(config))
     for ours, expected in zip(*map(jax.tree.leaves, (again(params, images), remaining(params, images))), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        (1, "resnet.channels: 4 stages, .* leave nothing of 9 × 6 pixels with resnet.patch 1"),
+        (4, "resnet.patch must divide the sides of the images, 9 × 6 pixels, got 4"),
+    ],
+)
+def test_images_that_a_resnet_cannot_halve_are_refused(patch: int, message: str) -> None:
+    resnet = dataclasses.replace(SMALL_RESNET, patch=patch, channels=(4, 4, 4, 4))
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        Model(model_config(resnet, image_shape=(9, 6)))
 
 
 @pytest.mark.parametrize(("image_shape", "stacks"), [((9, 3), 2), ((1, 8), 1)])

@@ -67,7 +67,7 @@ def changed(key: str, value: Any, section: str = "train") -> dict[str, Any]:
 
 
 # The blocks of kinds that params.yaml does not choose
-UNCHOSEN = {"cnn", "own", "focal", *OPTIMIZERS, *SCHEDULES} - {"adamw", "warmup_cosine"}
+UNCHOSEN = {"cnn", "resnet", "own", "focal", *OPTIMIZERS, *SCHEDULES} - {"adamw", "warmup_cosine"}
 
 
 def test_sections_of_the_repository_load() -> None:
@@ -88,6 +88,9 @@ REFUSALS = {
     ("model", "transformer"): ": Input should be 'linear', 'mlp', 'cnn'",
     ("keep_epochs", 3): ": Input should be a valid array, got 3",
     ("cross_entropy.class_weights", "even"): ": Input should be 'balanced' or a valid array, got 'even'",
+    ("normalization", "pixels"): ": Input should be 'channels' or a valid array, got 'pixels'",
+    ("resnet.patch", 3): ": Input should be 1, 2, 4 or 8, got 3",
+    ("resnet.groups", 5): " must divide every one of channels [32, 64, 128], got 5",
     ("changes.omit", ("five",)): ".0: Input should be a valid integer, got 'five'",
     ("changes.omit_fraction", 1.0): " must be at least 0 and below 1, got 1.0",
     ("changes.relabel", ((5, 3), (6,))): ".1",

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from scipy import stats
 
 from gradtrail.core.config import ConfigError
-from gradtrail.core.data import Split
+from gradtrail.core.data import Split, channel_statistics
 from gradtrail.core.nn.losses import Focal
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, by_path, num_parameters
@@ -174,13 +174,17 @@ def loaded(train: Split = SPLIT, batch_size: int = 4, config: TrainConfig | None
     return Training.load(stage)
 
 
-def test_balanced_class_weights_become_numbers_unless_the_training_is_private(
+def test_numbers_of_the_training_split_replace_their_names_unless_the_training_is_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())
     loss = Focal(gamma=2.0, class_weights="balanced")
-    training = loaded(config=train_config(loss=loss))
+    training = loaded(config=train_config(loss=loss, normalization="channels"))
+    assert training.config.normalization == channel_statistics(SPLIT.images)
+    assert training.model.config.normalization == training.config.normalization
+    with pytest.raises(ConfigError, match=r"^train\.normalization must .* each of 1 channels, got 3 and 1 numbers"):
+        loaded(config=train_config(normalization=((0.5, 0.5, 0.5), (0.2,))))
     counts = np.bincount(SPLIT.labels)
     assert training.config.loss == Focal(gamma=2.0, class_weights=tuple((10 / (3 * counts)).tolist()))
     with pytest.raises(UserError, match=r"^train\.focal\.class_weights must be empty or numbers with .*, got balanced"):

@@ -37,7 +37,7 @@ class GradientPasses:
 
 
 def compile_passes(model: Model, loss: Loss, *, compiler: Compiler) -> GradientPasses:
-    """Compile all passes for microbatches of at most 512 examples whose temporary arrays take at most 24 MiB.
+    """Compile all passes for microbatches of at most 512 examples whose temporary arrays take at most 30 MiB.
 
     A single example may take more, and so may the 8 examples of a sum.
     """

@@ -203,6 +203,17 @@ def patches_and_cotangents(
     return jax.lax.optimization_barrier((columns, between))
 
 
+def space_to_depth(
+    inputs: Float[Array, "channels height width batch"], size: int
+) -> Float[Array, "{size}*{size}*channels height//{size} width//{size} batch"]:
+    """Return each square of `size` × `size` pixels as one pixel with all their channels."""
+    if size == 1:
+        return inputs
+    channels, height, width, batch = inputs.shape
+    squares = inputs.reshape(channels, height // size, size, width // size, size, batch)
+    return jnp.transpose(squares, (2, 4, 0, 1, 3, 5)).reshape(-1, height // size, width // size, batch)
+
+
 def max_pool(inputs: Float[Array, "channels height width batch"]) -> Float[Array, "channels height//2 width//2 batch"]:
     """Return the maximum of each window of 2 × 2; an odd last row or column is left out.
 

@@ -4,13 +4,12 @@ import itertools
 import math
 from typing import Annotated, ClassVar, Literal
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from gradtrail.core.config import Bounds, ConfigError, Count, Share, config
 from gradtrail.core.names import model_name
-from gradtrail.core.nn.arithmetic import Precision, max_pool, rematerialized
+from gradtrail.core.nn.arithmetic import Precision, max_pool
 from gradtrail.core.nn.layers import (
     ActivationKind,
     Convolution,
@@ -19,9 +18,10 @@ from gradtrail.core.nn.layers import (
     Norm,
     Tap,
     activate,
+    apply_block,
+    batch_last,
     dropout,
     folded,
-    identity_tap,
 )
 from gradtrail.core.nn.mlp import MAX_LAYERS, DenseLayers, Width
 
@@ -105,11 +105,6 @@ class Block(nnx.Module):
             return activate(max_pool(outputs), self.activation)
         return max_pool(activate(outputs, self.activation))
 
-    def recomputed(self, inputs: Float[Array, "channels height width batch"]) -> Array:
-        """Apply the block; the backward pass recomputes its activations."""
-        graphdef, state = nnx.split(self)
-        return rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, identity_tap))(state, inputs)
-
 
 class ConvolutionalNetwork(DenseLayers):
     """Stacks of convolutions, then dense layers of these widths."""
@@ -125,9 +120,8 @@ class ConvolutionalNetwork(DenseLayers):
     def __call__(
         self, inputs: Float[Array, "batch height width *channels"], key: Key[Array, " batch"] | None, tap: Tap
     ) -> Array:
-        activations = jnp.moveaxis(inputs, 0, -1)[None] if inputs.ndim == 3 else jnp.transpose(inputs, (3, 1, 2, 0))
+        activations = batch_last(inputs)
         for block in self.blocks:
-            recomputes = self.remat and tap is identity_tap
-            activations = block.recomputed(activations) if recomputes else block(activations, tap)
+            activations = apply_block(block, activations, tap, remat=self.remat)
         features = activations.reshape(-1, inputs.shape[0]).T
         return self.classify(dropout(features, self.dropout, folded(key, len(self.layers))), key, tap)

@@ -20,6 +20,7 @@ from gradtrail.core.nn.arithmetic import (
     matmul,
     matmul_transposed,
     patches_and_cotangents,
+    rematerialized,
     rounded,
 )
 
@@ -237,19 +238,49 @@ class GroupNorm(Norm):
 
     def standardized(self, inputs: Array) -> Array:
         grouped = inputs.reshape(self.num_groups, -1, *inputs.shape[1:])
-        return _standardized(grouped, (1, 2, 3)).reshape(inputs.shape)
+        return _standardized(grouped).reshape(inputs.shape)
 
 
 class LayerNorm(Norm):
     """Normalizes each pixel of each example over its channels (Ba et al., arXiv 1607.06450)."""
 
     def standardized(self, inputs: Array) -> Array:
-        return _standardized(inputs, (0,))
+        centered = inputs - jnp.mean(inputs, axis=0, keepdims=True)
+        return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=0, keepdims=True) + _EPSILON)
 
 
-def _standardized(inputs: Array, axes: tuple[int, ...]) -> Array:
-    centered = inputs - jnp.mean(inputs, axis=axes, keepdims=True)
-    return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=axes, keepdims=True) + _EPSILON)
+def _standardized(inputs: Float[Array, "groups channels height width batch"]) -> Array:
+    """Return activations with mean 0 and variance 1 over the channels of a group and all pixels, for each example."""
+    centered = inputs - _mean(inputs)
+    return centered * jax.lax.rsqrt(_mean(jnp.square(centered)) + _EPSILON)
+
+
+def _mean(inputs: Float[Array, "groups channels height width batch"]) -> Float[Array, "groups 1 1 1 batch"]:
+    """Return means over all axes but the first and the last.
+
+    Whole rows are added up first: XLA's CPU backend vectorizes sums of long rows, not those that keep the batch alone.
+    """
+    groups, channels, height, width, batch = inputs.shape
+    rows = jnp.sum(inputs.reshape(groups, channels * height, width * batch), axis=1)
+    sums = jnp.sum(rows.reshape(groups, width, batch), axis=1)
+    return sums.reshape(groups, 1, 1, 1, batch) / (channels * height * width)
+
+
+def batch_last(
+    images: Float[Array, "batch height width *channels"],
+) -> Float[Array, "channels height width batch"]:
+    """Return images in the layout of convolutions; grayscale images have one channel."""
+    return jnp.moveaxis(images, 0, -1)[None] if images.ndim == 3 else jnp.transpose(images, (3, 1, 2, 0))
+
+
+def apply_block(
+    block: nnx.Module, inputs: Float[Array, "channels height width batch"], tap: Tap, *, remat: bool
+) -> Array:
+    """Apply a module that is called with inputs and tap; with `remat` and no tap, its backward pass recomputes it."""
+    if not remat or tap is not identity_tap:
+        return block(inputs, tap)
+    graphdef, state = nnx.split(block)
+    return rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, identity_tap))(state, inputs)
 
 
 def activate(inputs: Array, kind: ActivationKind) -> Array:

@@ -22,15 +22,17 @@ from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.layers import Layer, identity_tap
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.own import WRAPPER, Own, faults
+from gradtrail.core.nn.resnet import ResNet
 
 Params: TypeAlias = PyTree[Float[Array, "..."]]
 HostParams: TypeAlias = PyTree[Float[np.ndarray, "..."]]
 AbstractParams: TypeAlias = PyTree[Float[jax.ShapeDtypeStruct, "..."]]
 WeightsKind = Literal["final", "best"]
+Normalization: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 _PATCHES_BYTES = 8 * 2**20  # patches of a tile's largest convolution; half and twice as much take as long or longer
 
 
-Network: TypeAlias = Linear | MLP | CNN | Own
+Network: TypeAlias = Linear | MLP | CNN | ResNet | Own
 
 
 @config
@@ -41,6 +43,8 @@ class ModelConfig:
     precision: Precision
     image_shape: tuple[Count, ...]  # height and width in pixels; in color also the number of channels
     num_classes: Count
+    # means and standard deviations of the channels, in 0..1, by which the network's inputs are standardized
+    normalization: Normalization | None = None
 
     def check(self) -> None:
         Bounds(at_least=2, at_most=3).check("image_shape: number of axes", len(self.image_shape))
@@ -91,6 +95,10 @@ class Model:
                 rematerialization off.
         """
         inputs = normalize(images) if images.dtype == jnp.uint8 else images
+        if self.config.normalization is not None:
+            numbers = jnp.array(self.config.normalization, jnp.float32)
+            mean, deviation = numbers.reshape(2, *[1] * (inputs.ndim - 1), -1)
+            inputs = (inputs - mean) / deviation
         network: Any = nnx.merge(self._graphdef, nnx.State(params))
         if tap is None:
             return network(inputs, key, identity_tap)
@@ -104,7 +112,7 @@ class Model:
         only tiles below a quarter of that divide it, or if nothing is convolved.
         """
         network = self.config.network
-        patches = network.largest_patches(self.config.image_shape) if isinstance(network, CNN) else 1
+        patches = network.largest_patches(self.config.image_shape) if isinstance(network, CNN | ResNet) else 1
         largest = min(num_rows, _PATCHES_BYTES // (4 * patches))
         tile = max(size for size in range(1, max(1, largest) + 1) if num_rows % size == 0)
         return tile if 4 * tile >= largest else num_rows

@@ -126,7 +126,7 @@ def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> lis
     alternatives |= {
         dataclasses.replace(configured, batch_size=size) for size in config.batch_sizes if size % parts == 0
     }
-    if train_config.model.kind == "cnn" and not is_private:
+    if train_config.model.kind in ("cnn", "resnet") and not is_private:
         alternatives |= {dataclasses.replace(configured, remat=not configured.remat)}
     return [configured, *sorted(alternatives - {configured})]
 

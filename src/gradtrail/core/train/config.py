@@ -8,10 +8,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from gradtrail.core.config import Bounds, Count, CountOrZero, Positive, PositiveShare, Seed, config
+from gradtrail.core.config import Bounds, ConfigError, Count, CountOrZero, Positive, PositiveShare, Seed, config
+from gradtrail.core.data import Split, channel_statistics
 from gradtrail.core.nn.arithmetic import Precision
-from gradtrail.core.nn.losses import Loss
-from gradtrail.core.nn.models import ModelConfig, Network
+from gradtrail.core.nn.losses import Loss, for_labels
+from gradtrail.core.nn.models import ModelConfig, Network, Normalization
 from gradtrail.core.train.augmentation import AugmentationConfig
 from gradtrail.core.train.changes import ChangesConfig
 from gradtrail.core.train.loss_scaling import LossScalingConfig
@@ -60,6 +61,9 @@ class TrainConfig:
     start: StartConfig
     precision: Precision
     loss_scaling: LossScalingConfig  # for `precision: float16` only
+    # means and standard deviations of the channels, in 0..1, by which images are standardized; `channels` for those of
+    # the training split, which `for_split` fills in; None for pixels in 0..1
+    normalization: Literal["channels"] | Normalization | None
     remat: bool  # True if the backward pass recomputes activations instead of storing them
     optimizer: Optimizer
     schedule: Schedule
@@ -114,6 +118,7 @@ class TrainConfig:
             precision=self.precision,
             image_shape=image_shape,
             num_classes=num_classes,
+            normalization=None if self.normalization == "channels" else self.normalization,
         )
 
     @property
@@ -130,6 +135,11 @@ class TrainConfig:
         """Raise ValueError for settings that a private training does not support."""
         if self.changes.enabled:
             raise ValueError("privacy.enabled must be false with changes of the training split, got true")
+        if self.normalization == "channels":
+            raise ValueError(
+                "normalization must be empty or numbers with privacy.enabled, got channels: no noise covers statistics "
+                "of the training split"
+            )
         if self.remat:
             raise ValueError(
                 "remat must be false with privacy.enabled, whose backward pass holds a few examples at a time, got true"
@@ -153,3 +163,22 @@ class TrainConfig:
         purposes |= set() if isinstance(self.start, ReadStart) and not self.start.drawn else {"initialization"}
         purposes |= {"augmentation"} if self.augmentation.enabled else set()
         return purposes | ({"dropout"} if self.model.dropout else set())
+
+
+def for_split(config: TrainConfig, split: Split, num_classes: int) -> TrainConfig:
+    """Return the config with numbers for what follows from the training split: weights of classes and normalization.
+
+    Raises:
+        ConfigError: the config has numbers for another number of classes or channels; one line.
+    """
+    loss, normalization = for_labels(config.loss, split.labels, num_classes), config.normalization
+    if normalization == "channels":
+        normalization = channel_statistics(split.images)
+    num_channels = split.images.shape[3] if split.images.ndim == 4 else 1
+    if normalization is not None and any(len(numbers) != num_channels for numbers in normalization):
+        found = " and ".join(str(len(numbers)) for numbers in normalization)
+        raise ConfigError(
+            f"train.normalization must have a mean and a standard deviation for each of {num_channels} channels, "
+            f"got {found} numbers"
+        )
+    return dataclasses.replace(config, loss=loss, normalization=normalization)

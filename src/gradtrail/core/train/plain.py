@@ -27,6 +27,7 @@ PLAIN = TrainConfig(
     loss_scaling=LossScalingConfig(
         initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
     ),
+    normalization=None,
     remat=False,
     optimizer=SGD(learning_rate=0.1, momentum=0.0, nesterov=False),
     schedule=Constant(warmup_fraction=0.0),

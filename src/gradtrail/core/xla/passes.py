@@ -18,7 +18,7 @@ from gradtrail.core.xla.compiler import CompiledFunction
 # Bytes of temporary arrays, by kind of device. A CPU is slower with more than fits into its caches, and five times as
 # slow from 32 MiB on, which the C library gives back to the system after each call. A GPU, measured on an H200, is
 # slower with less than 4,096 examples of an MLP.
-TEMPORARY_BYTES = {"cpu": 24 * 2**20, "gpu": 2**30}
+TEMPORARY_BYTES = {"cpu": 30 * 2**20, "gpu": 2**30}
 _FLOPS_PER_BYTE = 10  # FLOPs in the time of one byte of memory traffic, as measured on CPUs
 
 
@@ -74,12 +74,13 @@ def fitting_size(largest: int, compiled_bytes: Callable[[int], int], *, at_least
     """Return the largest batch size whose temporary arrays fit into the budget of the device.
 
     Args:
-        largest: the first batch size to try; it is halved until the arrays fit.
+        largest: the first batch size to try; then the powers of two below it, which XLA's loops handle best.
         compiled_bytes: batch size → bytes of the temporary arrays of the function that is compiled for it.
         at_least: smallest batch size, which is accepted whatever it needs.
     """
     size, budget = largest, TEMPORARY_BYTES["cpu" if jax.default_backend() == "cpu" else "gpu"]
     while (needed := compiled_bytes(size)) > budget and size > at_least:
         while size > at_least and needed > budget:  # memory is nearly proportional to the size
-            size, needed = size // 2, needed // 2
+            smaller = max(at_least, 2 ** ((size - 1).bit_length() - 1))
+            size, needed = smaller, needed * smaller // size
     return size

@@ -21,11 +21,11 @@ from jaxtyping import Float, Int
 
 from gradtrail.core.data import REMOVED, Split
 from gradtrail.core.gradient_check import check_gradients
-from gradtrail.core.nn import inference, losses
+from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.changes import changed_labels, weight_changes
-from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.config import MemberSeeds, TrainConfig, for_split
 from gradtrail.core.train.dp_sgd import rows_at_once
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
@@ -140,7 +140,7 @@ class Training:
                 "balanced: no noise covers the sizes of the classes"
             )
         training = cls(
-            config=dataclasses.replace(config, loss=losses.for_labels(config.loss, train.labels, info.num_classes)),
+            config=for_split(config, train, info.num_classes),
             runtime=runtime,
             info=info,
             train=train,
