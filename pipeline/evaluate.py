@@ -14,7 +14,7 @@ from gradtrail.stages import evaluate
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.data import data_files
 from gradtrail.stages.model import weights
-from gradtrail.stages.model.calibration import write_calibration
+from gradtrail.stages.model.calibration import warn_of_few, write_calibration
 from gradtrail.stages.model.members import weights_paths
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.compile_report import compiling
@@ -45,14 +45,15 @@ def main(stage: Stage) -> None:
             evaluate.write_tables(results, test, evaluation, config.num_mistakes, info.classes)
             write_calibration(results, evaluation.by_weights, evaluation.ensemble, num_examples=len(validation))
             title = f"{model.config.name}, {about.title(config.weights, len(paths))} on {info.label}, test"
-            evaluate.draw_figures(results, evaluation.ensemble, test, title, config.num_mistakes, info.classes)
+            evaluate.draw_figures(results, evaluation, test, title, config.num_mistakes, info.classes)
             stage.write_metrics(new, {**info.as_metrics(), **evaluation.metrics(test)}, evaluate.COMPARED)
             stage.write_costs(new, static_costs(functions))
 
         run.outs()
 
+    warn_of_few(len(validation))
     warn_of_earlier_model(stage.folder)
 
 
 if __name__ == "__main__":
-    run_stage(main, "evaluate", shows=("num_examples", "num_mistakes", "loss", "accuracy"))
+    run_stage(main, "evaluate", shows=("num_examples", "num_mistakes", "loss", "accuracy", "balanced_accuracy"))

@@ -24,6 +24,7 @@ def main(stage: Stage) -> None:
         if config.corrections:
             splits = corrections.apply_corrections(splits, config.corrections, sizes, info.num_classes)
         train = splits["train"]
+        figures.report_unequal_classes(train.labels, info.classes)
         figures.warn_of_small_classes(train.labels, info.classes)
 
         with stage.writing_outs() as new:

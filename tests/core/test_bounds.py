@@ -13,6 +13,7 @@ from factories import (
     SMALL_CNN,
     gradients_config,
     preprocess_config,
+    private_config,
     profile_config,
     train_config,
 )
@@ -24,6 +25,7 @@ from gradtrail.stages.common.environment import EnvironmentConfig
 from gradtrail.stages.report.page import ReportConfig
 
 TRAIN = train_config()
+MIXUP = dataclasses.replace(TRAIN.augmentation, mixup=0.2)
 EXPORT = ExportConfig(name="digits", batch_sizes=(1, 8))
 EVALUATE = EvaluateConfig(weights="final", batch_size=1, calibration_bins=1, num_mistakes=1)
 WRONG: list[tuple[Any, dict[str, tuple]]] = [
@@ -59,6 +61,8 @@ WRONG: list[tuple[Any, dict[str, tuple]]] = [
     (SCHEDULES["piecewise"], {"boundaries": ((0.5, 1.0), (0.5, 0.5)), "factor": (0.0,)}),
     (SCHEDULES["one_cycle"], {"warmup_fraction": (0.0,), "div_factor": (0.5,), "final_div_factor": (0.5,)}),
     (TRAIN.augmentation, {"shift": (-1.0,), "rotation": (181.0,), "scale": (1.0,), "shear": (90.0,), "cutout": (-1,)}),
+    (TRAIN.augmentation, {"crop": (-1,), **dict.fromkeys(("brightness", "contrast", "saturation"), (-0.1, 1.1))}),
+    (TRAIN.augmentation, {"mixup": (-0.1, 101.0)}),
     (TRAIN.changes, {"omit_fraction": (-0.1, 1.0), "omit_seed": (-1,)}),
     (NETWORKS["mlp"], {"hidden": ((), (5, -1)), "dropout": (-0.1, 1.0)}),
     (
@@ -117,6 +121,14 @@ def test_values_out_of_range_are_refused_by_name(config: Any, key: str, value: A
             r"groups must divide every one of channels \[4, 6\], got 4$",
         ),
         (lambda: train_config(accumulation_steps=3), "accumulation_steps must divide batch_size 4, got 3$"),
+        (
+            lambda: train_config(augmentation=MIXUP, changes=dataclasses.replace(TRAIN.changes, omit=(3,))),
+            r"augmentation\.mixup must be 0 with changes .*, got 0\.2: a removed example would stay in other images$",
+        ),
+        (
+            lambda: private_config(augmentation=MIXUP),
+            r"augmentation\.mixup must be 0 with privacy\.enabled, got 0\.2: .*gradients of other examples$",
+        ),
         (
             lambda: train_config(members=2, vary=("dropout",)),
             r"vary must .*initialization or order, got \['dropout'\]: all members would be the same",

@@ -34,6 +34,70 @@ def test_metrics_equal_scikit_learn() -> None:
     assert (metrics["num_examples"], metrics["num_mistakes"]) == (50, np.sum(predicted != LABELS))
 
 
+def unequal(num_examples: int, num_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return probabilities, many of them equal, and labels of classes from rare to frequent, each at least once."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([np.arange(num_classes), rng.integers(0, rng.integers(1, num_classes + 1, num_examples))])
+    probabilities = rng.integers(1, 5, (len(labels), num_classes)) + 2 * np.eye(num_classes, dtype=int)[labels]
+    return probabilities / probabilities.sum(axis=1, keepdims=True), labels
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 9, 12])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_metrics_of_unequal_classes_equal_scikit_learn(num_classes: int, seed: int) -> None:
+    probabilities, labels = unequal(150, num_classes, seed)
+    result = evaluate_logits(np.log(probabilities), labels, temperature=1.0, calibration_bins=5)
+    metrics, shown = result.metrics(), result.probabilities.astype(np.float64)
+    predicted = probabilities.argmax(axis=1)
+    balanced = sklearn.metrics.balanced_accuracy_score(labels, predicted)
+    assert metrics["balanced_accuracy"] == pytest.approx(balanced)
+    assert metrics["balanced_accuracy_low"] < balanced < metrics["balanced_accuracy_high"]
+    assert metrics["f1_macro"] == pytest.approx(sklearn.metrics.f1_score(labels, predicted, average="macro"))
+    areas = [sklearn.metrics.roc_auc_score(labels == label, shown[:, label]) for label in range(num_classes)]
+    np.testing.assert_allclose(result.per_class["auroc"], areas, rtol=1e-12)
+    assert metrics["auroc_macro"] == pytest.approx(np.mean(areas))
+    assert ("top_5_accuracy" in metrics) == (num_classes > 10)
+    if num_classes > 10:  # of equal ones scikit-learn takes the last, here it is the first, as argmax does
+        backwards = sklearn.metrics.top_k_accuracy_score(num_classes - 1 - labels, shown[:, ::-1], k=5)
+        assert metrics["top_5_accuracy"] == pytest.approx(backwards)
+        assert metrics["top_5_accuracy_low"] < backwards < metrics["top_5_accuracy_high"]
+
+
+def test_recall_of_a_class_of_three_has_a_wide_interval() -> None:
+    labels = np.array([0] * 100 + [1] * 3)
+    result = evaluate_logits(4 * np.eye(4)[labels], labels, temperature=1.0, calibration_bins=5)
+    assert result.per_class["recall"][:2].tolist() == [1, 1]
+    np.testing.assert_allclose(result.per_class["recall_low"][:2], [0.963, 0.438], atol=1e-3)
+    assert result.metrics()["balanced_accuracy_low"] == pytest.approx(0.718, abs=1e-3)
+    assert np.isnan(result.per_class["recall_low"][2:]).all(), "a class without examples has none"
+
+
+@pytest.mark.parametrize(("counts", "is_there"), [((2, 3, 0), False), ((20, 0, 31), True), ((7, 0, 0), False)])
+def test_balanced_accuracy_is_there_if_a_class_has_more_than_one_and_a_half_times_the_examples_of_another(
+    counts: tuple[int, ...], is_there: bool
+) -> None:
+    labels = np.repeat(np.arange(3), counts)
+    result = evaluate_logits(np.zeros((len(labels), 3)), labels, temperature=1.0, calibration_bins=5)
+    assert ("balanced_accuracy" in result.metrics()) == is_there
+    assert ("auroc_macro" in result.metrics()) == (np.count_nonzero(counts) > 1), "of one class there is none"
+
+
+def test_the_interval_of_mean_f1_is_that_of_resampled_examples() -> None:
+    """Near 1, where it is not symmetric."""
+    labels, rng = np.repeat(np.arange(3), (8, 40, 200)), np.random.default_rng(1)
+    predicted, draws = labels.copy(), []
+    predicted[[0, 8, 9, 48, 49, 50]] = [1, 2, 2, 0, 1, 1]
+    for _ in range(1000):
+        rows = rng.integers(len(labels), size=len(labels))
+        present = np.unique(labels[rows])
+        f1 = sklearn.metrics.f1_score(labels[rows], predicted[rows], labels=present, average="macro")
+        draws.append(f1)
+    result = evaluate_logits(np.eye(3)[predicted], labels, temperature=1.0, calibration_bins=5).f1_macro
+    low, high = np.quantile(draws, [0.025, 0.975])
+    assert high - result.value < 0.7 * (result.value - low)
+    assert (result.low, result.high) == pytest.approx((low, high), abs=0.08 * (high - low))
+
+
 def test_mistakes_are_the_wrong_ones_the_most_certain_first() -> None:
     assert set(RESULT.mistakes) == set(np.flatnonzero(RESULT.predicted != LABELS))
     assert np.all(np.diff(RESULT.probability[RESULT.mistakes]) <= 0)

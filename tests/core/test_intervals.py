@@ -8,13 +8,24 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.intervals import median_interval, pivotal_intervals, share_interval
+from gradtrail.core.intervals import mean_share_interval, median_interval, pivotal_intervals, share_interval
 
 
 @given(st.integers(1, 10_000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
 def test_the_interval_of_a_share_is_scipys(trial: tuple[int, int]) -> None:
     result, expected = share_interval(*trial), scipy.stats.binomtest(*trial).proportion_ci(method="wilson")
     np.testing.assert_allclose((result.low, result.high), (expected.low, expected.high), atol=1e-9)
+
+
+@pytest.mark.parametrize("sizes", [(3, 8, 19, 60), (5, 200), (30, 30)])
+def test_95_of_100_intervals_hold_the_mean_of_shares_of_few_trials(sizes: tuple[int, ...]) -> None:
+    """A bootstrap of the same trials holds it in 54 to 67 of 100."""
+    rng, shares = np.random.default_rng(0), np.linspace(0.97, 0.6, len(sizes))
+    hits = rng.binomial(sizes, shares, (2000, len(sizes))).tolist()
+    result = [mean_share_interval([*map(share_interval, row, sizes)]) for row in hits]
+    assert 0.93 <= np.mean([item.low <= shares.mean() <= item.high for item in result]) <= 0.98
+    assert all(0 <= item.low <= item.value <= item.high <= 1 for item in result)
+    assert [item.value for item in result] == pytest.approx(np.mean(np.array(hits) / sizes, axis=1).tolist())
 
 
 @pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (20, 6), (100, 40)])

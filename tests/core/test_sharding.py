@@ -35,7 +35,7 @@ CONFIGS = {
         batch_size=16,
         precision="float16",
         model=MLP(hidden=(5,), activation="relu", dropout=0.5),
-        augmentation=dataclasses.replace(NO_AUGMENTATION, cutout=2),
+        augmentation=dataclasses.replace(NO_AUGMENTATION, cutout=2, crop=1, mixup=1.0),
     ),
     "adam in parts, by the fastest sums": train_config(
         batch_size=16, optimizer="adam", accumulation_steps=2, reduction="fastest"

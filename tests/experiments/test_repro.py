@@ -38,6 +38,22 @@ def test_invalid_params_are_refused_before_any_stage_runs(old: str, new: str, me
         repro.validate_params()
 
 
+def test_last_line_has_the_balanced_accuracy_where_classes_are_unequal(capsys: pytest.CaptureFixture[str]) -> None:
+    """`evaluate` writes that metric only then."""
+    metrics = {"dataset": "folder", "accuracy": 0.9, "accuracy_low": 0.88, "accuracy_high": 0.92}
+    balanced = {"balanced_accuracy": 0.5, "balanced_accuracy_low": 0.4, "balanced_accuracy_high": 0.6}
+    path = Path("results/metrics/evaluate.json")
+    path.parent.mkdir(parents=True)
+    lines = []
+    for written in (metrics, metrics | balanced):
+        path.write_text(json.dumps(written))
+        repro._summarize(95.2)
+        lines.append(capsys.readouterr().out.splitlines()[0])
+    first = "folder: test accuracy 90.00% (95 % interval 88.00% to 92.00%)"
+    second = "balanced accuracy 50.00% (95 % interval 40.00% to 60.00%)"
+    assert lines == [f"{first}, in 95 s", f"{first}, {second}, in 95 s"]
+
+
 def test_valid_params_are_validated_again_only_after_a_change(params: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     validated: list[str] = []
     real = repro.load_section

@@ -78,7 +78,7 @@ def export(project: Path, evaluation: evaluate.MembersEvaluation) -> Path:
 def test_a_cnn_learns_from_color(evaluation: evaluate.MembersEvaluation, tmp_path: Path) -> None:
     """Better than any classifier that knows only the frequency of the classes."""
     assert evaluation.ensemble.metrics()["accuracy_low"] > 0.6
-    evaluate.draw_figures(tmp_path, evaluation.ensemble, SPLITS["test"], "patches", 4, CLASSES)
+    evaluate.draw_figures(tmp_path, evaluation, SPLITS["test"], "patches", 4, CLASSES)
     colors = np.asarray(Image.open(tmp_path / "mistakes.png").convert("RGB"), np.int64)
     assert np.ptp(colors, axis=2).max() > 30, "the gallery is in color"
 

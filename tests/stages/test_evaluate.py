@@ -87,3 +87,23 @@ def test_tables_have_every_prediction_and_as_many_mistakes_as_asked_for(tmp_path
     np.testing.assert_array_equal(probabilities, result.probabilities)
     named = pd.read_csv(tmp_path / "evaluate" / "per_class.csv")["class"].tolist()
     assert named == [name for label, name in enumerate(["cat", "dog", "owl"]) if label in result.labels]
+
+
+def test_confusion_of_unequal_classes_is_coloured_by_shares_of_each_label() -> None:
+    confusion = np.array([[91, 9, 0], [1, 3, 0], [0, 0, 0]])
+    for by_share, colours in ((False, [[0, 9, 0], [1, 0, 0]]), (True, [[0, 0.09, 0], [0.25, 0, 0]])):
+        figure = evaluate._draw_confusion(confusion, "patches", ["cat", "dog", "owl"], by_share=by_share)
+        drawn = np.asarray(figure.axes[0].images[0].get_array())
+        np.testing.assert_allclose(drawn, [*colours, [0, 0, 0]])
+        assert [text.get_text() for text in figure.axes[0].texts[:4]] == ["91", "9", "·", "1"]
+
+
+def test_tables_keep_a_class_that_all_examples_have(tmp_path: Path) -> None:
+    """Its AUROC is not known."""
+    split = dataclasses.replace(random_split(20), labels=np.full(20, 1, np.int32))
+    one = dataclasses.replace(predictions(0), test=np.float32(np.eye(3)[[1] * 18 + [0] * 2]))
+    evaluation = evaluate.evaluate([one], (SPLITS[0], split), CONFIG)
+    evaluate.write_tables(tmp_path / "evaluate", split, evaluation, 5, ["cat", "dog", "owl"])
+    (row,) = pd.read_csv(tmp_path / "evaluate" / "per_class.csv").to_dict("records")
+    assert (row["class"], row["recall"], np.isnan(row["auroc"])) == ("dog", 0.9, True)
+    assert row["recall_low"] == pytest.approx(0.699, abs=1e-3)

@@ -394,7 +394,11 @@ def test_image_files_become_four_files_with_the_names_of_the_classes(
     info = acquisition.acquire(dataset)
     assert (info.image_shape, info.class_names, info.num_classes) == ((32, 32, 3), ("cat", "owl"), 2)
     assert info.examples == {"train": 8, "test": 2}
-    assert acquisition.reports() == [f"{DATASETS[dataset].title}: 10 images in 2 classes from {tmp_path / source}"]
+    assert acquisition.reports() == [
+        "2 classes, 5 to 5 images: cat 5, owl 5",
+        "sides of 40 to 40 pixels, median 40; 0 of 10 images are enlarged to 32 × 32 (fetch.pictures.size)",
+        f"{DATASETS[dataset].title}: 10 images from {tmp_path / source}",
+    ]
     write_info(acquisition.to, info)
     assert read_info(acquisition.to) == info
 

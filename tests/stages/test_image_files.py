@@ -217,16 +217,32 @@ def test_blank_images_and_further_pages_are_told(tmp_path: Path, capsys: pytest.
         pages = pages[1:] + pages[:1]
     pages[0].save(tmp_path / "cat/3.jpg", "MPO", save_all=True, append_images=pages[1:])  # a preview is no page
     read_images(list_folder(tmp_path), PICTURES)
-    [line] = capsys.readouterr().err.splitlines()
+    [*_, line] = capsys.readouterr().err.splitlines()
     told = r"3 files have several pages or frames, such as .*/(cat/2.tif|owl/[23].(png|webp)); the first one of each is"
     assert re.match(f"fetch: warning: {told} used$", line)
 
     for number in range(80):
         Image.new("L", (6, 8), 3 * number).save(tmp_path / "cat" / f"dark{number}.png")
     read_images(list_folder(tmp_path), PICTURES)
-    assert capsys.readouterr().err.splitlines()[1:] == [
+    assert capsys.readouterr().err.splitlines()[3:] == [
         "fetch: warning: 80 of 88 images are blank: all their pixels are nearly equal"
     ]
+
+
+def test_sizes_of_files_and_of_classes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An image that is too narrow or too low is enlarged; what is larger is not."""
+    for name, shape in (("cat", (8, 6, 3)), ("dog", (7, 60, 3)), ("owl", (80, 5, 3)), ("yak", (80, 60, 3))):
+        write_class(tmp_path / name, 2, seed=ord(name[0]), shape=shape)
+    read_images(list_folder(tmp_path), PICTURES)
+    told = "sides of 5 to 80 pixels, median 34; 4 of 8 images are enlarged to 8 × 6 (fetch.pictures.size)"
+    assert capsys.readouterr().err == f"fetch: 4 classes, 2 to 2 images: cat 2, dog 2, owl 2, yak 2\nfetch: {told}\n"
+
+    labels = np.repeat(np.arange(15, dtype=np.uint8), [9, *range(10, 24)])
+    few = image_files._describe_classes(labels[labels < 3], ["cat", "dog", "owl"])
+    assert few == "3 classes, 9 to 11 images: cat 9, dog 10, owl 11"
+    many = image_files._describe_classes(labels[::-1], [f"c{label}" for label in range(15)])
+    assert many.startswith("15 classes, 9 to 23 images: c0 9, c1 10, ")
+    assert many.endswith(", c10 19, 3 more, c14 23")
 
 
 # Faults

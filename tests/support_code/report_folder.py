@@ -55,7 +55,9 @@ TABLES = {
         "1,0.8,0.4,0.9,0.3,0.96\n3,0.5,0.1,0.99,0.2,0.98"
     ),
     "train/parameters": "parameter,shape,number\nlayers/0/bias,256,256\nall,,256",
-    "evaluate/per_class": "class,precision,recall,f1\n0,1,1,1\n5,0.5,0.6,0.55",
+    "evaluate/per_class": (
+        "class,precision,recall,recall_low,recall_high,f1,auroc\n0,1,1,0.4,1,1,1\n5,0.5,0.6,0.2,0.9,0.55,0.8"
+    ),
     "evaluate/calibration": "count,confidence,accuracy\n7,0.24,0\n9993,0.9,0.99",
     "evaluate/mistakes": "example_id,label,predicted,probability,loss\n2654,4,9,0.93,4.6",
     "gradients/noise_scale": "epoch,noise_scale,low,high\n0,77.3,68,83\n3,382509,29519,inf",

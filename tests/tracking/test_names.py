@@ -48,6 +48,15 @@ def test_a_private_training_says_what_is_not_covered() -> None:
     assert "epsilon" not in note(RUN, TAGS | {"stage": "evaluate"}, PARAMS, spent, "")
 
 
+def test_balanced_accuracy_is_beside_the_accuracy_where_the_evaluation_has_it() -> None:
+    names = ["eval/balanced_accuracy", "eval/balanced_accuracy_low", "eval/balanced_accuracy_high"]
+    text = note(RUN, TAGS, PARAMS, METRICS | dict(zip(names, (0.5, 0.4, 0.6), strict=True)), "")
+    assert "Balanced accuracy, the mean over the classes: **50.00%**, 95 % interval 40.00% to 60.00%." in text
+    assert "Balanced" not in note(RUN, TAGS, PARAMS, METRICS, "")
+    assert all(is_headline(name, "evaluate") for name in [*names, "eval/ensemble_balanced_accuracy"])
+    assert not is_headline("eval/f1_macro_low", "evaluate")
+
+
 @pytest.mark.parametrize("stage", ["train", "gradients"])
 def test_summary_of_gradients_passes_from_note_to_note_unchanged(stage: str) -> None:
     text = note(RUN, TAGS | {"stage": stage}, PARAMS, {}, SUMMARY)

@@ -14,6 +14,7 @@ from jaxtyping import Int, Integer, UInt8
 from gradtrail.core.config import PositiveFraction, PositiveShare, Seed, Share, config
 
 SeedSequence: TypeAlias = int | tuple[int, ...]
+_UNEQUAL = 1.5  # times the examples of the smallest class; more in the largest one are unequal classes
 REMOVED = -1  # in place of a label: the example is not in the training set
 # Independent streams of random numbers of one seed: NumPy's seed s is (s, 0), so no stream has a seed alone
 _SPLIT, _SUBSET, _NOISE, TEST_SPLIT, OMITTED = range(5)
@@ -104,6 +105,18 @@ def stratified_subset(
     if size >= len(labels):
         return np.arange(len(labels))
     return stratified_split(labels, size / len(labels), seed=seed, keep=0)[1]
+
+
+def class_sizes(labels: Integer[np.ndarray, " examples"]) -> tuple[int, int]:
+    """Return the number of examples of the smallest class that has any, and of the largest class."""
+    counts = np.bincount(labels)
+    return int(counts[counts > 0].min()), int(counts.max())
+
+
+def are_unequal(labels: Integer[np.ndarray, " examples"]) -> bool:
+    """Whether sizes of classes differ so much that accuracy is mostly about the larger ones."""
+    smallest, largest = class_sizes(labels)
+    return largest > _UNEQUAL * smallest
 
 
 def symmetric_noise(

@@ -7,17 +7,21 @@ arrays, so that the exported program computes what is evaluated.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gradtrail.core.config import Bounds, Count, GallerySize, config
-from gradtrail.core.intervals import Interval, bisect, pivotal_intervals, share_interval
+from gradtrail.core.data import are_unequal
+from gradtrail.core.intervals import TAILS, Interval, bisect, mean_share_interval, pivotal_intervals, share_interval
 from gradtrail.core.nn.models import WeightsKind
 
 LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature: beyond them a split is separated perfectly, or is noise
 _DRAWS = 1000  # resamples of an interval
+_UNKNOWN = Interval(value=np.nan, low=np.nan, high=np.nan)
+_TOP, _MANY = 5, 10  # classes that `top_5_accuracy` accepts, if a data set has more than 10
 
 Labels = Int[np.ndarray, " examples"]
 Logits = Float[np.ndarray, "examples classes"]
@@ -106,6 +110,17 @@ def fill_bins(confidence: np.ndarray, is_correct: np.ndarray, num_bins: int) -> 
     return Bins(count=count, confidence=mean(confidence), accuracy=mean(is_correct))
 
 
+def auroc(score: Float[np.ndarray, " examples"], is_positive: Bool[np.ndarray, " examples"]) -> float:
+    """Return the share of the pairs of a positive and a negative in which the positive has the higher score.
+
+    Ties count half. NaN without positives or without negatives.
+    """
+    _, group = np.unique(score, return_inverse=True)
+    positive, negative = (np.bincount(group, weights=chosen) for chosen in (is_positive, ~is_positive))
+    pairs = positive.sum() * negative.sum()
+    return float(np.sum(positive * (np.cumsum(negative) - negative / 2)) / pairs) if pairs else np.nan
+
+
 Scorer = Callable[[Float[np.ndarray, " examples"]], list[float]]
 
 
@@ -168,32 +183,67 @@ class Evaluation:
         wrong = np.flatnonzero(self.predicted != self.labels)
         return wrong[np.argsort(-self.probability[wrong], kind="stable")]
 
-    @property
+    @cached_property
     def confusion(self) -> Int[np.ndarray, "classes classes"]:
         """Number of examples of each label (row) that were predicted as each class (column)."""
         num_classes = self.probabilities.shape[1]
         pairs = np.bincount(self.labels * num_classes + self.predicted, minlength=num_classes**2)
         return pairs.reshape(num_classes, num_classes)
 
+    @cached_property
+    def f1_macro(self) -> Interval:
+        """Mean F1 of the classes that have examples, with its interval by the percentile bootstrap.
+
+        The confusion matrix of a resample is multinomial. Where few are wrong, a pivotal interval is too narrow.
+        """
+        cells, rng = np.nonzero(self.confusion), np.random.default_rng(0)
+        counts, total = self.confusion[cells], len(self.labels)
+
+        def score(counts: np.ndarray) -> float:
+            matrix = np.zeros_like(self.confusion)
+            matrix[cells] = counts
+            num_labels, num_predicted = matrix.sum(axis=1), matrix.sum(axis=0)
+            f1 = 2 * np.diagonal(matrix) / np.maximum(num_labels + num_predicted, 1)
+            return float(np.mean(f1[num_labels > 0]))
+
+        value = score(counts)
+        low, high = np.quantile([score(rng.multinomial(total, counts / total)) for _ in range(_DRAWS)], TAILS)
+        return Interval(value=value, low=min(float(low), value), high=max(float(high), value))
+
     @property
+    def recalls(self) -> list[Interval]:
+        """Share of each class's examples that were predicted as it, with Wilson's interval; NaN without examples."""
+        shares = ((int(row[label]), int(row.sum())) for label, row in enumerate(self.confusion))
+        return [share_interval(*share) if share[1] else _UNKNOWN for share in shares]
+
+    @cached_property
     def per_class(self) -> dict[str, Float[np.ndarray, " classes"]]:
-        """Precision (0 without predictions), recall and F1 of each class; NaN for a class without examples."""
+        """Precision (0 without predictions), recall, F1 and AUROC of each class; NaN for a class without examples.
+
+        The AUROC is that of the class against all others, by its calibrated probability.
+        """
         confusion = self.confusion
         hits = np.diagonal(confusion).astype(np.float64)
         num_predicted, num_labels = confusion.sum(axis=0), confusion.sum(axis=1)
         hits[num_labels == 0] = np.nan
+        ends = np.array([(recall.low, recall.high) for recall in self.recalls]).T
+        areas = [auroc(column, self.labels == label) for label, column in enumerate(self.probabilities.T)]
         return {
             "precision": hits / np.maximum(num_predicted, 1),
             "recall": hits / np.maximum(num_labels, 1),
+            "recall_low": ends[0],
+            "recall_high": ends[1],
             "f1": 2 * hits / np.maximum(num_predicted + num_labels, 1),
+            "auroc": np.array(areas),
         }
 
     def metrics(self) -> dict[str, float]:
         """Return flat metrics: accuracy with Wilson's 95 % interval, loss in nats, calibration, means over classes.
 
-        Classes without an example are in no mean.
+        Classes without an example are in no mean. `balanced_accuracy`, the mean recall with its interval, is there if
+        classes are unequal, and `top_5_accuracy` if there are more than 10.
         """
-        return {
+        metrics: dict[str, float] = {
             **share_metrics("accuracy", self.predicted == self.labels),
             "loss": self.scores["loss"].value,
             "loss_uncalibrated": self.scores_uncalibrated["loss"].value,
@@ -203,14 +253,29 @@ class Evaluation:
             "temperature": self.temperature,
             "num_examples": len(self.labels),
             "num_mistakes": len(self.mistakes),
-            **{f"{name}_macro": float(np.mean(values[np.isfinite(values)])) for name, values in self.per_class.items()},
+            **interval_metrics("f1_macro", self.f1_macro),
         }
+        for name in ("precision", "recall", "auroc"):
+            values = self.per_class[name]
+            if (known := values[np.isfinite(values)]).size:
+                metrics[f"{name}_macro"] = float(np.mean(known))
+        if are_unequal(self.labels):
+            known_recalls = [recall for recall in self.recalls if np.isfinite(recall.value)]
+            metrics |= interval_metrics("balanced_accuracy", mean_share_interval(known_recalls))
+        if self.probabilities.shape[1] > _MANY:
+            likeliest = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :_TOP]
+            metrics |= share_metrics(f"top_{_TOP}_accuracy", (likeliest == self.labels[:, None]).any(axis=1))
+        return metrics
+
+
+def interval_metrics(name: str, interval: Interval) -> dict[str, float]:
+    """Return a number as `name`, and the ends of its interval as `name_low` and `name_high`."""
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def share_metrics(name: str, is_hit: np.ndarray) -> dict[str, float]:
     """Return the share of hits as `name`, and Wilson's 95 % interval as `name_low` and `name_high`."""
-    share = share_interval(int(np.sum(is_hit)), len(is_hit))
-    return {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
+    return interval_metrics(name, share_interval(int(np.sum(is_hit)), len(is_hit)))
 
 
 def evaluate_logits(logits: Logits, labels: Labels, *, temperature: float, calibration_bins: int) -> Evaluation:

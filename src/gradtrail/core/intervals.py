@@ -41,6 +41,20 @@ def share_interval(hits: int, total: int) -> Interval:
     return Interval(value=share, low=max(low, 0.0), high=min(high, 1.0))
 
 
+def mean_share_interval(shares: Sequence[Interval]) -> Interval:
+    """Return the mean of independent shares with its interval, from theirs.
+
+    With Wilson's intervals it is wide if one of the shares is of few trials, where a bootstrap of two hits in two
+    trials has no spread. The lower end is the mean less √Σ (share - low)² / shares.
+
+    Source: G. Zou and A. Donner, Statistics in Medicine 27 (2008), equation 6.
+    """
+    mean = sum(share.value for share in shares) / len(shares)
+    below = math.hypot(*(share.value - share.low for share in shares)) / len(shares)
+    above = math.hypot(*(share.high - share.value for share in shares)) / len(shares)
+    return Interval(value=mean, low=mean - below, high=mean + above)
+
+
 def median_interval(values: Sequence[float]) -> Interval:
     """Return the median of independent values with its interval between two of them, whatever their distribution.
 

@@ -53,7 +53,7 @@ TOLERANCES = {  # metric → largest relative difference from the accepted value
 PORTABLE_METRICS = ("argument_bytes", "output_bytes", "float64_instructions")
 SAME_VERSION_METRICS = (*PORTABLE_METRICS, "jaxpr_equations", "donated_buffers", "compilations")
 
-_IMAGE_SHAPE, _NUM_CLASSES, _NUM_EXAMPLES = (28, 28), 10, 55_000  # MNIST's training split
+_IMAGE_SHAPE, _NUM_CLASSES, _SIZES = (28, 28), 10, (55_000, 5_000)  # of MNIST's training and validation split
 
 
 def run_gate(*, accept: bool) -> int:
@@ -128,8 +128,8 @@ def measure() -> dict[str, Any]:
     model = Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
     compilers = {stage: Compiler(lambda: 0.0) for stage in ("train", "evaluate", "gradients")}
     noise = placeholder_noise(config.privacy)
-    loop.TrainingFunctions(config, model, _NUM_EXAMPLES, jax.local_devices(), noise).compile(compilers["train"])
-    compile_predict_within(model, compiler=compilers["train"])
+    training = loop.TrainingFunctions(config, model, _SIZES[0], jax.local_devices(), noise).compile(compilers["train"])
+    loop.compile_validate(model, _SIZES[1], training.mesh, compiler=compilers["train"])
     compile_predict_within(model, evaluate.batch_size, compiler=compilers["evaluate"])
     compile_passes(model, config.loss, compiler=compilers["gradients"])
     costs = {

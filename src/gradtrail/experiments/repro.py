@@ -152,8 +152,13 @@ def _summarize(seconds: float) -> None:
     path = Path("results/metrics/evaluate.json")
     if path.is_file():
         metrics = json.loads(path.read_text(encoding="utf-8"))
-        interval = f"95 % interval {metrics['accuracy_low']:.2%} to {metrics['accuracy_high']:.2%}"
-        print(f"{metrics['dataset']}: test accuracy {metrics['accuracy']:.2%} ({interval}), in {seconds:.0f} s")
+        parts = [
+            f"{name.replace('_', ' ')} {metrics[name]:.2%} "
+            f"(95 % interval {metrics[f'{name}_low']:.2%} to {metrics[f'{name}_high']:.2%})"
+            for name in ("accuracy", "balanced_accuracy")
+            if name in metrics  # the second of unequal classes alone
+        ]
+        print(f"{metrics['dataset']}: test {', '.join(parts)}, in {seconds:.0f} s")
         print("report: results/report.html; `make ui` compares the runs")
 
 

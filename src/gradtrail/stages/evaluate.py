@@ -10,7 +10,7 @@ import pandas as pd
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from gradtrail.core.data import Split
+from gradtrail.core.data import Split, are_unequal
 from gradtrail.core.evaluate import (
     EvaluateConfig,
     Evaluation,
@@ -30,9 +30,13 @@ from gradtrail.stages.model.weights import WeightsInfo
 COMPARED = (  # metrics that people compare
     *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "members"),
     *("loss", "expected_calibration_error", "num_mistakes", "ensemble_accuracy", "ensemble_loss"),
+    # Of a test split with unequal classes
+    *("balanced_accuracy", "balanced_accuracy_low", "balanced_accuracy_high", "balanced_accuracy_sd"),
+    *("ensemble_balanced_accuracy", "ensemble_balanced_accuracy_low", "ensemble_balanced_accuracy_high"),
 )
 _ENSEMBLE = (
     *("accuracy", "accuracy_low", "accuracy_high", "loss", "brier", "temperature"),
+    *("balanced_accuracy", "balanced_accuracy_low", "balanced_accuracy_high"),
     *("expected_calibration_error", "expected_calibration_error_uncalibrated"),
 )
 
@@ -164,7 +168,7 @@ def write_tables(
         "calibration": pd.DataFrame(vars(result.reliability)).dropna(),
         "calibration_uncalibrated": pd.DataFrame(vars(result.reliability_uncalibrated)).dropna(),
         "per_class": with_class_names(
-            pd.DataFrame(result.per_class).rename_axis("class").reset_index().dropna(), classes
+            pd.DataFrame(result.per_class).rename_axis("class").reset_index().dropna(subset="recall"), classes
         ),
     }
     for name, table in tables.items():
@@ -172,11 +176,13 @@ def write_tables(
 
 
 def draw_figures(
-    folder: Path, result: Evaluation, split: Split, title: str, num_mistakes: int, classes: Sequence[str]
+    folder: Path, evaluation: MembersEvaluation, split: Split, title: str, num_mistakes: int, classes: Sequence[str]
 ) -> None:
     """Draw the confusion matrix, the reliability diagram, and the worst mistakes, the most certain first."""
-    plotting.save(_draw_confusion(result.confusion, title, classes), folder / "confusion.png")
-    plotting.save(_draw_reliability(result, title), folder / "reliability.png")
+    result, num_fitted = evaluation.ensemble, len(evaluation.predictions[0].validation)
+    confusion = _draw_confusion(result.confusion, title, classes, by_share=are_unequal(split.labels))
+    plotting.save(confusion, folder / "confusion.png")
+    plotting.save(_draw_reliability(result, title, num_fitted), folder / "reliability.png")
     worst = result.mistakes[:num_mistakes]
     pairs = [(classes[split.labels[i]], classes[result.predicted[i]], f" ({result.probability[i]:.0%})") for i in worst]
     captions = [f"#{split.example_id[i]}\n{plotting.arrow(*pair)}" for i, pair in zip(worst, pairs, strict=True)]
@@ -184,14 +190,16 @@ def draw_figures(
     plotting.save(mistakes, folder / "mistakes.png")
 
 
-def _draw_confusion(confusion: np.ndarray, title: str, classes: Sequence[str]) -> Figure:
-    """Draw a confusion matrix; colours show the mistakes alone, so that the diagonal has none."""
+def _draw_confusion(confusion: np.ndarray, title: str, classes: Sequence[str], *, by_share: bool) -> Figure:
+    """Draw a confusion matrix; colours show the mistakes alone, as shares of their label if `by_share`."""
     figure, axes = plotting.new_figure(f"Confusion matrix · {title}", size=(6.6, 6.2))
     axis = axes[0, 0]
     mistakes = np.where(np.eye(len(confusion), dtype=bool), 0, confusion)
+    if by_share:
+        mistakes = mistakes / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     axis.imshow(mistakes, cmap="Oranges")
     for (row, column), count in np.ndenumerate(confusion) if len(confusion) <= plotting.MAX_CLASSES else ():
-        shade = plotting.GREY if row == column else "white" if count > mistakes.max() / 2 else "black"
+        shade = plotting.GREY if row == column else "white" if mistakes[row, column] > mistakes.max() / 2 else "black"
         axis.text(column, row, f"{count}" if count else "·", ha="center", va="center", color=shade, fontsize=8)
     axis.set(xlabel="predicted", ylabel="label")
     plotting.name_classes(axis, classes)
@@ -199,9 +207,10 @@ def _draw_confusion(confusion: np.ndarray, title: str, classes: Sequence[str]) -
     return figure
 
 
-def _draw_reliability(result: Evaluation, title: str) -> Figure:
+def _draw_reliability(result: Evaluation, title: str, num_fitted: int) -> Figure:
     """Draw accuracy over confidence, calibrated and not, and below it the number of examples in each bin."""
-    figure, axes = plotting.new_figure(f"Calibration · {title}", rows=2, size=(6, 6))
+    heading = f"Calibration, fitted on {num_fitted:,} validation images"
+    figure, axes = plotting.new_figure(f"{heading} · {title}", rows=2, size=(6, 6))
     above, below = axes[:, 0]
     above.plot([0, 1], [0, 1], color=plotting.GREY, linestyle="--", label="perfect")
     kinds = (

@@ -232,7 +232,7 @@ def _from_images(fetch: FetchConfig, source: Path, to: Path) -> DatasetInfo:
     except UserError as error:
         raise UserError(f"{entry.folder_variable}: {printable(one_line(error))}") from None
     _write_arrays(entry, arrays, to)
-    _report(f"{entry.title}: {len(arrays[0]) + len(arrays[2]):,} images in {len(names)} classes from {source}")
+    _report(f"{entry.title}: {len(arrays[0]) + len(arrays[2]):,} images from {source}")
     return describe_raw(to, fetch.dataset, names)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import numpy as np
+from jaxtyping import UInt8
 
 from gradtrail.core.config import Bounds, PositiveShare, Seed, config
 from gradtrail.core.data import TEST_SPLIT, stratified_split
@@ -23,6 +24,7 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
 _MAX_CLASSES = 256  # labels are uint8
 _MAX_NAME = 100  # characters of the name of a class
 _SHOWN = 3  # faults of one message
+_LISTED = 12  # classes of a line
 _LEAST_CONTRAST = 16  # smallest difference of the pixels, in a channel, of an image that is not blank
 _NEARLY_ALL = 0.9
 
@@ -65,7 +67,7 @@ def read_images(splits: Splits, pictures: PicturesConfig) -> tuple[RawArrays, tu
 
     shape = (*pictures.size, *((3,) if pictures.color else ()))
     count = sum(map(len, splits.values()))
-    arrays, faults, longer = [], list[str](), list[Path]()
+    arrays, faults, longer, sizes = [], list[str](), list[Path](), list[tuple[int, int]]()
     with progress_bar("images", count, unit="steps") as bar:
         for files in (splits["train"], splits["test"]):
             images = np.empty((len(files), *shape), np.uint8)
@@ -74,11 +76,19 @@ def read_images(splits: Splits, pictures: PicturesConfig) -> tuple[RawArrays, tu
                     pixels, has_more_pages = read_picture(path, color=pictures.color)
                     image[:] = cropped(pixels, (pictures.size[0], pictures.size[1]))
                     longer += [path] * has_more_pages
+                    sizes.append((pixels.shape[0], pixels.shape[1]))
                 except UserError as error:
                     faults.append(f"{path}: {error}")
                 bar.advance(1)
             arrays += [images, np.array([names.index(name) for _, name in files], np.uint8)]
     _refuse(sorted(faults), "files that are no usable images")
+    sides = np.array(sizes)
+    _report(_describe_classes(np.concatenate(arrays[1::2]), names))
+    _report(
+        f"sides of {sides.min():,} to {sides.max():,} pixels, median {np.median(sides):,.0f}; "
+        f"{np.sum((sides < pictures.size).any(axis=1)):,} of {count:,} images are enlarged to "
+        f"{pictures.size[0]} × {pictures.size[1]} (fetch.pictures.size)"
+    )
     if longer:
         warn(f"{len(longer):,} files have several pages or frames, such as {longer[0]}; the first one of each is used")
     data = (arrays[0], arrays[1], arrays[2], arrays[3])
@@ -87,9 +97,22 @@ def read_images(splits: Splits, pictures: PicturesConfig) -> tuple[RawArrays, tu
     return data, names
 
 
+def _describe_classes(labels: UInt8[np.ndarray, " images"], names: Sequence[str]) -> str:
+    """Return the number of images of each class, the smallest first; of many classes not those in the middle."""
+    counts = np.bincount(labels, minlength=len(names))
+    listed = [f"{names[label]} {counts[label]:,}" for label in np.argsort(counts, kind="stable")]
+    if len(listed) > _LISTED:
+        listed[_LISTED - 1 : -1] = [f"{len(listed) - _LISTED:,} more"]
+    return f"{len(names)} classes, {counts.min():,} to {counts.max():,} images: {', '.join(listed)}"
+
+
+def _report(line: str) -> None:
+    print(f"fetch: {printable(line)}", file=sys.stderr)
+
+
 def warn(line: str) -> None:
     """Print a warning of `fetch`."""
-    print(f"fetch: warning: {printable(line)}", file=sys.stderr)
+    _report(f"warning: {line}")
 
 
 def warn_of_repeated_and_blank(arrays: RawArrays, names: Sequence[str]) -> None:

@@ -63,8 +63,8 @@ METRICS = {  # full name, as a regular expression → what is made of the metric
     "train/validation_loss": Metric(best=min),
     "train/(best_epoch|best_validation_accuracy|skipped_steps|noise_scale)": Metric(is_averaged=False),
     "train/(steps|planned_steps|loss_scale)": Metric(is_logged=False),
-    "eval/accuracy(_low|_high|_sd)?": Metric(is_headline=True, spread=("sd", "low", "high")),
-    "eval/ensemble_accuracy": Metric(is_headline=True, spread=("low", "high")),  # over test examples
+    "eval/(balanced_)?accuracy(_low|_high|_sd)?": Metric(is_headline=True, spread=("sd", "low", "high")),
+    "eval/ensemble_(balanced_)?accuracy": Metric(is_headline=True, spread=("low", "high")),  # over test examples
     "eval/(ensemble_)?(loss|expected_calibration_error)": _HEADLINE,
     "eval/(error_percent|accuracy_corrected_labels)": _HEADLINE,
     "eval/mistakes": Metric(is_headline=True, is_averaged=False),

@@ -242,6 +242,10 @@ REFUSED = {
         train_config(changes=dataclasses.replace(NO_CHANGES, omit=(3,), omit_seed=1)),
         "train.changes must be empty: effects of changes are predicted, got omit, omit_seed",
     ),
+    "mixed": (
+        train_config(augmentation=dataclasses.replace(NO_AUGMENTATION, mixup=0.2)),
+        "train.augmentation.mixup must be 0: it mixes an example into others, got 0.2",
+    ),
     "stopped early": (
         train_config(patience=2),
         "train.patience must be empty: the number of epochs has no derivative, got 2",

@@ -6,6 +6,7 @@ was taken from.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.ndimage
+import scipy.stats
 from factories import color_split
+from PIL import Image, ImageEnhance
 
-from gradtrail.core.train.augmentation import NO_AUGMENTATION, AugmentationConfig, augment
+from gradtrail.core.train.augmentation import NO_AUGMENTATION, AugmentationConfig, augment, draw_shares
 
 SHAPE = (15, 12)
 CENTRE = np.array([7.0, 5.5])
@@ -30,6 +33,7 @@ def config(**overrides: Any) -> AugmentationConfig:
 
 
 ALL = config(shift=2.0, rotation=30.0, scale=0.3, shear=20.0)
+NEW = config(crop=3, brightness=0.5, contrast=0.5)
 
 
 def augmented(image: np.ndarray, settings: AugmentationConfig, keys: jax.Array = KEYS) -> np.ndarray:
@@ -82,7 +86,7 @@ def test_pixels_are_interpolated_as_by_scipy_with_zeros_beyond_the_edges() -> No
         np.testing.assert_allclose(result[index], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [ALL, config(cutout=5)], ids=["moves", "cutout"])
+@pytest.mark.parametrize("settings", [ALL, config(cutout=5), NEW], ids=["moves", "cutout", "crop and colors"])
 def test_augmentation_is_a_function_of_the_key(settings: AugmentationConfig) -> None:
     result = augmented(IMAGE, settings)
     elsewhere = augmented(IMAGE, settings, jnp.roll(KEYS, 70).at[70:].set(KEYS[0]))
@@ -90,7 +94,7 @@ def test_augmentation_is_a_function_of_the_key(settings: AugmentationConfig) -> 
     assert len(np.unique(result[:20], axis=0)) > 10
 
 
-@pytest.mark.parametrize("settings", [ALL, config(cutout=5)], ids=["moves", "cutout"])
+@pytest.mark.parametrize("settings", [ALL, config(cutout=5), config(crop=3)], ids=["moves", "cutout", "crop"])
 def test_all_channels_of_a_color_image_change_alike(settings: AugmentationConfig) -> None:
     images = jnp.asarray(color_split(20, shape=SHAPE).images / np.float32(255))
     result = changed(images, settings, key=KEYS[:20])
@@ -122,3 +126,61 @@ def test_about_half_of_the_images_are_mirrored_and_the_others_as_they_were() -> 
     assert (mirrored | (images == IMAGE).all(axis=(1, 2))).all()
     assert 60 < mirrored.sum() < 140
     assert config(flip=True).enabled
+
+
+def draws(number: int, draw: Callable[[jax.Array], jax.Array]) -> np.ndarray:
+    """Return what is drawn by `fold_in(key, number)` for each key."""
+    return np.asarray(jax.vmap(lambda key: draw(jax.random.fold_in(key, number)))(KEYS))
+
+
+def test_crops_are_windows_of_the_image_with_a_black_border() -> None:
+    """Of a border of 3 pixels there are 49; each place is equally likely."""
+    padded, (height, width) = np.pad(IMAGE, 3), SHAPE
+    offsets = draws(3, lambda key: jax.random.randint(key, (2,), 0, 7))
+    expected = [padded[row : row + height, column : column + width] for row, column in offsets]
+    np.testing.assert_array_equal(augmented(IMAGE, config(crop=3)), expected)
+    for axis in range(2):
+        counts = np.bincount(offsets[:, axis], minlength=7)
+        assert np.all(np.abs(counts / NUM_IMAGES - 1 / 7) < 5 * np.sqrt(6 / 49 / NUM_IMAGES))
+
+
+def blended(images: np.ndarray, others: Any, factors: np.ndarray) -> np.ndarray:
+    factors = factors[:, None, None, None]
+    return np.clip(factors * images + (1 - factors) * others, 0, 1)
+
+
+def test_colors_change_as_by_torchvision() -> None:
+    images = color_split(NUM_IMAGES, shape=SHAPE).images / np.float32(255)
+    settings = config(brightness=0.9, contrast=0.8, saturation=0.7)
+    factors = draws(4, lambda key: jax.random.uniform(key, (3,), minval=-1, maxval=1)).T
+    brightness, contrast, saturation = 1 + np.array([[0.9], [0.8], [0.7]]) * factors
+    grey = np.array([0.2989, 0.587, 0.114])
+    bright = blended(images, 0, brightness)
+    contrasted = blended(bright, np.mean(bright @ grey, axis=(1, 2))[:, None, None, None], contrast)
+    expected = blended(contrasted, (contrasted @ grey)[..., None], saturation)
+    result = np.asarray(changed(images, settings, key=KEYS))
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+    assert np.mean(expected == 1) > 0.02, "else the order would make no difference"
+    # torchvision has Pillow do it, which rounds to whole levels after each operation, and the mean of the grey as well
+    for index in range(20):
+        image = Image.fromarray(np.round(images[index] * 255).astype(np.uint8))
+        enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+        for enhance, factor in zip(enhancers, (brightness[index], contrast[index], saturation[index]), strict=True):
+            image = enhance(image).enhance(factor)
+        np.testing.assert_allclose(result[index], np.asarray(image) / 255, atol=5 / 255)
+
+
+def test_contrast_of_a_greyscale_image_is_about_its_mean() -> None:
+    factors = 1 + 0.5 * draws(4, lambda key: jax.random.uniform(key, (3,), minval=-1, maxval=1))[:, 1]
+    expected = blended(IMAGE[None, ..., None], IMAGE.mean(), factors)[..., 0]
+    np.testing.assert_allclose(augmented(IMAGE, config(contrast=0.5)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [1e-30, 0.2, 1.0, 100.0])
+def test_shares_of_mixtures_are_the_larger_part_of_a_beta_distribution(alpha: float) -> None:
+    shares = np.asarray(draw_shares(alpha, key=jax.random.split(jax.random.key(1), 2_000)))
+    assert shares.min() >= 0.5
+    assert shares.max() <= 1
+    distribution = scipy.stats.beta(alpha, alpha)
+    assert alpha < 0.1 or scipy.stats.kstest(shares, lambda x: 2 * distribution.cdf(x) - 1).pvalue > 1e-3
+    assert alpha > 0.1 or np.all(shares == 1)

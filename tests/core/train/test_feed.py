@@ -38,7 +38,9 @@ CONFIGS = {
     "noisy mlp": train_config(
         batch_size=4,
         model=MLP(hidden=(5,), activation="relu", dropout=0.5),
-        augmentation=dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+        augmentation=dataclasses.replace(
+            NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, crop=1, mixup=1.0
+        ),
     ),
 }
 
@@ -162,7 +164,7 @@ def bits(config, streamed, sampled=None):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((chunk.state.params, chunk.records))]
 
 
-augmentation = dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1)
+augmentation = dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, crop=1, mixup=1.0)
 noisy = MLP(hidden=(5,), activation="relu", dropout=0.5)
 for config in (
     train_config(batch_size=16, shards=2),

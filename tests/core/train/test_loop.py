@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +16,9 @@ from factories import (
     SHAPE,
     make_engine,
     new_compiler,
+    params_on_device,
     random_split,
+    run_on_devices,
     run_training,
     seed_keys,
     train_config,
@@ -23,8 +26,11 @@ from factories import (
 
 from gradtrail.core import batching
 from gradtrail.core.config import ConfigError
+from gradtrail.core.nn import inference
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
+from gradtrail.core.sharding import make_mesh
+from gradtrail.core.train import loop
 from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import Chunk, CompiledTraining, TrainingFunctions
@@ -55,6 +61,7 @@ CONFIGS = {
     ),
     PARTS: train_config(model="cnn", precision="bfloat16", accumulation_steps=2),
 }
+SATURATED, CROPPED = (dataclasses.replace(NO_AUGMENTATION, **{k: v}) for k, v in (("saturation", 0.1), ("crop", 3)))
 every_config = pytest.mark.parametrize("name", CONFIGS)
 
 
@@ -166,10 +173,12 @@ def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
     ("sizes", "num_examples", "message"),
     [
         ({"batch_size": 10}, 9, r"batch_size must be at most the number of training examples, 9, got 10$"),
+        ({"augmentation": SATURATED}, 9, r"augmentation\.saturation must be 0 for greyscale images, got 0\.1$"),
+        ({"augmentation": CROPPED}, 9, r"augmentation\.crop must be below the shorter side of the images, 3, got 3$"),
         ({"epochs": 100_000, "batch_size": 1}, 60_000, "epochs 100,000 times 60,000 steps, of batch_size 1, are 6,0"),
     ],
 )
-def test_too_large_batches_and_too_many_steps_are_refused(sizes: dict, num_examples: int, message: str) -> None:
+def test_sizes_that_do_not_suit_the_data_are_refused(sizes: dict, num_examples: int, message: str) -> None:
     config = train_config(**sizes)
     with pytest.raises(ConfigError, match=rf"^train\.{message}"):
         TrainingFunctions(config, Model(config.model_config(SHAPE, NUM_CLASSES)), num_examples, jax.devices())
@@ -199,3 +208,48 @@ def test_a_training_to_look_into_gives_the_same_figures(
         result, target = getattr(chunks[-1].state, part), getattr(expected.state, part)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), result, target)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), chunks[-1].records, expected.records)
+
+
+def scores_on(num_devices: int, count: int) -> dict[str, np.ndarray]:
+    """The scores of the first `count` examples, in the batches of a split of this size on these devices."""
+    model, mesh = Model(CONFIGS[NOISY].model_config(SHAPE, NUM_CLASSES)), make_mesh(jax.devices()[:num_devices])
+    split = random_split(24)[:count]
+    examples = loop.on_device(split.images, split.labels, mesh)
+    params = loop.put(params_on_device(model), loop.replicated(mesh))
+    function = loop.compile_validate(model, count, mesh, compiler=new_compiler()).function
+    with jax.transfer_guard("disallow"):
+        scores = function(params, examples)
+    return {name: np.asarray(values) for name, values in scores.items()}
+
+
+@pytest.mark.parametrize(("count", "largest"), [(1, 8), (5, 8), (23, 8), (24, 8), (23, 1), (24, 1000)])
+def test_scores_are_those_of_each_example_in_order(count: int, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "VALIDATION_BATCH_SIZE", largest)
+    scores, split = scores_on(1, count), random_split(24)[:count]
+    model = Model(CONFIGS[NOISY].model_config(SHAPE, NUM_CLASSES))
+    predict = inference.compile_predict_within(model, largest, compiler=new_compiler())
+    expected = predict(params_on_device(model), split.images, split.labels)
+    assert len({*expected["loss"].tolist()}) == count, "no two examples have the same loss"
+    if count % largest:
+        np.testing.assert_allclose(scores["loss"], expected["loss"], rtol=1e-6)
+    else:
+        assert scores["loss"].tobytes() == expected["loss"].tobytes()
+    np.testing.assert_array_equal(scores["correct"], expected["correct"])
+    means = inference.mean_scores(jax.tree.map(jnp.asarray, scores))
+    assert means == {"loss": np.mean(scores["loss"].astype(np.float64)), "accuracy": expected["correct"].mean()}
+
+
+SHARDED = """
+import numpy as np
+from test_loop import loop, scores_on
+for loop.VALIDATION_BATCH_SIZE, count in ((8, 24), (8, 23), (2, 23), (8, 2)):
+    parts, whole = scores_on(3, count), scores_on(1, count)
+    for name in ("loss", "correct"):
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-6)
+print("same scores")
+"""
+
+
+def test_devices_that_share_a_validation_give_the_same_scores() -> None:
+    folder = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    assert run_on_devices(folder + SHARDED, 3) == "same scores\n"

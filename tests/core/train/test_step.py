@@ -13,15 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from factories import NUM_CLASSES, OPTIMIZERS, SCHEDULES, SMALL_CNN, cases, random_split, seed_keys, train_config
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
+from gradtrail.core.nn.losses import CrossEntropy
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model
 from gradtrail.core.sharding import make_mesh, replicated
-from gradtrail.core.train.augmentation import NO_AUGMENTATION
+from gradtrail.core.train.augmentation import NO_AUGMENTATION, augment
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.loss_scaling import LossScalingConfig
@@ -39,7 +41,19 @@ PLAIN = {
 LINEAR = train_config(**PLAIN, model="linear", schedule="constant")
 NOISY = train_config(
     model=MLP(hidden=(5,), activation="relu", dropout=0.5),
-    augmentation=dataclasses.replace(NO_AUGMENTATION, shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+    augmentation=dataclasses.replace(
+        NO_AUGMENTATION,
+        shift=1.0,
+        rotation=10.0,
+        scale=0.1,
+        shear=5.0,
+        cutout=1,
+        flip=True,
+        crop=1,
+        brightness=0.2,
+        contrast=0.2,
+        mixup=1.0,
+    ),
     schedule="constant",
     average_decay=0.3,  # from the fourth step on; before, the stride is longer
 )
@@ -183,6 +197,44 @@ def test_random_draws_differ_between_steps_and_rows(part: str) -> None:
     alone = [run(config, order)[1].metrics["loss"][0] for order in orders]
     assert len(set(alone)) > 1, "one row draws what another does"
     np.testing.assert_allclose(np.mean(alone), records.metrics["loss"][0], rtol=1e-5)
+
+
+def test_mixup_mixes_images_and_losses_with_those_of_the_row_before() -> None:
+    """Of a linear network's steps, whose gradients NumPy has; the last batch has two rows and padding."""
+    augmentation = dataclasses.replace(NO_AUGMENTATION, crop=1, mixup=1.0)
+    states, records = run(dataclasses.replace(LINEAR, augmentation=augmentation))
+    assert isinstance(LINEAR.loss, CrossEntropy)
+    smoothing, images = LINEAR.loss.label_smoothing, SPLIT.images / np.float32(255)
+    targets = (1 - smoothing) * np.eye(NUM_CLASSES)[SPLIT.labels] + smoothing / NUM_CLASSES
+    for number, (before, after) in enumerate(itertools.pairwise(states)):
+        step_key = jax.random.fold_in(jax.random.fold_in(before.keys.augmentation, 2**32 - 1), number)
+        rows = ORDER[number][ORDER[number] != PADDING]
+        keys = jax.random.split(step_key, 4)[: len(rows)]
+        share = np.array([jax.random.beta(jax.random.fold_in(key, 1), 1.0, 1.0) for key in keys])[:, None]
+        share = np.maximum(share, 1 - share)
+        pictures, partners = (
+            np.asarray(
+                augment(
+                    jnp.asarray(images[chosen]),
+                    augmentation,
+                    key=jax.vmap(jax.random.fold_in, (0, None))(keys, purpose),
+                )
+            )
+            for chosen, purpose in ((rows, 0), (np.roll(rows, 1), 2))
+        )
+        inputs = (share * pictures.reshape(len(rows), -1) + (1 - share) * partners.reshape(len(rows), -1)).astype(float)
+        target = share * targets[rows] + (1 - share) * targets[np.roll(rows, 1)]
+        layer = jax.device_get(before.params["layers"][0])
+        logits = inputs @ layer["kernel"] + layer["bias"]
+        log_probabilities = logits - scipy.special.logsumexp(logits, axis=1, keepdims=True)
+        error = (np.exp(log_probabilities) - target) / len(rows)
+        moved = jax.tree.map(lambda new, old: (new - old) / -0.1, jax.device_get(after.params["layers"][0]), layer)
+        np.testing.assert_allclose(moved["kernel"], inputs.T @ error, atol=1e-5)
+        np.testing.assert_allclose(moved["bias"], error.sum(axis=0), atol=1e-5)
+        loss = -np.sum(target * log_probabilities) / len(rows)
+        np.testing.assert_allclose(records.metrics["loss"][number], loss, rtol=1e-5)
+        of_label = np.exp(log_probabilities[range(len(rows)), SPLIT.labels[rows]])
+        np.testing.assert_allclose(records.rows.probability[number, : len(rows)], of_label, rtol=1e-4)
 
 
 # Loss scaling

@@ -19,7 +19,7 @@ from gradtrail.core.nn.losses import CrossEntropy
 from gradtrail.core.nn.models import Model
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import as_written
-from gradtrail.stages.model.calibration import read_evaluated, write_calibration
+from gradtrail.stages.model.calibration import read_evaluated, warn_of_few, write_calibration
 from gradtrail.stages.model.members import weights_paths, write_seeds
 from gradtrail.stages.model.weights import WeightsInfo, read_weights, require_same_data, write_weights
 from gradtrail.support.errors import UserError
@@ -143,3 +143,14 @@ def test_it_holds_the_scores_before_and_after(tmp_path: Path) -> None:
     assert result["fitted_on"] == {"split": "validation", "num_examples": 3, "lowest": 0.05, "highest": 20.0}
     assert result["uncalibrated"]["brier"]["value"] == pytest.approx(2 * 0.3**2)
     assert result["calibrated"]["brier"]["value"] == pytest.approx(2 * (0.09 / 0.58) ** 2)
+
+
+@pytest.mark.parametrize(("num_examples", "is_told"), [(3, True), (199, True), (200, False)])
+def test_a_temperature_of_few_images_is_told(
+    num_examples: int, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_of_few(num_examples)
+    line = capsys.readouterr().err
+    told = f"evaluate: warning: the temperature was fitted on {num_examples} validation images, so probabilities "
+    assert (line.startswith(told), line.count("\n")) == (is_told, int(is_told))
+    assert not is_told or "preprocess.validation_fraction" in line

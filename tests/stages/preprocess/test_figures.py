@@ -21,13 +21,30 @@ def test_classes_of_one_training_example_or_none_are_named(capsys: pytest.Captur
     assert not capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ((2, 3, 0), ""),
+        ((30, 10, 20), "10 (owl) to 30 (cat) training examples\n"),
+        ((31, 10, 20), "10 (owl) to 31 (cat) training examples; train.cross_entropy.class_weights: balanced gives"),
+    ],
+)
+def test_unequal_classes_are_told(counts: tuple[int, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    figures.report_unequal_classes(np.repeat(np.arange(3), counts), ["cat", "owl", "yak"])
+    line = capsys.readouterr().err
+    assert line.startswith(f"preprocess: classes are unequal: {told}") if told else not line
+
+
 def test_color_images_are_drawn_in_color_and_missing_ones_white(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved: list[Figure] = []
     monkeypatch.setattr(plotting, "save", lambda figure, _: saved.append(figure))
     train = color_split(30, shape=(8, 6))
-    figures.draw_samples(tmp_path / "samples.png", train, "patches", NUM_CLASSES)
+    names = [f"class {label}" for label in range(NUM_CLASSES)]
+    figures.draw_samples(tmp_path / "samples.png", train, "patches", NUM_CLASSES, names)
+    captions = [text.get_text() for text in saved[0].axes[0].texts]
+    assert captions == [f"class {label}\n{np.sum(train.labels == label)}" for label in range(NUM_CLASSES)]
     mosaic = np.asarray(saved[0].axes[0].images[0].get_array()).reshape(NUM_CLASSES, 8, 12, 6, 3)
     for label in range(NUM_CLASSES):
         np.testing.assert_array_equal(mosaic[label].swapaxes(0, 1)[:10], train.images[train.labels == label])

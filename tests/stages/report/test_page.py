@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from projects import ROOT
 from report_folder import (
@@ -29,7 +30,7 @@ from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.stages.data.changes import write_changes
 from gradtrail.stages.dp.guarantee import NOT_COVERED
 from gradtrail.stages.report.gallery import make_gallery
-from gradtrail.stages.report.numbers import read_sources
+from gradtrail.stages.report.numbers import confusion_matrix, read_sources
 from gradtrail.support.errors import UserError
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "col", "wbr"}
@@ -177,6 +178,32 @@ def test_of_several_members_there_are_means_and_the_ensemble(folder: Path) -> No
         "members 3 vary [order, dropout] epochs 10",
     ):
         assert message in words, message
+
+
+def test_unequal_classes_have_a_balanced_accuracy_and_cells_in_the_colour_of_shares(folder: Path) -> None:
+    balanced = {"balanced_accuracy": 0.5, "balanced_accuracy_low": 0.4, "balanced_accuracy_high": 0.6}
+    before = render_page(folder)
+    write_metrics(folder, "evaluate", METRICS["evaluate"] | balanced)
+    page = render_page(folder)
+    words = Reader(page).words
+    for message in (
+        "Balanced accuracy 50.00% mean recall of the classes; 40.00% to 60.00%",
+        "the balanced accuracy, the mean of their recalls, is 50.00% (95% interval: 40.00% to 60.00%)",
+        "fitted on 5,000 validation images",
+    ):
+        assert message in words, message
+    tiles = [text.count('<dd class="note">') for text in (before, page)]
+    assert tiles == [6, 6], "they fill the row"
+    make_members(folder)
+    write_metrics(folder, "evaluate", read_sources(folder).metrics["evaluate"] | balanced)
+    assert render_page(folder).count('<dd class="note">') == 6
+
+    predictions = pd.DataFrame({"label": [0] * 100 + [1] * 4, "predicted": [0] * 91 + [1] * 9 + [0] + [1] * 3})
+    shades = [
+        [[cell["shade"] for cell in row] for row in confusion_matrix(predictions, 2, by_share=by_share)]
+        for by_share in (False, True)
+    ]
+    assert shades == [[[0, 9], [3, 0]], [[0, 6], [9, 0]]], "one of four is more than nine of a hundred"
 
 
 def test_private_training_has_its_epsilon_and_marks_what_it_does_not_cover(folder: Path, page: str) -> None:

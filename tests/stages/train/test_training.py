@@ -3,11 +3,12 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import hashlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from scipy import stats
 
 from gradtrail.core.config import ConfigError
 from gradtrail.core.data import Split, channel_statistics
+from gradtrail.core.nn.inference import compile_predict_within, validate
 from gradtrail.core.nn.losses import Focal
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, by_path, num_parameters
@@ -93,8 +95,8 @@ class Listener(NullListener):
 class StoppedTraining(Training):
     """A training whose listener asks it to stop; no epoch is better than the first."""
 
-    def validate(self, params: Any) -> dict[str, float]:
-        return {"loss": float(np.abs(params["layers"][0]["kernel"]).sum()), "accuracy": 0.5}
+    def validate(self, params: Any) -> Callable[[], dict[str, float]]:
+        return lambda: {"loss": float(np.abs(params["layers"][0]["kernel"]).sum()), "accuracy": 0.5}
 
 
 def training_of(
@@ -226,7 +228,7 @@ def test_training_from_weights_begins_with_them_in_every_member_and_after_each_s
         training.train_network(training.config.seeds_of(0), Checkpoints(tmp_path / "c", 1e9), Listener())
     training.compiled.run_steps = run_steps
     again = loaded(config=dataclasses.replace(config, start=start))
-    again.compiled, again.predict = training.compiled, training.predict
+    again.compiled, again.score = training.compiled, training.score
     resumed = again.train_network(again.config.seeds_of(0), Checkpoints(tmp_path / "c", 1e9), Listener())
     assert "resuming after step" in capsys.readouterr().err
     assert bits(resumed) == bits(alone)
@@ -271,6 +273,7 @@ def test_batch_size_is_not_blamed_for_the_memory_of_the_validation(
     free: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = training_of(train_config(), Listener())
+    training.validation = random_split(1000)
     monkeypatch.setattr(memory, "available_bytes", lambda: free)
     monkeypatch.setattr(memory, "_bytes_left_on_host", lambda: free)
     with pytest.raises(ConfigError, match=message):
@@ -308,6 +311,44 @@ def test_training_without_examples_is_that_of_a_split_without_them(
     assert set(read_dynamics(tmp_path / "changed/results/train", seen)) == {*DYNAMICS} - {"example_id"}
     trajectory = read_trajectory(tmp_path / "changed/results/train", {}, 1, None)
     assert trajectory.batch_size == 3
+
+
+@pytest.mark.parametrize("from_host", ["", "streamed", "debug_nans"])
+def test_devices_validate_before_the_host_waits_for_the_steps(
+    from_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the host copies the weights. If batches come from the host, it copies the weights first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())
+    monkeypatch.setattr(training_module, "LARGEST_ON_DEVICE", 0 if from_host == "streamed" else 2**20)
+    events: list[str] = []
+
+    def recorded(name: str, call: Callable[..., Any], guard: Any = contextlib.nullcontext) -> Callable[..., Any]:
+        def record(*arguments: Any) -> Any:
+            events.append(name)
+            with guard():
+                return call(*arguments)
+
+        return record
+
+    training = loaded(config=train_config())
+    training.runtime = dataclasses.replace(training.runtime, debug_nans=from_host == "debug_nans")
+    training.compile(new_compiler())
+    assert training.functions[-1].name == ("predict" if from_host else "validate")
+    guard = contextlib.nullcontext if from_host else functools.partial(jax.transfer_guard, "disallow")
+    function = dataclasses.replace(training.score.function, call=recorded("score", training.score.function, guard))
+    training.score = dataclasses.replace(training.score, function=dataclasses.replace(function, calls=None))
+    monkeypatch.setattr(training_module, "on_host", recorded("copy", training_module.on_host))
+    monkeypatch.setattr(History, "check", recorded("wait", History.check))
+    history = training.train_network(training.config.seeds_of(0), Checkpoints(None, 1e9), Listener()).history
+    order = ["wait", "copy", "copy", "score", "wait"] if from_host else ["score", "wait", "copy", "wait"]
+    assert events == ["copy", *order * 2]
+
+    predict = compile_predict_within(training.model, compiler=new_compiler())
+    for epoch, kept in ((1, history.kept[1]), (2, history.final)):
+        expected = validate(predict, kept.params, SPLIT)
+        measured = {name: history.epochs[epoch - 1][f"validation_{name}"] for name in expected}
+        assert measured == pytest.approx(expected, rel=1e-6)
 
 
 def test_training_that_is_stopped_after_every_step_ends_with_the_same_bits(

@@ -36,11 +36,13 @@ _DIFFERENTIATED = ("sgd", "rmsprop", "adam", "adamw")
 def require_differentiable(config: TrainConfig) -> None:
     """Raise ConfigError, one line, for a training whose result has no derivative, or that already has changes."""
     kind, kinds, patience = config.optimizer.kind, ", ".join(_DIFFERENTIATED), config.patience
+    mixup = config.augmentation.mixup
     changes = ", ".join(name for name, value in dataclasses.asdict(config.changes).items() if value)
     refusals = {
         f"optimizer must be one of {kinds}, got {kind}": kind not in _DIFFERENTIATED,
         "privacy.enabled must be false: clipping and noise hide each example, got true": config.privacy.enabled,
         "precision must be float32 or bfloat16: loss scaling has no derivative, got float16": config.scales_loss,
+        f"augmentation.mixup must be 0: it mixes an example into others, got {mixup}": mixup > 0,
         f"patience must be empty: the number of epochs has no derivative, got {patience}": patience is not None,
         f"changes must be empty: effects of changes are predicted, got {changes}": config.changes.enabled,
     }

@@ -1,6 +1,7 @@
 """Predictions of a model: logits, loss and correctness of each example."""
 
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,10 @@ def compile_predict_within(model: Model, largest: int = VALIDATION_BATCH_SIZE, *
 
 def validate(predict: Pass, params: Params | HostParams, split: Split) -> dict[str, float]:
     """Return mean `loss` and `accuracy` over a split."""
-    rows = predict(params, split.images, split.labels)
-    loss, accuracy = (float(np.mean(rows[name], dtype=np.float64)) for name in ("loss", "correct"))
+    return mean_scores(predict(params, split.images, split.labels))
+
+
+def mean_scores(rows: Mapping[str, Array | np.ndarray]) -> dict[str, float]:
+    """Return mean `loss` and `accuracy` of rows of examples, added on the host in float64."""
+    loss, accuracy = (float(np.mean(np.asarray(rows[name]), dtype=np.float64)) for name in ("loss", "correct"))
     return {"loss": loss, "accuracy": accuracy}

@@ -95,6 +95,11 @@ class TrainConfig:
         if (part := self.batch_size // self.accumulation_steps) % self.shards:
             name = "batch_size" if self.accumulation_steps == 1 else "batch_size / accumulation_steps"
             raise ValueError(f"shards must divide {name}, {part}, got {self.shards}")
+        if self.augmentation.mixup and self.changes.enabled:
+            raise ValueError(
+                f"augmentation.mixup must be 0 with changes of the training split, got {self.augmentation.mixup}: a "
+                f"removed example would stay in other images"
+            )
         if self.privacy.enabled:
             self._check_privacy()
 
@@ -148,6 +153,11 @@ class TrainConfig:
             raise ValueError(
                 "precision must be float32 or bfloat16 with privacy.enabled, got float16: what is done about the "
                 "overflow of a gradient would reveal its example"
+            )
+        if self.augmentation.mixup:
+            raise ValueError(
+                f"augmentation.mixup must be 0 with privacy.enabled, got {self.augmentation.mixup}: an example would "
+                f"change the clipped gradients of other examples"
             )
         draws = self.augmentation.enabled or "dropout" in self._random
         if (copies := self.privacy.augmentation_multiplicity) > 1 and not draws:

@@ -1,5 +1,7 @@
 """The gradient of a batch, in parts and tiles: sums over its rows, and a record of each row."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 from gradtrail.core import batching
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.train.augmentation import augment
+from gradtrail.core.train.augmentation import AugmentationConfig, augment, draw_shares
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import squared_norm
 from gradtrail.core.train.start import where_frozen
@@ -30,6 +32,16 @@ class Examples:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
+class Partners:
+    """The examples that the rows of a batch are mixed with, one for each."""
+
+    images: UInt8[Array, "..."]  # (*parts, batch, height, width[, channels])
+    labels: Int[Array, "*parts batch"]
+    shares: Float[Array, "*parts batch"]  # share of the row itself in its mixture, from 1/2 to 1
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """A batch, a part of one, or the parts of one."""
 
@@ -40,6 +52,7 @@ class Batch:
     weights: Float[Array, "*parts batch classes"] | None = None
     augmentation: Key[Array, "*parts batch"] | None = None  # key of each row; None without augmentation
     dropout: Key[Array, "*parts batch"] | None = None  # key of each row; None without dropout
+    partners: Partners | None = None  # None without mixup
 
     @property
     def mask(self) -> Bool[Array, "*parts batch"]:
@@ -94,12 +107,16 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
     def part_gradient(shared: Shared, part: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
         def loss_fn(params: Params) -> tuple[Array, tuple[Metrics, RowRecord]]:
             images, key = network_inputs(config, part)
-            if config.start.enabled:
-                params = where_frozen(config.start, jax.lax.stop_gradient(params), params)
+            params = (
+                where_frozen(config.start, jax.lax.stop_gradient(params), params) if config.start.enabled else params
+            )
             logits = model.apply(params, images, key=key)
             loss = config.loss.per_example(logits, part.labels)
             if part.weights is not None:
                 loss = jnp.sum(part.weights * config.loss.per_class(logits), axis=1)
+            if part.partners is not None:
+                of_partner = config.loss.per_example(logits, part.partners.labels)
+                loss = part.partners.shares * loss + (1.0 - part.partners.shares) * of_partner
             metrics, record = batch_metrics(part, loss, logits, shared)
             return metrics["loss"] if shared.scale is None else metrics["loss"] * shared.scale, (metrics, record)
 
@@ -128,11 +145,43 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
 
 
 def network_inputs(config: TrainConfig, batch: Batch) -> tuple[Array, Key[Array, " batch"] | None]:
-    """Return the images of a batch, augmented if configured, and the keys for dropout."""
+    """Return the images of a batch, augmented and mixed if configured, and the keys for dropout."""
     images: Array = batch.images
     if batch.augmentation is not None:
-        images = augment(batching.normalize(images), config.augmentation, key=_purpose_keys(batch.augmentation, 0))
+        # XLA stores the result of a conditional, and would compute that of other operations again for each pixel of a
+        # convolution's kernel. It does not know that the condition is always true.
+        images = jax.lax.cond(
+            batch.indices[0] >= batching.PADDING,
+            functools.partial(_augmented, config.augmentation),
+            lambda rows: batching.normalize(rows.images),
+            batch,
+        )
     return images, None if batch.dropout is None else _purpose_keys(batch.dropout, 1)
+
+
+def _augmented(config: AugmentationConfig, batch: Batch) -> Float[Array, "batch height width *channels"]:
+    """Return the images of a batch, augmented and mixed with those of their partners."""
+
+    def augmented(images: Array, purpose: int) -> Array:
+        return augment(batching.normalize(images), config, key=_purpose_keys(batch.augmentation, purpose))
+
+    images = augmented(batch.images, 0)
+    if batch.partners is None:
+        return images
+    shares = jnp.expand_dims(batch.partners.shares, range(1, images.ndim))
+    return shares * images + (1.0 - shares) * augmented(batch.partners.images, 2)
+
+
+def with_partners(config: TrainConfig, batch: Batch) -> Batch:
+    """Return a whole batch with partners: of each row the row before it, of the first one the last that counts.
+
+    Both images of a mixture are augmented, and its shares drawn, by the key of the row.
+    """
+    rows = jnp.arange(len(batch.indices), dtype=jnp.int32)
+    before = jnp.where(rows == 0, jnp.sum(batch.mask), rows) - 1  # padding comes last
+    shares = draw_shares(config.augmentation.mixup, key=_purpose_keys(batch.augmentation, 1))
+    partners = Partners(images=batch.images[before], labels=batch.labels[before], shares=shares)
+    return dataclasses.replace(batch, partners=partners)
 
 
 def batch_metrics(

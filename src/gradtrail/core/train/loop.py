@@ -1,4 +1,4 @@
-"""Training as compiled programs: shuffling, batching and optimizer steps run on the device.
+"""Training as compiled programs: shuffling, batching, optimizer steps and validation run on the device.
 
 `TrainingFunctions` are the pure functions of a training. Compiled they are a `CompiledTraining`, whose `train` is a
 generator of the records of the steps done. Files, logs and checkpoints are out of scope.
@@ -20,8 +20,9 @@ from jaxtyping import Array, Float, Int, UInt8
 from gradtrail.core import batching
 from gradtrail.core.config import LARGEST, ConfigError
 from gradtrail.core.data import Split
-from gradtrail.core.nn.models import Model
-from gradtrail.core.sharding import make_mesh, put, replicated, with_sharding
+from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE, predict_batch
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.sharding import data_parallel, make_mesh, put, replicated, with_sharding
 from gradtrail.core.train import feed
 from gradtrail.core.train.config import VARIED, TrainConfig
 from gradtrail.core.train.dp_sgd import Mechanism, poisson_batches
@@ -38,6 +39,7 @@ from gradtrail.core.train.step import (
     take,
 )
 from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
+from gradtrail.core.xla.passes import Pass, compile_within
 
 
 class TrainingFunctions:
@@ -51,7 +53,8 @@ class TrainingFunctions:
         sampled: ascending indices of the examples in the records of an epoch; None for all.
 
     Raises:
-        ConfigError: too few devices or examples, or too many steps; one line that names the key.
+        ConfigError: too few devices or examples, too many steps, or an augmentation that does not suit the images; one
+            line that names the key.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class TrainingFunctions:
         self.steps_per_epoch = batching.num_batches(num_examples, config.batch_size)
         self.num_steps = config.epochs * self.steps_per_epoch
         _check_sizes(config, num_examples, self.num_steps, len(devices))
+        config.augmentation.check_images(model.config.image_shape)
         if config.privacy.enabled and (noise_multiplier is None or streamed):
             raise ValueError("a private training needs a noise multiplier, and a split on the device")
         self.config, self.num_examples, self.streamed, self.sampled = config, num_examples, streamed, sampled
@@ -268,6 +272,39 @@ def on_device(
     """Copy a split, uint8 pixels and int32 labels, to every device of `mesh`."""
     placed = put((images, labels, weight_changes), replicated(mesh))
     return Examples(images=placed[0], labels=placed[1], weight_changes=placed[2])
+
+
+def compile_validate(model: Model, num_examples: int, mesh: Mesh, *, compiler: Compiler) -> Pass:
+    """Compile `score` for a split on the devices of `mesh`, in batches that fit into the budget of memory."""
+    params = with_sharding(model.abstract_params(), replicated(mesh))
+    examples = feed.abstract_examples((num_examples,), model.config.image_shape, mesh)
+
+    def compile_at(largest: int) -> CompiledFunction:
+        function, unread = functools.partial(score, model, mesh, largest), feed.unread_bytes(examples, largest)
+        return compiler.compile("validate", function, params, examples, unread_bytes=unread, timed_calls=2)
+
+    return compile_within(min(VALIDATION_BATCH_SIZE, num_examples), compile_at)
+
+
+def score(model: Model, mesh: Mesh, largest: int, params: Params, examples: Examples) -> dict[str, Array]:
+    """Return `loss` and `correct` of each example; the devices share batches of one size, at most `largest`."""
+    count = len(examples.labels)
+    num_batches = mesh.size * batching.num_batches(count, mesh.size * largest)
+    size = batching.num_batches(count, num_batches)  # the last batches are filled up with the last example
+    indices = jnp.minimum(jnp.arange(num_batches * size, dtype=jnp.int32), count - 1).reshape(num_batches, size)
+
+    def work(whole: tuple[Params, Examples], indices: Int[Array, "batches size"]) -> tuple[None, dict[str, Array]]:
+        params, examples = whole
+
+        def score_batch(rows: Int[Array, " size"]) -> dict[str, Array]:
+            scores = predict_batch(model, params, examples.images[rows], examples.labels[rows])
+            return {name: scores[name] for name in ("loss", "correct")}
+
+        return None, jax.lax.map(score_batch, indices)
+
+    _, scores = data_parallel(work, mesh)((params, examples), indices)
+    scores = jax.tree.map(lambda values: values.ravel()[:count], scores)
+    return jax.lax.with_sharding_constraint(scores, replicated(mesh))
 
 
 def _check_sizes(config: TrainConfig, num_examples: int, num_steps: int, num_devices: int) -> None:

@@ -27,6 +27,7 @@ from gradtrail.core.train.gradient import (
     RowRecord,
     Shared,
     make_gradient,
+    with_partners,
 )
 from gradtrail.core.train.loss_scaling import LossScale, all_finite, initial_scale, next_scale
 from gradtrail.core.train.optimizers import make_optimizer, squared_norm
@@ -182,6 +183,8 @@ def make_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepRecord]:
         if config.augmentation.enabled:
             batch = dataclasses.replace(batch, augmentation=keys_of_rows(state.keys.augmentation, state.step, batch))
+        if config.augmentation.mixup:
+            batch = with_partners(config, batch)
         if model.config.network.dropout:
             batch = dataclasses.replace(batch, dropout=keys_of_rows(state.keys.dropout, state.step, batch))
         if mesh.size > 1:

@@ -85,6 +85,7 @@ class CallTimes:
     clock: Callable[[], float]  # returns seconds
     first: float = float("nan")  # seconds of the first call; NaN before it
     later: list[float] = field(default_factory=list)  # seconds per iteration of the outermost loop in each later call
+    most: int = TIMED_CALLS  # number of calls to time
 
     @property
     def steady(self) -> float:
@@ -111,7 +112,7 @@ class CompiledFunction:
 
     def __call__(self, *args: Any) -> Any:
         calls = self.calls
-        if calls is None or len(calls.later) >= TIMED_CALLS - 1:
+        if calls is None or len(calls.later) >= calls.most - 1:
             return self.call(*args)
         jax.block_until_ready(args)  # else earlier asynchronous work would count as this call's
         iterations = max(self.num_iterations(*args), 1)
@@ -157,6 +158,7 @@ class Compiler:
         out_shardings: jax.sharding.Sharding | None = None,
         num_iterations: Callable[..., int] = lambda *_: 1,
         unread_bytes: int = 0,
+        timed_calls: int = TIMED_CALLS,
     ) -> CompiledFunction:
         """Compile a pure function for the shapes and dtypes of `args`, which may be abstract.
 
@@ -168,6 +170,7 @@ class Compiler:
             num_iterations: number of iterations of a loop whose bounds are arguments, see `CompiledFunction`.
             unread_bytes: size of the rows of an argument that the program does not gather; XLA's cost analysis on CPU
                 counts the whole argument as read.
+            timed_calls: number of first calls that are timed, for which the host waits.
         """
         config: Any = jax.config  # mypy does not know its switches
         wrap = self.wrapper or (lambda _, call: call)
@@ -202,7 +205,7 @@ class Compiler:
                 cached=bool(hits),
             ),
             signature=", ".join(map(_shape, jax.tree.leaves(args))),
-            calls=CallTimes(clock=self.clock),
+            calls=CallTimes(clock=self.clock, most=timed_calls),
             num_iterations=num_iterations,
             texts=lambda: {"jaxpr": str(traced.jaxpr), "stablehlo": stablehlo, "hlo": hlo},
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from gradtrail.core.data import Split
+from gradtrail.core.data import Split, class_sizes
 from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import as_written, validate
 from gradtrail.support.errors import UserError
@@ -122,7 +122,7 @@ def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo
 
 
 def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
-    """Return metrics of the splits: sizes, wrong and corrected labels, mean and spread of training pixels in 0..1."""
+    """Return metrics: sizes of splits and classes, wrong and corrected labels, mean and spread of training pixels."""
     train, counts = splits["train"], np.zeros(256, np.int64)  # training pixels of each value
     part = max(1, _PART // math.prod(train.images.shape[1:]))
     for start in range(0, len(train), part):
@@ -130,6 +130,7 @@ def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
     values = np.arange(256) / 255
     mean = float(np.average(values, weights=counts))
     metrics: dict[str, float] = {"noisy_labels": int(np.sum(train.labels != train.true_labels)), "pixel_mean": mean}
+    metrics["smallest_class_examples"], metrics["largest_class_examples"] = class_sizes(train.labels)
     metrics["pixel_std"] = float(np.average((values - mean) ** 2, weights=counts)) ** 0.5
     for name, split in splits.items():
         metrics[f"{name}_examples"] = len(split)

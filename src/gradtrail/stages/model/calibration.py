@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from gradtrail.stages.model.members import weights_paths
 from gradtrail.support.errors import UserError
 
 _FILE = "calibration.json"
+_FEW = 200  # validation images; a temperature from fewer is uncertain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,16 @@ def write_calibration(
     }
     write_json(folder / _FILE, content)
     write_rule(folder)
+
+
+def warn_of_few(num_examples: int) -> None:
+    """Print a line on stderr if the validation split is small."""
+    if num_examples < _FEW:
+        print(
+            f"evaluate: warning: the temperature was fitted on {num_examples} validation images, so probabilities may "
+            f"be too high or too low; use {_FEW} or more, by preprocess.validation_fraction or with more images",
+            file=sys.stderr,
+        )
 
 
 def write_rule(folder: Path) -> None:

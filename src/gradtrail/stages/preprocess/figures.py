@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gradtrail.core.data import Split
+from gradtrail.core.data import Split, are_unequal, class_sizes
 from gradtrail.stages.common import plotting
 
 _PER_CLASS = 12  # images of each class
 _SHOWN = 10  # classes of a warning
+_ADVISED = 3  # times the examples of the smallest class
 
 
 def draw_samples(path: Path, train: Split, dataset: str, num_classes: int, names: Sequence[str] = ()) -> None:
@@ -18,7 +19,7 @@ def draw_samples(path: Path, train: Split, dataset: str, num_classes: int, names
     rows = min(num_classes, plotting.MAX_CLASSES)
     note = "" if rows == num_classes else f", the first {rows} of {num_classes}"
     height, width, *channels = train.images.shape[1:]
-    size = (_PER_CLASS * 0.8, rows * 0.8 + 0.5)
+    size = (_PER_CLASS * 0.8 + bool(names) * 1.4, rows * 0.8 + 0.5)
     figure, axes = plotting.new_figure(f"Training examples by label{note} ({dataset})", size=size)
     # On one pair of axes: one for each takes seconds
     mosaic = np.full((rows, height, _PER_CLASS, width, *channels), plotting.paper(train.images), np.uint8)
@@ -26,10 +27,26 @@ def draw_samples(path: Path, train: Split, dataset: str, num_classes: int, names
         chosen = train.images[train.labels == label][:_PER_CLASS]
         row[:, : len(chosen)] = chosen.swapaxes(0, 1)
     plotting.show_image(axes[0, 0], mosaic.reshape(rows * height, _PER_CLASS * width, *channels))
+    counts = np.bincount(train.labels, minlength=num_classes)
+    if names:
+        figure.set_layout_engine("compressed")  # otherwise names are cut off
     for label, name in enumerate(names[:rows]):
-        middle = (label + 0.5) * height
-        axes[0, 0].text(-width / 8, middle, plotting.short(name).replace("$", r"\$"), ha="right", va="center")
+        place, caption = (-width / 8, (label + 0.5) * height), f"{plotting.short(name)}\n{counts[label]:,}"
+        axes[0, 0].text(*place, caption.replace("$", r"\$"), ha="right", va="center")
     plotting.save(figure, path)
+
+
+def report_unequal_classes(labels: np.ndarray, classes: Sequence[str]) -> None:
+    """Print one line on stderr if classes are unequal, with advice if they are very unequal."""
+    if are_unequal(labels):
+        counts, sizes = np.bincount(labels).tolist(), class_sizes(labels)
+        smallest, largest = (f"{size:,} ({classes[counts.index(size)]})" for size in sizes)
+        advice = "; train.cross_entropy.class_weights: balanced gives each the same part of the loss"
+        print(
+            f"preprocess: classes are unequal: {smallest} to {largest} training examples"
+            f"{advice if sizes[1] > _ADVISED * sizes[0] else ''}",
+            file=sys.stderr,
+        )
 
 
 def warn_of_small_classes(labels: np.ndarray, classes: Sequence[str]) -> None:

@@ -159,7 +159,9 @@ def compute_numbers(sources: Sources) -> dict[str, Any]:
         "mean_confidence": sum(row["count"] * row["confidence"] for row in bins) / num_predictions,
         "class_shares": sorted(classes, key=lambda row: row["share"]),  # without classes that have no training example
         "confusions": confusions(sources.predictions, sources.info.classes),
-        "matrix": confusion_matrix(sources.predictions, sources.info.num_classes),
+        "matrix": confusion_matrix(
+            sources.predictions, sources.info.num_classes, by_share="balanced_accuracy" in evaluated
+        ),
         "changed_labels": round(params["preprocess"]["label_noise"] * sources.metrics["preprocess"]["train_examples"]),
         "params_in_force": params_in_force(params),
         "variants": [row | {"work": flops(row)} for row in sources.table("profile/costs")],
@@ -200,17 +202,18 @@ def confusions(predictions: pd.DataFrame, classes: Sequence[str]) -> list[Row]:
     return with_class_names(sizes.rename("number").reset_index(), classes).to_dict("records")
 
 
-def confusion_matrix(predictions: pd.DataFrame, classes: int) -> list[list[Row]]:
-    """Return a row of cells for each label, with a shade from 0 to 9; no row if there are too many classes."""
+def confusion_matrix(predictions: pd.DataFrame, classes: int, *, by_share: bool = False) -> list[list[Row]]:
+    """Return a row of cells for each label, shaded 0 to 9 by number or share of the label; none of too many classes."""
     if classes > _LARGEST_MATRIX:
         return []
     pairs = zip(predictions["label"].tolist(), predictions["predicted"].tolist(), strict=True)
     counts = Counter(pairs)
-    most = max((number for (label, predicted), number in counts.items() if label != predicted), default=1)
+    sizes = predictions["label"].value_counts() if by_share else dict.fromkeys(range(classes), 1)
+    most = max((number / sizes[pair[0]] for pair, number in counts.items() if pair[0] != pair[1]), default=1)
 
     def cell(label: int, predicted: int) -> Row:
         number = counts[label, predicted]
-        shade = 0 if label == predicted else math.ceil(_SHADES * math.sqrt(number / most))
+        shade = 0 if label == predicted else math.ceil(_SHADES * math.sqrt(number / sizes.get(label, 1) / most))
         return {"label": label, "predicted": predicted, "number": number, "shade": shade}
 
     return [[cell(label, predicted) for predicted in range(classes)] for label in range(classes)]

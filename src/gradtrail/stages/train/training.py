@@ -22,11 +22,12 @@ from jaxtyping import Float, Int
 from gradtrail.core.data import REMOVED, Split
 from gradtrail.core.gradient_check import check_gradients
 from gradtrail.core.nn import inference
-from gradtrail.core.nn.models import HostParams, Model
+from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train import loop
 from gradtrail.core.train.changes import changed_labels, weight_changes
 from gradtrail.core.train.config import MemberSeeds, TrainConfig, for_split
 from gradtrail.core.train.dp_sgd import rows_at_once
+from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, CompiledTraining
@@ -49,7 +50,7 @@ from gradtrail.support.paths import same_command
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import Stopped, stop_request
 
-LARGEST_ON_DEVICE = 2**28  # bytes of images; a larger training split is streamed
+LARGEST_ON_DEVICE = 2**28  # bytes of images; a larger training or validation split is streamed
 
 
 class Listener(Protocol):
@@ -109,7 +110,7 @@ class Training:
     # label of each example of `train` after `config.changes`, or `data.REMOVED`; None without changes
     changed_labels: Int[np.ndarray, " examples"] | None = None
     compiled: CompiledTraining = field(init=False, repr=False)
-    predict: Pass = field(init=False, repr=False)
+    score: Pass = field(init=False, repr=False)  # of the validation split
 
     @classmethod
     def load(cls, stage: Stage) -> "Training":
@@ -215,9 +216,14 @@ class Training:
         return not self.config.privacy.enabled and self.train.images.nbytes > LARGEST_ON_DEVICE
 
     @property
+    def validates_from_host(self) -> bool:
+        """Whether batches of the validation split are copied to one device: `debug_nans` finds no NaN in a loop."""
+        return self.runtime.debug_nans or self.validation.images.nbytes > LARGEST_ON_DEVICE
+
+    @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [*self.compiled.functions, self.predict.function]
+        return [*self.compiled.functions, self.score.function]
 
     def compile(self, compiler: Compiler) -> None:
         """Compile the functions of the training, in process 0 first: the others find them in the cache.
@@ -237,11 +243,14 @@ class Training:
         if self.weight_changes is not None:
             functions = functions.with_weight_changes()
         with first_process_first():
-            self.compiled = functions.compile(compiler)
-            self.predict = inference.compile_predict_within(self.model, compiler=compiler)
+            self.compiled = compiled = functions.compile(compiler)
+            if self.validates_from_host:
+                self.score = inference.compile_predict_within(self.model, compiler=compiler)
+            else:
+                self.score = loop.compile_validate(self.model, len(self.validation), compiled.mesh, compiler=compiler)
         fixed = self.compiled.run_steps.cost.argument_bytes
         require_memory("train.batch_size", self.config.batch_size, self.compiled.functions, fixed_bytes=fixed)
-        require_memory_for_model("train", [self.predict.function], host_bytes=0)
+        require_memory_for_model("train", [self.score.function], host_bytes=0)
 
     def checkpoints(self, state: str, user: str = "") -> Checkpoints:
         """Return the checkpoints of the state with this key, which is read in process 0; none under a debug switch."""
@@ -294,13 +303,14 @@ class Training:
         with progress_bar(name, compiled.num_steps, unit="steps") as bar, stop_request() as request:
             chunks = compiled.train(state, examples, steps_per_call=self.steps_per_call, records=records)
             for chunk in () if is_over else chunks:
-                # Validate and log at the end of an epoch
+                # Validate and log at the end of an epoch; the devices validate before the host waits for the steps
                 state, seconds = chunk.state, time.perf_counter() - started
                 try:
+                    validated = self.validate(state.evaluation_params) if chunk.ends_epoch else None
                     history.check(chunk)
-                    if chunk.ends_epoch:
+                    if validated:
                         params = on_host(state.evaluation_params)
-                        history.add(chunk, params, agreed(functools.partial(self.validate, params)))
+                        history.add(chunk, params, agreed(validated))
                 except FloatingPointError:
                     listener.diverged(chunk)
                     raise
@@ -329,9 +339,15 @@ class Training:
         seconds = time.perf_counter() - started
         return TrainResult(state=_with_keys(state, public_keys), history=history, seconds=seconds)
 
-    def validate(self, params: HostParams) -> dict[str, float]:
-        """Return `loss` and `accuracy` of a network on the validation split."""
-        return inference.validate(self.predict, params, self.validation)
+    def validate(self, params: Params) -> Callable[[], dict[str, float]]:
+        """Start the validation, in every process; the function returned waits for the mean `loss` and `accuracy`."""
+        if self.validates_from_host:
+            return lambda: inference.validate(self.score, on_host(params), self.validation)
+        return functools.partial(inference.mean_scores, self.score.function(params, self._validation_on_device))
+
+    @functools.cached_property
+    def _validation_on_device(self) -> Examples:
+        return loop.on_device(self.validation.images, self.validation.labels, self.compiled.mesh)
 
     def _is_over(self, step: int, history: History) -> bool:
         ends_epoch = step > 0 and step % self.compiled.steps_per_epoch == 0
