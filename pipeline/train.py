@@ -25,6 +25,8 @@ def main(stage: Stage) -> None:
         print(advice, file=sys.stderr)
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
+        if training.start:
+            print(f"train: starts from {training.start.describe()}", file=sys.stderr)
         training.compile(compiler)
         outputs = Outputs(training, scratch)
         training.run(TrainingLog(run, training), outputs.add)

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ from gradtrail.core.nn.losses import cross_entropy, log_odds
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGD
+from gradtrail.core.train.start import ReadStart, StartConfig
 from gradtrail.core.xla.compiler import CompiledFunction
 from gradtrail.stages import what_if
 from gradtrail.stages.model.weights import WeightsInfo, write_weights
@@ -70,6 +72,18 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> WhatIf:
     result = WhatIf(**inputs, weights=weights, rows=np.array([0, 1]))
     result.compile(new_compiler())
     return result
+
+
+def test_training_starts_from_the_weights_of_the_params(asked: WhatIf) -> None:
+    path = asked.weights[1]
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    start = StartConfig(weights=str(path), sha256=sha256, freeze=(), rate=0.5)
+    tuned = dataclasses.replace(asked, train_config=dataclasses.replace(CONFIG, start=start))
+    tuned.compile(new_compiler())
+    examples = on_device(TRAIN.images, TRAIN.labels, tuned.metagradient.training.mesh, changed_weights(TRAIN))
+    first = next(tuned.metagradient.states(seed_keys(5), examples))
+    jax.tree.map(np.testing.assert_array_equal, first.params, random_params(MODEL, 1))
+    assert tuned.train_config.start == ReadStart(**vars(start), drawn=())
 
 
 def run_counted(asked: WhatIf, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, int], int, int]:

@@ -12,13 +12,16 @@ from factories import train_config
 from mlflow.entities import Param, Run, RunData, RunInfo, RunTag
 
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.start import NO_START
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.support.errors import UserError
 from gradtrail.tracking import find_run as lookup
+from gradtrail.tracking import links
 from gradtrail.tracking.runs import find_equivalent_run
 from gradtrail.tracking.state import Experiment, RecordedState, Snapshot
 from gradtrail.tracking.tags import OUTS as OUTS_TAG
+from gradtrail.tracking.tags import START, START_RUN
 
 OUTS = {"models/export": "e" * 32, "results/metrics/export.json": "1" * 32}
 PIPELINE = {
@@ -135,11 +138,24 @@ def test_a_file_is_of_the_run_in_the_lock_if_several_wrote_its_bytes(weights: Pa
         lookup._writers(weights, [run("one", LOCK, {"models/final.safetensors": "0" * 32})])
 
 
+def test_training_from_weights_is_linked_to_the_newest_run_that_wrote_them() -> None:
+    final = {"models/final.safetensors": "a" * 32}
+    runs, tagged = [run("newer", "1", final), run("older", "2", final), run("other", "3", OUTS)], list[tuple]()
+    client: Any = SimpleNamespace(set_tag=lambda *arguments: tagged.append(arguments))
+    find: Any = lambda tags: runs if tags == {} else []  # noqa: E731
+    for md5 in ("a" * 32, "e" * 32, "0" * 32, None):
+        tuned = run(f"from {md5}", "4", {})
+        tuned.data.tags |= {START: md5} if md5 else {}
+        links._link_start(client, tuned, find)
+    assert tagged == [(f"from {'a' * 32}", START_RUN, "newer"), (f"from {'e' * 32}", START_RUN, "other")]
+
+
 SPEC = StageSpec(cmd="train", deps=("code.py",), params={"params.yaml": ("train",)}, outs=("models",))
 
 
 def training(config: TrainConfig) -> RecordedState:
     section = {name: getattr(config, name) for name in ("seed", "members", "epochs")}
+    section["start"] = dataclasses.asdict(config.start)
     params = {"params.yaml": {"train": section | {"vary": [*config.vary]}}}
     lock = {"train": {"cmd": "train", "params": params, "deps": [{"path": "code.py", "md5": "c"}]}}
     return RecordedState("train", snapshot=Snapshot(pipeline={"train": SPEC}, lock=lock))
@@ -168,9 +184,11 @@ def test_member_has_the_key_of_the_training_of_its_seed_alone() -> None:
 
 def test_variant_is_the_same_for_seeds_alone() -> None:
     configs = [train_config(seed=0), train_config(seed=1), train_config(seed=0, epochs=3), train_config(members=3)]
+    starts = [dataclasses.replace(NO_START, weights="w", sha256=digits * 64) for digits in "01"]
+    configs += [train_config(start=start) for start in starts]  # the same path, with other content
     keys_of_variants = [training(config).variant for config in configs]
     assert keys_of_variants[0] == keys_of_variants[1]
-    assert len({*keys_of_variants, *(training(config).state for config in configs)}) == 3 + 4
+    assert len({*keys_of_variants, *(training(config).state for config in configs)}) == 5 + 6
 
 
 def test_experiment_without_a_run_is_not_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:

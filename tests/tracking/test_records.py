@@ -30,7 +30,7 @@ from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.record import RUN, Record, all_records, records_folder, take_notices
 from gradtrail.tracking.shipper import Shipper, ship_records
 from gradtrail.tracking.store import StoreClient, open_store, store_uri
-from gradtrail.tracking.tags import BEGAN, NOTE, PROCESS
+from gradtrail.tracking.tags import BEGAN, NOTE, PROCESS, START
 from gradtrail.tracking.tags import OUTS as OUTS_TAG
 
 DEAD_SERVER = "http://127.0.0.1:9"
@@ -87,6 +87,8 @@ def write_all(run: LiveRun, weights: str = "weights", seconds: float = 2.0) -> N
     about = {"dataset": "words", "dataset_digest": "0" * 64, "loss": 2, "validation_accuracy": 0.5}
     Path("results/metrics").mkdir(parents=True, exist_ok=True)
     Path("results/metrics/train.json").write_text(json.dumps(about))
+    Path("results/train").mkdir(exist_ok=True)
+    Path("results/train/start.json").write_text(json.dumps({"md5": "0" * 32}))
     run.outs()
 
 
@@ -132,6 +134,7 @@ def test_run_has_all_that_the_stage_wrote(stage: Stage) -> None:
     assert ship_records() == ["train"]
     found = contents()
     assert found["status"] == "FINISHED"
+    assert found["tags"][START] == "0" * 32
     assert found["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
     assert found["points"][metric_name("train", "compile/total_seconds")] == [(0, 1.0)]
     assert found["profile"] == "quantity,value\n", "a file is logged as it was"

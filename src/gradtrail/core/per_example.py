@@ -180,6 +180,7 @@ class Clipping:
     # rows of each example, such as augmentations of it, whose mean gradient is clipped (De et al., arXiv 2204.13650)
     copies: int
     loss: Loss
+    frozen: frozenset[str] = frozenset()  # names of the layers whose gradients count as 0
 
 
 def clipped_grad_sum(
@@ -214,14 +215,18 @@ def clipped_grad_sum(
 
     forward = bounded_forward(forward_of(model, params, images, labels, clipping.loss, key))
     by_layer, logits = layer_metrics(model, forward, measure)
-    squared = sum((bound for bound, _ in by_layer.values()), start=jnp.float32(_UNDERFLOW))
+    bounds = (bound for name, (bound, _) in by_layer.items() if name not in clipping.frozen)
+    squared = sum(bounds, start=jnp.float32(_UNDERFLOW))
     norms = jnp.sqrt(squared) * (1.0 + (len(by_layer) + 16) * ROUNDING) / clipping.copies
     weights = jnp.where(mask, jnp.minimum(1.0, clipping.norm / norms) / clipping.copies, 0.0)
+    none = jnp.zeros_like(weights) if clipping.frozen else weights
     with full_precision:
         grads = {
             f"{name}/{path}": grad
             for name, layer in model.layers().items()
-            for path, grad in by_path(layer.weighted_grad(by_layer[name][1], weights)).items()
+            for path, grad in by_path(
+                layer.weighted_grad(by_layer[name][1], none if name in clipping.frozen else weights)
+            ).items()
         }
     return model.from_paths(grads), norms, logits
 

@@ -23,7 +23,7 @@ from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.find_run import look_up
 from gradtrail.tracking.runs import RunIndex
 from gradtrail.tracking.store import open_store
-from gradtrail.tracking.tags import outputs
+from gradtrail.tracking.tags import START_RUN, outputs
 
 _SHORT = 12  # digits of a state or an id in the output
 _FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
@@ -104,6 +104,8 @@ def _head(run: Run, index: RunIndex) -> Iterator[str]:
         yield f"  commit     {commit}{' with changes' if tags.get('git.dirty') == 'true' else ''}"
     if name := tags.get("dvc.exp_name"):
         yield f"  experiment {name}, of {tags.get('dvc.exp_baseline', 'an unknown baseline')[:_SHORT]}"
+    if origin := index.get(tags.get(START_RUN, "")):
+        yield f"  start      {origin.info.run_id[:_SHORT]}  {origin.info.run_name}"
     for child in index({"train_state": tags["state"]}):
         yield f"  child      {child.info.run_id[:_SHORT]}  {child.info.run_name}"
 

@@ -64,9 +64,11 @@ class Audit:
 
 
 def require_private(config: TrainConfig) -> None:
-    """Raise ConfigError, one line, if the training is not private."""
+    """Raise ConfigError, one line, if the training is not private, or starts from weights."""
     if not config.privacy.enabled:
         raise ConfigError("train.privacy.enabled must be true for a privacy audit, got false")
+    if config.start.enabled:
+        raise ConfigError(f"train.start.weights must be empty for a privacy audit, got {config.start.weights}")
 
 
 def audit(

@@ -31,6 +31,7 @@ from gradtrail.stages.common.stage import Stage
 from gradtrail.stages.data import data_files
 from gradtrail.stages.data.data_files import DatasetInfo
 from gradtrail.stages.model.members import weights_paths
+from gradtrail.stages.model.start import read_start
 from gradtrail.stages.model.weights import read_members
 from gradtrail.support.memory import require_memory_for_model
 from gradtrail.support.progress import progress_bar
@@ -114,6 +115,8 @@ class WhatIf:
         logits = jax.ShapeDtypeStruct((len(test), self.info.num_classes), np.float32)
         self.log_odds = compiler.compile("log_odds", log_odds, logits, test.labels)
         self.networks = self._predict_members()
+        start = read_start(config.start, model) if config.start.enabled else None
+        self.train_config = config = dataclasses.replace(config, start=start.config) if start else config
         if not len(self.rows):
             is_mistake = self.networks.test.argmax(axis=1) != test.labels
             self.rows = choose_examples(self.networks.margins, is_mistake, self.config.num_examples)
@@ -122,6 +125,7 @@ class WhatIf:
         self.metagradient = compile_metagradient(
             config, model, num_examples, outputs, memory_bytes=memory, compiler=compiler
         )
+        self.metagradient = dataclasses.replace(self.metagradient, start=start.tensors if start else {})
         require_memory_for_model("what_if", self.functions, host_bytes=0)
 
     @property

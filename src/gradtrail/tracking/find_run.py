@@ -6,15 +6,14 @@ from pathlib import Path
 
 from mlflow.entities import Run
 
-from gradtrail.stages.common.dvc_cache import listing
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git
 from gradtrail.tracking.dvc_history import consistent_stages, find_experiments, snapshot_of, working_snapshot
-from gradtrail.tracking.runs import RunIndex, find_equivalent_run
+from gradtrail.tracking.runs import RunIndex, find_equivalent_run, wrote
 from gradtrail.tracking.state import RecordedState, Snapshot
-from gradtrail.tracking.tags import PARENT, outputs
+from gradtrail.tracking.tags import PARENT
 
 _COMMIT = re.compile(r"HEAD[~^\d]*|[0-9a-f]{40}")
 
@@ -87,12 +86,7 @@ def look_up(name: str, runs: Iterable[Run], place: Path = Path()) -> list[Run]:
 def _writers(path: Path, runs: Iterable[Run]) -> list[Run]:
     """Return the runs that wrote the content of a file or folder, only those in `dvc.lock` if there are any."""
     md5 = digest(path)
-
-    def wrote(run: Run) -> bool:
-        outs = outputs(run.data.tags).values()
-        return md5 in outs or any(md5 in (listing(out) or {}).values() for out in outs if out.endswith(".dir"))
-
-    matches = [run for run in runs if wrote(run)]
+    matches = [run for run in runs if wrote(run, md5)]
     if not matches:
         raise UserError(f"{path}: no run wrote these bytes (md5 {md5})")
     current = {stage.state for stage in _stages(working_snapshot())}

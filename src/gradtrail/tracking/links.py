@@ -14,8 +14,8 @@ from gradtrail.tracking.models import log_evaluation, log_export
 from gradtrail.tracking.names import is_headline, note, summary_in
 from gradtrail.tracking.record import MODEL, Record
 from gradtrail.tracking.render import EXPORT, SUMMARY
-from gradtrail.tracking.runs import Find, StoredRuns
-from gradtrail.tracking.tags import BYTES, NOTE, PARENT, VARIANT, WEIGHTS, outputs
+from gradtrail.tracking.runs import Find, StoredRuns, wrote
+from gradtrail.tracking.tags import BYTES, NOTE, PARENT, START, START_RUN, VARIANT, WEIGHTS, outputs
 from gradtrail.tracking.variants import update_parent
 
 
@@ -34,6 +34,7 @@ def link(client: MlflowClient, run_id: str, record: Record) -> None:
     data, summary = run.data, record.artifacts / SUMMARY
     words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
     client.set_tag(run_id, NOTE, note(run_id, data.tags, data.params, data.metrics, words))
+    _link_start(client, run, runs)
     if BYTES not in data.tags:  # the backfill chooses which of several children a training shows, and makes parents
         return
     run = client.get_run(run_id)
@@ -49,6 +50,12 @@ def link(client: MlflowClient, run_id: str, record: Record) -> None:
             copy_headlines(client, child, client.get_run(train.info.run_id))
         if VARIANT in train.data.tags:
             update_parent(client, train.data.tags[VARIANT])
+
+
+def _link_start(client: MlflowClient, run: Run, find: Find) -> None:
+    """Tag a training from weights with the newest run that wrote them, if there is one."""
+    if (md5 := run.data.tags.get(START)) and (origin := next((one for one in find({}) if wrote(one, md5)), None)):
+        client.set_tag(run.info.run_id, START_RUN, origin.info.run_id)
 
 
 def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:

@@ -40,6 +40,7 @@ FIGURES = {  # stage → its main figure, and the caption
 }
 _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every other stage: its own name
 _NAMED = ("train.model", "train.optimizer", "fetch.dataset")  # params whose values begin the name of a run
+_DIGESTS = ("train.start.sha256", "train.privacy.secret_sha256")  # not in the name of a run
 _SHORT_SECTIONS = re.compile(r"(fetch|preprocess|train|environment)\.(?!seed)")  # left out in names
 _MAX_NAME_LENGTH = 250  # limit of MLflow's database
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
@@ -96,7 +97,8 @@ def name_of(stage: str, params: Mapping[str, Any], committed: Mapping[str, Any])
     used = active_params(params)
     first = [] if stage == TRAIN else [stage]
     words = [" ".join([*first, *(str(used[key]) for key in _NAMED if key in used)])]
-    texts = {key: param_text(value) for key, value in used.items() if committed and key not in (*_NAMED, SEED)}
+    unnamed = (*_NAMED, *_DIGESTS, SEED)
+    texts = {key: param_text(value) for key, value in used.items() if committed and key not in unnamed}
     differing = {key: text for key, text in texts.items() if text != param_text(committed.get(key))}
     words += [f"{_SHORT_SECTIONS.sub('', key, count=1)}={text}" for key, text in differing.items()]
     words += [f"seed {used[SEED]}"] if SEED in used else []

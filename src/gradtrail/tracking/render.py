@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 from ruamel.yaml import YAML
 
-from gradtrail.stages.common.files import write_json
+from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import PARAMS, active_params
 from gradtrail.stages.common.stage import Stage
 from gradtrail.stages.data.data_files import DIGEST_LENGTH
@@ -39,6 +39,7 @@ from gradtrail.tracking.tags import (
     DATASET_DIGEST,
     IMAGES,
     REBUILT,
+    START,
     environment_tags,
     output_tags,
     param_text,
@@ -118,6 +119,8 @@ def add_outs(record: Record, info: RunInfo, stage: State, outs: Mapping[str, str
         _save_small(figure, (680, 10_000), record.artifacts / SMALL_FIGURE)
     _write_lineage(record, stage, outs)
     tags: dict[str, str | None] = {DATASET: name, DATASET_DIGEST: digest, **output_tags(stage, outs)}
+    if (start := folder / "start.json").is_file():  # of a training from weights
+        tags[START] = read_json(start)["md5"]
     if any(record.artifacts.glob("images/*")):
         tags[IMAGES] = "True"
     is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)

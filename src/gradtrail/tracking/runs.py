@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
+from gradtrail.stages.common.dvc_cache import listing
 from gradtrail.stages.common.params import active_params
 from gradtrail.tracking.state import State
 from gradtrail.tracking.store import experiment_id
@@ -66,6 +67,12 @@ def search(
     """Return the runs that meet a condition, by one query in MLflow's language, newest first unless `order` differs."""
     experiments = [experiment_id(client, kind) for kind in ("data", "models")]
     return list(client.search_runs(experiments, condition, view, MAX_RESULTS, [order]))
+
+
+def wrote(run: Run, md5: str) -> bool:
+    """Whether an output of a run is, or has, a file with this digest."""
+    outs = outputs(run.data.tags).values()
+    return md5 in outs or any(md5 in (listing(out) or {}).values() for out in outs if out.endswith(".dir"))
 
 
 def find_equivalent_run(find: Find, stage: State) -> Run | None:

@@ -35,19 +35,20 @@ from gradtrail.core.gradients import metagradient
 from gradtrail.core.gradients.metagradient import Metagradient, choose_length, compile_metagradient, floats_of
 from gradtrail.core.nn.losses import cross_entropy
 from gradtrail.core.nn.mlp import MLP
-from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.nn.models import Model, Params, by_path
 from gradtrail.core.train import optimizers
 from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
+from gradtrail.core.train.start import ReadStart
 from gradtrail.core.train.step import TrainState
 
 SPLIT, TEST = random_split(10), random_split(14)[10:]  # batches of 4: the last one of an epoch holds 2 examples
 MEMORY = 2**30
 STEP = 2.0**-12  # of central differences; the weights and their sums are exact
 SMOOTH = train_config(model=MLP(hidden=(5,), activation="gelu", dropout=0.0), epochs=3, clip_norm=None)
-CLIPPED, NOISY = "adamw, clipped", "noisy, averaged"
+CLIPPED, NOISY, FROZEN = "adamw, clipped", "noisy, averaged", "frozen, averaged"
 CONFIGS = {
     CLIPPED: dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["adamw"], clip_norm=0.3),
     NOISY: dataclasses.replace(
@@ -59,8 +60,17 @@ CONFIGS = {
     "momentum, accumulated": dataclasses.replace(SMOOTH, accumulation_steps=2),
     "batches of 3 and of 1": dataclasses.replace(SMOOTH, batch_size=3),
     "rmsprop": dataclasses.replace(SMOOTH, optimizer=OPTIMIZERS["rmsprop"]),
+    FROZEN: dataclasses.replace(
+        SMOOTH,
+        optimizer=OPTIMIZERS["adamw"],
+        average_decay=0.9,
+        start=ReadStart(weights="w", sha256=None, freeze=("layers/0",), rate=0.3, drawn=("layers/1/bias",)),
+    ),
     "convolutions": dataclasses.replace(SMOOTH, model=dataclasses.replace(SMALL_CNN, activation="gelu")),
 }
+
+
+WEIGHTS = {"layers/0/kernel": np.full((12, 5), 0.3), "layers/0/bias": np.arange(5.0), "layers/1/kernel": np.eye(5, 3)}
 
 
 class WideModel(Model):
@@ -94,7 +104,10 @@ def outputs(model: Model, params: Params) -> Array:
 def compiled(config: TrainConfig, kind: type[Model] = Model, memory_bytes: int = MEMORY) -> Metagradient:
     model = kind(config.model_config(SHAPE, NUM_CLASSES))
     function = functools.partial(outputs, model)
-    return compile_metagradient(config, model, len(SPLIT), function, memory_bytes=memory_bytes, compiler=new_compiler())
+    metagradient = compile_metagradient(
+        config, model, len(SPLIT), function, memory_bytes=memory_bytes, compiler=new_compiler()
+    )
+    return dataclasses.replace(metagradient, start=WEIGHTS if config.start.enabled else {})
 
 
 plain = functools.cache(compiled)
@@ -160,6 +173,16 @@ def test_training_in_parts_is_the_training(name: str) -> None:
     *_, chunk = run_training(*make_engine(CONFIGS[name], SPLIT))
     state = trained(plain(CONFIGS[name]))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), state.params, chunk.state.params)
+
+
+def test_training_from_weights_and_its_derivative_begin_with_them() -> None:
+    """Also with changes of the weights of examples; frozen layers end as they began."""
+    metagradient, changes = plain(CONFIGS[FROZEN]), np.full((len(SPLIT), NUM_CLASSES), 0.5)
+    for first, *_, last in (metagradient.states(seed_keys(0), examples(part)) for part in (None, changes)):
+        for path, values in WEIGHTS.items():
+            np.testing.assert_array_equal(by_path(first.params)[path], values.astype(np.float32))
+            is_same = np.array_equal(by_path(last.evaluation_params)[path], values.astype(np.float32))
+            assert is_same == path.startswith("layers/0"), path
 
 
 def test_less_memory_means_shorter_parts_and_the_same_derivative() -> None:

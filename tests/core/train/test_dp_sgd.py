@@ -14,13 +14,14 @@ from scipy import stats
 
 from gradtrail.core.batching import PADDING
 from gradtrail.core.config import ConfigError
-from gradtrail.core.nn.models import Model
+from gradtrail.core.nn.models import Model, by_path
 from gradtrail.core.train import loop, threefry
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.dp_sgd import OVERFLOW_SHARE, Mechanism, batch_capacity, noised_mean, poisson_batches
 from gradtrail.core.train.history import History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.optimizers import make_optimizer
+from gradtrail.core.train.start import NO_START
 
 SPLIT = random_split(30)
 # Of so little gradient and so much noise that the noise alone moves the weights
@@ -37,22 +38,32 @@ def trained(config: TrainConfig, noise_multiplier: float, steps_per_call: int = 
     return run_training(engine, examples, state=engine.init(keys(config)), steps_per_call=steps_per_call)
 
 
-@pytest.mark.parametrize("overrides", [{"accumulation_steps": 4}, {"model": "cnn", "optimizer": "adamw"}], ids=str)
+FROZEN = {"start": dataclasses.replace(NO_START, weights="w", freeze=("layers/0",))}
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"accumulation_steps": 4}, {"model": "cnn", "optimizer": "adamw"}, FROZEN], ids=str
+)
 def test_a_step_is_that_of_the_definition(overrides: dict) -> None:
-    """Gradients of all examples of a batch by `vmap(grad)`, each clipped, their sum over the mean size of a batch."""
+    """Gradients of all examples of a batch by `vmap(grad)`, each clipped, their sum over the mean size of a batch.
+
+    Those of a frozen layer are 0 before they are clipped.
+    """
     clip_norm = 0.2
     config = private_config(privacy={"example_clip_norm": clip_norm}, batch_size=8, epochs=1, **overrides)
     engine, _ = make_engine(config, SPLIT, noise_multiplier=0.0)
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
     optimizer = make_optimizer(config.optimizer, config.schedule, config.clip_norm, engine.num_steps)
     state = engine.init(keys(config))
-    params, opt_state, num_clipped = state.params, state.opt_state, 0
+    params, opt_state, num_clipped = state.params, jax.jit(optimizer.init)(state.params), 0
     split_images, split_labels = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
 
     @jax.jit
     def step(params, opt_state, batch):  # type: ignore[no-untyped-def]
         images, labels = split_images[batch], split_labels[batch]  # of padding too; it counts for nothing
         item = per_example_grads(model, params, images, labels, loss=config.loss)
+        if config.start.enabled:
+            item["layers"][0] = jax.tree.map(jnp.zeros_like, item["layers"][0])
         norms = jnp.sqrt(sum(jnp.sum(leaf.reshape(len(leaf), -1) ** 2, axis=1) for leaf in jax.tree.leaves(item)))
         factors = jnp.where(batch == PADDING, 0.0, jnp.minimum(1.0, clip_norm / norms))
         grads = jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1) / config.batch_size, item)
@@ -72,6 +83,9 @@ def test_a_step_is_that_of_the_definition(overrides: dict) -> None:
     np.testing.assert_array_equal(last.records.metrics["num_examples"], sizes)
     assert len({*sizes.tolist()}) > 1
     assert np.sum(np.asarray(last.records.metrics["clipped"]) * sizes) == pytest.approx(num_clipped, rel=1e-4)
+    for path, leaf in by_path(state.params).items() if config.start.enabled else ():
+        is_same = np.array_equal(by_path(last.state.params)[path], leaf)
+        assert is_same == path.startswith("layers/0"), path
     accuracy = np.asarray(last.records.metrics["accuracy"])
     assert np.all((accuracy >= 0) & (accuracy <= 1))
 
@@ -111,6 +125,16 @@ def test_noise_has_the_stated_deviation_and_is_independent() -> None:
     for one, other in (("a", "later"), ("a", "b")):
         size = min(len(drawn[one]), len(drawn[other]))
         assert abs(np.corrcoef(drawn[one][:size], drawn[other][:size])[0, 1]) < 4 / np.sqrt(size)
+
+
+def test_frozen_layers_get_no_noise() -> None:
+    """Nor does it count in the norm of the gradient for the optimizer."""
+    config = dataclasses.replace(LOUD, **FROZEN)
+    first, last = make_engine(config, SPLIT, noise_multiplier=1e3)[0].init(keys(config)), trained(config, 1e3)[-1]
+    is_same = jax.tree.map(np.array_equal, first.params["layers"], last.state.params["layers"])
+    assert is_same == {0: {"bias": True, "kernel": True}, 1: {"bias": False, "kernel": False}}
+    size, deviation = sum(leaf.size for leaf in jax.tree.leaves(first.params["layers"][1])), 1e3 * 1e-3 / 4
+    assert np.mean(np.square(last.records.metrics["grad_norm"])) == pytest.approx(size * deviation**2, rel=0.5)
 
 
 def test_noise_differs_between_steps() -> None:

@@ -242,7 +242,7 @@ def test_block_of_train_is_a_kind_or_in_force_by_itself_or_under_a_condition() -
     hints = get_type_hints(TrainConfig).values()
     kinds = {cls.kind for hint in hints for cls in get_args(hint) or (hint,) if hasattr(cls, "kind")}
     names = {name for name, value in TRAIN.items() if isinstance(value, dict)}
-    assert names - kinds == {*SHARED_BLOCKS, "loss_scaling", "privacy"}
+    assert names - kinds == {*SHARED_BLOCKS, "loss_scaling", "privacy", "start"}
 
 
 def test_blocks_of_chosen_types_are_active() -> None:

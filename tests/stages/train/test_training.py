@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import hashlib
 import os
 import shutil
 import signal
@@ -16,7 +17,9 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from factories import ROOT, dataset_info, make_engine, new_compiler, random_split, split_of, train_config
+from exports import random_params
+from factories import ROOT, SHAPE, dataset_info, make_engine, new_compiler, random_split, split_of, train_config
+from safetensors.numpy import save_file
 from scipy import stats
 
 from gradtrail.core.config import ConfigError
@@ -24,13 +27,14 @@ from gradtrail.core.data import Split, channel_statistics
 from gradtrail.core.nn.inference import compile_predict_within, validate
 from gradtrail.core.nn.losses import Focal
 from gradtrail.core.nn.mlp import MLP
-from gradtrail.core.nn.models import num_parameters
+from gradtrail.core.nn.models import Model, by_path, num_parameters
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.history import EPOCH_METRICS, EpochMetrics, History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.core.train.start import StartConfig
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig
 from gradtrail.stages.common.files import digest
 from gradtrail.stages.common.params import load_section
@@ -38,6 +42,7 @@ from gradtrail.stages.data.changes import as_trained
 from gradtrail.stages.data.data_files import SPLITS, write_processed
 from gradtrail.stages.gradients.inputs import DYNAMICS, read_dynamics, read_trajectory
 from gradtrail.stages.model.members import over_members, read_folders, read_seeds, spread
+from gradtrail.stages.model.weights import read_weights
 from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train import training as training_module
 from gradtrail.stages.train.checkpoints import Checkpoints, state_on_host
@@ -47,6 +52,7 @@ from gradtrail.support import memory
 from gradtrail.support.errors import UserError
 from gradtrail.support.signals import Stopped
 
+FIRST_AND_FINAL = ("epochs/000.safetensors", "final.safetensors")
 SPLIT = random_split(10)  # three steps an epoch
 MUCH = train_config(
     model=MLP(hidden=(5,), activation="relu", dropout=0.5),
@@ -185,6 +191,66 @@ def test_numbers_of_the_training_split_replace_their_names_unless_the_training_i
     assert training.config.loss == Focal(gamma=2.0, class_weights=tuple((10 / (3 * counts)).tolist()))
     with pytest.raises(UserError, match=r"^train\.focal\.class_weights must be empty or numbers with .*, got balanced"):
         loaded(config=dataclasses.replace(PRIVATE, loss=loss))
+
+
+def test_training_from_weights_begins_with_them_in_every_member_and_after_each_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its tables say so. What is drawn differs between members, which are refused if nothing else does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())
+    config = train_config(model=MLP(hidden=(5,), activation="relu", dropout=0.0), average_decay=0.9)
+    old = random_params(Model(config.model_config(SHAPE, 7)), 3)
+    save_file(dict(by_path(old)), "old.safetensors")
+    sha256 = hashlib.sha256(Path("old.safetensors").read_bytes()).hexdigest()
+    start = StartConfig(weights="old.safetensors", sha256=sha256, freeze=("layers/0",), rate=0.5)
+    training = loaded(config=dataclasses.replace(config, start=start, members=2, vary=("initialization",)))
+    training.compile(new_compiler())
+    (tmp_path / "scratch").mkdir()
+    outputs = Outputs(training, tmp_path / "scratch")
+    training.run(Listener(), outputs.add)
+    outputs.write(tmp_path / "new")
+    for seed, last in ((seed, f"new/models/members/seed_{seed}") for seed in (0, 1)):
+        first, final = (by_path(read_weights(Path(last, name))[1]) for name in FIRST_AND_FINAL)
+        for path, values in by_path(old).items():
+            is_frozen = path.startswith("layers/0")
+            assert (first[path].tobytes() == values.tobytes()) == is_frozen, (seed, path)
+            assert (final[path].tobytes() == values.tobytes()) == is_frozen, (seed, path)
+    heads = [read_weights(Path(f"new/models/members/seed_{seed}", FIRST_AND_FINAL[0]))[1] for seed in (0, 1)]
+    assert not np.array_equal(*(by_path(head)["layers/1/kernel"] for head in heads))
+    table = pd.read_csv("new/results/train/start.csv")
+    assert table["outcome"].tolist()[:3] == ["taken, frozen"] * 2 + ["other shape: (7,) against (3,); drawn anew"]
+
+    alone = training.train_network(training.config.seeds_of(0), Checkpoints(None, 1e9), Listener())
+    capsys.readouterr()
+    run_steps, training.compiled.run_steps = training.compiled.run_steps, stopping_after_one(training)
+    with pytest.raises(Stopped):
+        training.train_network(training.config.seeds_of(0), Checkpoints(tmp_path / "c", 1e9), Listener())
+    training.compiled.run_steps = run_steps
+    again = loaded(config=dataclasses.replace(config, start=start))
+    again.compiled, again.score = training.compiled, training.score
+    resumed = again.train_network(again.config.seeds_of(0), Checkpoints(tmp_path / "c", 1e9), Listener())
+    assert "resuming after step" in capsys.readouterr().err
+    assert bits(resumed) == bits(alone)
+
+    save_file(dict(by_path(random_params(training.model))), "old.safetensors")
+    with pytest.raises(UserError, match=r"^train\.start\.sha256 must be the digest of .*old\.safetensors"):
+        loaded(config=dataclasses.replace(config, start=start))
+    sha256 = hashlib.sha256(Path("old.safetensors").read_bytes()).hexdigest()
+    same = dataclasses.replace(start, sha256=sha256, freeze=())
+    with pytest.raises(UserError, match=r"^train\.vary must name something that is random, order, got"):
+        loaded(config=dataclasses.replace(config, start=same, members=2, vary=("initialization",)))
+
+
+def stopping_after_one(training: Training) -> Any:
+    """The steps of a training, in whose first call the process is asked to stop."""
+    run_steps = training.compiled.run_steps
+
+    def run_and_stop(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return run_steps(*arguments)
+
+    return run_and_stop
 
 
 def test_changes_that_do_not_fit_the_training_split_are_one_line(

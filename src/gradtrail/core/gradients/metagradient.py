@@ -10,8 +10,8 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.loop import TrainingFunctions
-from gradtrail.core.train.step import RunKeys, Step, TrainState, take
+from gradtrail.core.train.step import RunKeys, Step, TrainState, started_from, take
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 # Outputs of a network; the arrays of a `jax.tree_util.Partial` are arguments of the compiled function, not constants
@@ -65,6 +65,7 @@ class Metagradient:
     pull_back: CompiledFunction
     steps_per_part: int
     output_function: Outputs
+    start: Mapping[str, np.ndarray] = field(default_factory=dict)  # parameters of the first state, see `started_from`
 
     @property
     def functions(self) -> list[CompiledFunction]:
@@ -78,7 +79,7 @@ class Metagradient:
 
     def states(self, keys: Key[Array, " purposes"], examples: Examples) -> Iterator[TrainState]:
         """Train; yield the states before each part, and the one after the last step."""
-        state = self.init(keys)
+        state = started_from(self.init(keys), self.start)
         order = self._order(state.keys)
         yield state
         for start in range(0, self.training.num_steps, self.steps_per_part):

@@ -19,6 +19,7 @@ from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import Optimizer
 from gradtrail.core.train.privacy import PrivacyConfig
 from gradtrail.core.train.schedules import Schedule
+from gradtrail.core.train.start import ReadStart, StartConfig
 
 Varied = Literal["initialization", "order", "augmentation", "dropout"]  # purposes, as in `MemberSeeds`
 VARIED: tuple[Varied, ...] = get_args(Varied)
@@ -57,6 +58,7 @@ class TrainConfig:
     # XLA, which is faster within one process
     reduction: Literal["ordered", "fastest"]
     model: Network
+    start: StartConfig
     precision: Precision
     loss_scaling: LossScalingConfig  # for `precision: float16` only
     # means and standard deviations of the channels, in 0..1, by which images are standardized; `channels` for those of
@@ -167,7 +169,8 @@ class TrainConfig:
     @property
     def _random(self) -> set[Varied]:
         """Purposes that draw random numbers under these params."""
-        purposes: set[Varied] = {"initialization", "order"}
+        purposes: set[Varied] = {"order"}
+        purposes |= set() if isinstance(self.start, ReadStart) and not self.start.drawn else {"initialization"}
         purposes |= {"augmentation"} if self.augmentation.enabled else set()
         return purposes | ({"dropout"} if self.model.dropout else set())
 

@@ -129,7 +129,8 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
     """
     privacy, tile = config.privacy, mechanism.tile
     copies = privacy.augmentation_multiplicity
-    clipping = Clipping(norm=privacy.example_clip_norm, copies=copies, loss=config.loss)
+    frozen = frozenset(name for name in model.layers() if config.start.is_frozen(name))
+    clipping = Clipping(norm=privacy.example_clip_norm, copies=copies, loss=config.loss, frozen=frozen)
 
     def gradient_of_tile(shared: Shared, batch: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
         copied = _copied(batch, copies)

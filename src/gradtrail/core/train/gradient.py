@@ -15,6 +15,7 @@ from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.augmentation import AugmentationConfig, augment, draw_shares
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import squared_norm
+from gradtrail.core.train.start import where_frozen
 
 
 @jax.tree_util.register_dataclass
@@ -106,6 +107,9 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
     def part_gradient(shared: Shared, part: Batch) -> tuple[tuple[Params, Metrics], RowRecord]:
         def loss_fn(params: Params) -> tuple[Array, tuple[Metrics, RowRecord]]:
             images, key = network_inputs(config, part)
+            params = (
+                where_frozen(config.start, jax.lax.stop_gradient(params), params) if config.start.enabled else params
+            )
             logits = model.apply(params, images, key=key)
             loss = config.loss.per_example(logits, part.labels)
             if part.weights is not None:

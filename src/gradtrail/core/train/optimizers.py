@@ -16,6 +16,7 @@ from optax import contrib
 from gradtrail.core.config import NotNegative, Positive, Share, config
 from gradtrail.core.nn.models import Params
 from gradtrail.core.train.schedules import Schedule, learning_rate
+from gradtrail.core.train.start import NO_START, StartConfig, tuned
 
 # Names of weights, by the last part of their path: Flax says kernel and embedding, Equinox weight, and Haiku w
 _WEIGHT = re.compile(r"(kernel|weight|embedding)s?(_\w+)?|[wW]\d*")
@@ -126,14 +127,15 @@ Optimizer: TypeAlias = SGD | RMSprop | Adam | AdamW | Lion | Muon
 
 
 def make_optimizer(
-    optimizer: Optimizer, schedule: Schedule, clip_norm: float | None, num_steps: int
+    optimizer: Optimizer, schedule: Schedule, clip_norm: float | None, num_steps: int, start: StartConfig = NO_START
 ) -> optax.GradientTransformation:
     """Return the transformation from gradients to updates: clipping to a global norm, then the optimizer.
 
     Optax mixes integers and floats, so it runs under standard dtype promotion whatever the caller has set.
     """
     clipping = optax.identity() if clip_norm is None else _clipping(clip_norm)
-    init, update = optax.chain(clipping, optimizer.make(schedule, num_steps))
+    rule = optimizer.make(schedule, num_steps)
+    init, update = optax.chain(clipping, tuned(start, rule) if start.enabled else rule)
     lenient = jax.numpy_dtype_promotion("standard")
     return optax.GradientTransformation(lenient(init), lenient(update))
 

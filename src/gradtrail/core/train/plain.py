@@ -9,6 +9,7 @@ from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.train.schedules import Constant
+from gradtrail.core.train.start import NO_START
 
 # Softmax regression by plain SGD
 PLAIN = TrainConfig(
@@ -21,6 +22,7 @@ PLAIN = TrainConfig(
     shards=1,
     reduction="ordered",
     model=Linear(),
+    start=NO_START,
     precision="float32",
     loss_scaling=LossScalingConfig(
         initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0

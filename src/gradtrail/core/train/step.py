@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from gradtrail.core import batching
-from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.sharding import data_parallel, over_batch
+from gradtrail.core.nn.models import Model, Params, by_path
+from gradtrail.core.sharding import data_parallel, over_batch, put
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.dp_sgd import Mechanism, make_private_gradient, noised_mean
 from gradtrail.core.train.gradient import (
@@ -31,6 +31,7 @@ from gradtrail.core.train.gradient import (
 )
 from gradtrail.core.train.loss_scaling import LossScale, all_finite, initial_scale, next_scale
 from gradtrail.core.train.optimizers import make_optimizer, squared_norm
+from gradtrail.core.train.start import where_frozen
 
 
 @jax.tree_util.register_dataclass
@@ -103,7 +104,7 @@ Observe = Callable[[Params, Params], PyTree]
 
 def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Array], TrainState]:
     """Return the function from keys, of initialization and of `RunKeys`, to the state before the first step."""
-    optimizer = make_optimizer(config.optimizer, config.schedule, config.clip_norm, num_steps)
+    optimizer = make_optimizer(config.optimizer, config.schedule, config.clip_norm, num_steps, config.start)
 
     def init(keys: Key[Array, " purposes"]) -> TrainState:
         pairs = jax.vmap(jax.random.split)(keys)
@@ -123,6 +124,18 @@ def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Ar
         )
 
     return init
+
+
+def started_from(state: TrainState, tensors: Mapping[str, Float[np.ndarray, "..."]]) -> TrainState:
+    """Return a first state with copies of these parameters, by path; the others stay as they were drawn."""
+
+    def placed(params: Params) -> Params:
+        leaves = by_path(params)
+        leaves |= {path: put(np.array(values), leaves[path].sharding) for path, values in tensors.items()}
+        return jax.tree.unflatten(jax.tree.structure(params), leaves.values())
+
+    average = None if state.average is None else placed(state.average)
+    return dataclasses.replace(state, params=placed(state.params), average=average)
 
 
 def take(examples: Examples, indices: Int[Array, " batch"]) -> Batch:
@@ -157,7 +170,7 @@ def make_step(
     The batch is split over the devices of `mesh`. Private training has a `mechanism`. `observe` gets the parameters
     before the step and the gradient for the optimizer; its result is in the record.
     """
-    optimizer = make_optimizer(config.optimizer, config.schedule, config.clip_norm, num_steps)
+    optimizer = make_optimizer(config.optimizer, config.schedule, config.clip_norm, num_steps, config.start)
     rate = config.optimizer.rate(config.schedule, num_steps)
     if mechanism is None:
         on_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -202,6 +215,8 @@ def grad_fn(
         metrics |= {"loss_scale": scale, "skipped": ~all_finite(grads)}
     if mechanism is not None and state.keys.noise is not None:
         grads = noised_mean(grads, config, mechanism, key=jax.random.fold_in(state.keys.noise, state.step))
+        if config.start.enabled:
+            grads = where_frozen(config.start, jax.tree.map(jnp.zeros_like, grads), grads)
     norm = jnp.sqrt(squared_norm(grads))
     metrics |= {"num_examples": count.astype(jnp.int32), "grad_norm": norm}
     if mechanism is None and config.clip_norm is not None:
@@ -218,8 +233,8 @@ def update_fn(
 ) -> TrainState:
     """Return the state after a step; under loss scaling, a gradient that is not finite changes the scale alone."""
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    average = _averaged(config, state.average, params, state.num_updates)
+    params = where_frozen(config.start, state.params, optax.apply_updates(state.params, updates))
+    average = where_frozen(config.start, state.average, _averaged(config, state.average, params, state.num_updates))
     moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=average)
     if state.loss_scale is not None:
         finite = all_finite(grads)

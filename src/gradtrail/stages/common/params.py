@@ -263,6 +263,7 @@ def active_params(params: Mapping[str, Value]) -> dict[str, Value]:
         "train.vary": texts.get("train.members", "1") != "1",
         "train.reduction": texts.get("train.shards", "1") != "1",
         "train.loss_scaling": texts.get("train.precision") == "float16",
+        "train.start": texts.get("train.start.weights", "null") not in ("null", "none"),
         "train.privacy": texts.get("train.privacy.enabled") == "true",
         "train.linear": texts.get("train.schedule") == "linear",  # the model `linear` has no params
         **{f"train.{name}": True for name in SHARED_BLOCKS},

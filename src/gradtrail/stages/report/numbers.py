@@ -40,7 +40,7 @@ _LARGEST_MATRIX = 30  # classes; a larger confusion matrix is a figure
 _SHADES = 9  # of the cells of the confusion matrix
 
 _IN_MODEL_NAME = {"model", "hidden", "channels"}
-_NOT_SHOWN = {"keep_epochs", "secret_sha256", "sampling"}
+_NOT_SHOWN = {"keep_epochs", "secret_sha256", "sha256", "sampling"}
 _SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown if they are not 0, false or null
 _OFF = {  # params that are shown only if they have another value
     "members": 1,

@@ -108,6 +108,8 @@ class Outputs:
 
         if self._guarantee:
             write_guarantee(new / _RESULTS, self._guarantee)
+        if training.start:
+            training.start.write(new / _RESULTS)
         if training.changed_labels is not None:
             write_changes(new / _RESULTS, training.train, training.changed_labels)
 

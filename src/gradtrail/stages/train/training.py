@@ -31,7 +31,7 @@ from gradtrail.core.train.gradient import Examples
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, CompiledTraining
-from gradtrail.core.train.step import RunKeys, StepRecord, TrainState
+from gradtrail.core.train.step import RunKeys, StepRecord, TrainState, started_from
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, kind_of_processor
@@ -42,6 +42,7 @@ from gradtrail.stages.data.data_files import DatasetInfo
 from gradtrail.stages.dp import accounting
 from gradtrail.stages.dp.accounting import Spending
 from gradtrail.stages.dp.redaction import training_secret
+from gradtrail.stages.model.start import Start, read_start
 from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder, on_devices, state_on_device
 from gradtrail.support.errors import UserError
 from gradtrail.support.memory import require_memory, require_memory_for_model
@@ -103,6 +104,7 @@ class Training:
     spending: Spending | None = None  # privacy budget of a private training; else None
     # secret behind batches and noise of a private training; None for the seed. No checkpoint has it, nor its keys.
     secret: str | None = field(default=None, repr=False)
+    start: Start | None = None  # weights that it starts from; None for random ones
     inputs_changed: Callable[[], bool] = lambda: False  # True if the results will not be recorded
     require_data: Callable[[], None] = lambda: None  # raises UserError once data were touched
     # label of each example of `train` after `config.changes`, or `data.REMOVED`; None without changes
@@ -115,8 +117,8 @@ class Training:
         """Read the inputs of the stage, and find the devices; JAX must not have looked for any yet.
 
         Raises:
-            UserError: data or secret are missing or damaged, this process has other data or params than process 0, or
-                a streamed split has changes.
+            UserError: data, secret or first weights are missing or damaged, this process has other data or params than
+                process 0, a streamed split has changes, or all members would be the same.
             ConfigError: the processes cannot have equally many shards, no noise keeps the privacy budget, the changes
                 do not fit the split, or a network of one's own is refused.
         """
@@ -151,6 +153,12 @@ class Training:
             inputs_changed=stage.inputs.have_changed,
             require_data=stage.inputs.require_data,
         )
+        if config.start.enabled:
+            training.start = read_start(config.start, training.model)
+            try:
+                training.config = dataclasses.replace(training.config, start=training.start.config)
+            except ValueError as error:
+                raise UserError(f"train.{error}") from None
         if config.changes.enabled and training.is_streamed:
             raise UserError(
                 f"train.changes must be empty for a training split of more than {LARGEST_ON_DEVICE // 2**20} MiB, "
@@ -280,6 +288,7 @@ class Training:
 
         # The first state, or that of the last checkpoint
         state = compiled.init(keys_of(seeds, self.secret))
+        state = started_from(state, self.start.tensors) if self.start else state
         secret_keys, public_keys = state.keys, compiled.init(keys_of(seeds)).keys if self.secret else None
         params = on_host(state.params)
         history = History(config.keep_epochs, params, len(self.sampled), config.precision)
