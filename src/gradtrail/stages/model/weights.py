@@ -37,6 +37,8 @@ def write_weights(path: Path, params: Params, info: WeightsInfo) -> None:
     """Write parameters, float32, in the byte-stable, pickle-free safetensors format."""
     tensors = {name: np.asarray(leaf) for name, leaf in by_path(params).items()}
     metadata = {**as_written(info), "digest": _digest(tensors)}
+    if info.model.normalization is None:  # as in files of versions without it, which have the same bytes
+        del metadata["model"]["normalization"]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(save(tensors, metadata={_KEY: json.dumps(metadata, sort_keys=True)}))
 
