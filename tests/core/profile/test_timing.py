@@ -138,7 +138,7 @@ def test_rates_are_the_work_by_the_shortest_time() -> None:
 @pytest.mark.parametrize("remat", [False, True])
 def test_every_variant_differs_in_one_respect_and_stands_once(remat: bool) -> None:
     config = profile_config(precisions=("float32", "bfloat16"), smallest_batch_size=2, largest_batch_size=16)
-    configured, *other_values = variants_to_compare(config, train_config(batch_size=4, remat=remat, model="cnn"))
+    configured, *other_values = variants_to_compare(config, train_config(batch_size=4, remat=remat, model="cnn"), 16)
     assert configured == Variant(precision="float32", batch_size=4, remat=remat)
     assert set(other_values) == {
         Variant(precision="bfloat16", batch_size=4, remat=remat),
@@ -148,19 +148,19 @@ def test_every_variant_differs_in_one_respect_and_stands_once(remat: bool) -> No
         Variant(precision="float32", batch_size=4, remat=not remat),
     }
     assert len(other_values) == len(set(other_values))
-    assert {item.remat for item in variants_to_compare(config, train_config(remat=remat))} == {remat}, "no blocks"
+    assert {item.remat for item in variants_to_compare(config, train_config(remat=remat), 16)} == {remat}, "no blocks"
 
 
 @pytest.mark.parametrize(
     ("smallest", "largest", "parts", "sizes"),
-    [(1, 1, 1, {12, 1}), (3, 8, 1, {12, 4, 8}), (5, 15, 1, {12, 8}), (1, 8, 4, {12, 4, 8}), (2, 2, 1, {12, 2})],
+    [(1, 1, 1, {12, 1}), (3, 8, 1, {12, 4, 8}), (5, 16, 1, {12, 8}), (1, 8, 4, {12, 4, 8}), (2, 2, 1, {12, 2})],
 )
 def test_batch_sizes_are_the_powers_of_two_between_the_bounds_that_come_in_parts(
     smallest: int, largest: int, parts: int, sizes: set[int]
 ) -> None:
     config = profile_config(precisions=("bfloat16",), smallest_batch_size=smallest, largest_batch_size=largest)
     training = train_config(batch_size=12, accumulation_steps=parts, precision="float16")
-    configured, *_ = result = variants_to_compare(config, training)
+    configured, *_ = result = variants_to_compare(config, training, 14)
     assert (configured.precision, configured.batch_size) == ("float16", 12)
     assert {item.batch_size for item in result} == sizes
 

@@ -109,10 +109,11 @@ def configured_variant(train_config: TrainConfig) -> Variant:
     return Variant(precision=train_config.precision, batch_size=train_config.batch_size, remat=train_config.remat)
 
 
-def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> list[Variant]:
+def variants_to_compare(config: ProfileConfig, train_config: TrainConfig, num_examples: int) -> list[Variant]:
     """Return the configured variant, then every variant that differs from it in one respect.
 
-    Batch sizes that are no multiple of `accumulation_steps` times `shards` are left out. A private training has neither
+    Batch sizes above the number of training examples, and those that are no multiple of `accumulation_steps` times
+    `shards`, are left out. A private training has neither
     rematerialization nor float16 to compare with, and only convolutional blocks are rematerialized.
     """
     configured = configured_variant(train_config)
@@ -123,9 +124,8 @@ def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> lis
         for precision in config.precisions
         if not (is_private and precision == "float16")
     }
-    alternatives |= {
-        dataclasses.replace(configured, batch_size=size) for size in config.batch_sizes if size % parts == 0
-    }
+    sizes = (size for size in config.batch_sizes if size % parts == 0 and size <= num_examples)
+    alternatives |= {dataclasses.replace(configured, batch_size=size) for size in sizes}
     if train_config.model.kind in ("cnn", "resnet") and not is_private:
         alternatives |= {dataclasses.replace(configured, remat=not configured.remat)}
     return [configured, *sorted(alternatives - {configured})]

@@ -65,7 +65,7 @@ def compile_variants(
         num_examples=min(info.examples["train"], most),
         compiler=compiler,
     )
-    configured, *alternatives = benchmark.variants_to_compare(config, train_config)
+    configured, *alternatives = benchmark.variants_to_compare(config, train_config, info.examples["train"])
     compiled = [compile_one(configured)]
     with (
         progress_bar("profile", 1 + len(alternatives), unit="steps") as bar,
