@@ -291,6 +291,17 @@ def test_rematerialization_gives_the_same_gradients_for_more_work_and_less_memor
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+def test_a_residual_block_begins_as_its_shortcut() -> None:
+    model = Model(model_config(SMALL_RESNET, image_shape=(4, 8)))
+    params = jax.jit(lambda: model.init(key=KEY))()
+    images = random_split(5, shape=(4, 8)).images
+    apply = jax.jit(model.apply)
+    before = apply(params, images)
+    for block in params["blocks"].values():
+        block["convolutions"][0] = jax.tree.map(lambda leaf: leaf + 1, block["convolutions"][0])
+    np.testing.assert_array_equal(apply(params, images), before)
+
+
 @pytest.mark.parametrize(
     ("patch", "message"),
     [

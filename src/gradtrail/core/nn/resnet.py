@@ -83,13 +83,15 @@ class ResNet:
 class ResidualBlock(nnx.Module):
     """Twice normalization, activation and convolution of 3 × 3, added to the inputs.
 
-    For another number of channels the inputs are projected, after the first activation.
+    For another number of channels the inputs are projected, after the first activation. The second convolution starts
+    at 0, so that at first a block is its shortcut (P. Goyal et al., arXiv 1706.02677, section 5.1).
     """
 
     def __init__(self, resnet: ResNet, num_inputs: int, num_outputs: int, *, precision: Precision, rngs: nnx.Rngs):
         self.norms = nnx.List([GroupNorm(num_inputs, resnet.groups), GroupNorm(num_outputs, resnet.groups)])
         widths = itertools.pairwise([num_inputs, num_outputs, num_outputs])
         self.convolutions = nnx.List(Convolution(3, *pair, precision, rngs=rngs) for pair in widths)
+        self.convolutions[1].kernel = nnx.Param(jnp.zeros((3, 3, num_outputs, num_outputs)))
         projection: Convolution | None = None
         if num_inputs != num_outputs:
             projection = Convolution(1, num_inputs, num_outputs, precision, rngs=rngs)
