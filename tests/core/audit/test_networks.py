@@ -11,7 +11,6 @@ from factories import NUM_CLASSES, SHAPE, audit_config, new_compiler, random_spl
 
 from gradtrail.core.audit.labels import OutOfFold
 from gradtrail.core.audit.networks import CrossValidation
-from gradtrail.core.config import ConfigError
 from gradtrail.core.nn.models import Model
 from gradtrail.core.xla import passes
 
@@ -19,10 +18,9 @@ CONFIG = audit_config()
 TRAIN, TEST = random_split(11), random_split(6)
 
 
-def compile_for(batch_size: int = CONFIG.batch_size) -> CrossValidation:
-    config = audit_config(batch_size=batch_size)
-    model = Model(config.train_config().model_config(SHAPE, NUM_CLASSES))
-    return CrossValidation(model, config, len(TRAIN), compiler=new_compiler())
+def compile_for() -> CrossValidation:
+    model = Model(CONFIG.train_config().model_config(SHAPE, NUM_CLASSES))
+    return CrossValidation(model, CONFIG, len(TRAIN), compiler=new_compiler())
 
 
 networks = functools.cache(compile_for)
@@ -71,11 +69,6 @@ def test_labels_are_planted_in_the_training_split_and_all_epochs_are_reported() 
     assert np.array_equal(result["test"].logits, out_of_fold()["test"].logits)
     assert [int(np.sum(copy.labels != TRAIN.labels)) for copy in planted.values()] == [2, 2]
     assert sum(epochs) == CONFIG.num_epochs
-
-
-def test_too_large_batch_is_one_line_with_the_key() -> None:
-    with pytest.raises(ConfigError, match=r"^audit\.batch_size must be at most .* 7, got 8$"):
-        compile_for(batch_size=8)
 
 
 def test_a_training_that_diverges_is_one_line() -> None:

@@ -172,7 +172,6 @@ def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
 @pytest.mark.parametrize(
     ("sizes", "num_examples", "message"),
     [
-        ({"batch_size": 10}, 9, r"batch_size must be at most the number of training examples, 9, got 10$"),
         ({"augmentation": SATURATED}, 9, r"augmentation\.saturation must be 0 for greyscale images, got 0\.1$"),
         ({"augmentation": CROPPED}, 9, r"augmentation\.crop must be below the shorter side of the images, 3, got 3$"),
         ({"epochs": 100_000, "batch_size": 1}, 60_000, "epochs 100,000 times 60,000 steps, of batch_size 1, are 6,0"),
@@ -182,6 +181,22 @@ def test_sizes_that_do_not_suit_the_data_are_refused(sizes: dict, num_examples: 
     config = train_config(**sizes)
     with pytest.raises(ConfigError, match=rf"^train\.{message}"):
         TrainingFunctions(config, Model(config.model_config(SHAPE, NUM_CLASSES)), num_examples, jax.devices())
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_batch_larger_than_the_split_has_all_examples(parts: int) -> None:
+    """With 4 parts of 8 rows, the last two are empty."""
+    settings = {**PLAIN, "model": CONFIGS[NOISY].model, "accumulation_steps": parts}
+    (*_, larger), (*_, equal) = (
+        run_training(*make_engine(train_config(**(settings | sizes)), SPLIT))
+        for sizes in ({"batch_size": 32}, {"batch_size": 10, "accumulation_steps": 1})
+    )
+    assert larger.step == equal.step == 2
+    for name, values in equal.records.metrics.items():
+        np.testing.assert_allclose(larger.records.metrics[name], values, rtol=1e-5, err_msg=name)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), larger.state.params, equal.state.params
+    )
 
 
 def test_the_parameters_to_evaluate_are_the_trained_ones_or_their_average() -> None:

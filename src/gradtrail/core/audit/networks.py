@@ -25,7 +25,7 @@ from gradtrail.core.audit.labels import (
     plant,
     stream,
 )
-from gradtrail.core.config import Bounds, ConfigError, Count, GallerySize, PositiveShare, Seed, config
+from gradtrail.core.config import Bounds, Count, GallerySize, PositiveShare, Seed, config
 from gradtrail.core.data import Split
 from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
@@ -118,10 +118,7 @@ class CrossValidation:
 
         self.config, self.num_classes = config, model.config.num_classes
         self.training_size = num_examples - -(-num_examples // config.folds)  # all folds but the largest
-        try:
-            training = loop.TrainingFunctions(config.train_config(), model, self.training_size, jax.local_devices())
-        except ConfigError as error:  # names the key of a training; that of an audit is called the same
-            raise ConfigError(str(error).replace("train.", "audit.", 1)) from None
+        training = loop.TrainingFunctions(config.train_config(), model, self.training_size, jax.local_devices())
         self.training = training.compile(compiler)
 
         def compiled(name: str, function: Callable[..., dict[str, Array]]) -> Pass:

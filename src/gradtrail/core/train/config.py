@@ -49,7 +49,7 @@ class TrainConfig:
     members: Annotated[int, Bounds(at_least=1, at_most=256)]  # networks, with the seeds `seed`, `seed + 1` and so on
     vary: tuple[Varied, ...]  # purposes that use the seed of the member; all others use `seed` in every member
     epochs: Annotated[int, Bounds(at_least=1, at_most=100_000)]  # JAX counts the steps in int32
-    batch_size: Count  # examples per optimizer step; the last batch of an epoch may be smaller
+    batch_size: Count  # most examples per optimizer step; the last batch of an epoch may be smaller, or be the only one
     # parts of each batch, computed one after the other: the gradient is that of the whole batch, the memory that of one
     accumulation_steps: Count
     # devices that each batch is split over; their sums are added up. Another number changes rounding alone.

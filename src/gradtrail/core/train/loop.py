@@ -53,8 +53,8 @@ class TrainingFunctions:
         sampled: ascending indices of the examples in the records of an epoch; None for all.
 
     Raises:
-        ConfigError: too few devices or examples, too many steps, or an augmentation that does not suit the images; one
-            line that names the key.
+        ConfigError: too few devices, too many steps, or an augmentation that does not suit the images; one line that
+            names the key.
     """
 
     def __init__(
@@ -70,7 +70,13 @@ class TrainingFunctions:
     ) -> None:
         self.steps_per_epoch = batching.num_batches(num_examples, config.batch_size)
         self.num_steps = config.epochs * self.steps_per_epoch
-        _check_sizes(config, num_examples, self.num_steps, len(devices))
+        if (count := len(devices)) < config.shards:
+            raise ConfigError(f"train.shards must be at most the number of devices, {count}, got {config.shards}")
+        if self.num_steps > LARGEST:
+            raise ConfigError(
+                f"train.epochs {config.epochs:,} times {self.steps_per_epoch:,} steps, of batch_size "
+                f"{config.batch_size:,}, are {self.num_steps:,} steps; at most {LARGEST:,} can be counted"
+            )
         config.augmentation.check_images(model.config.image_shape)
         if config.privacy.enabled and (noise_multiplier is None or streamed):
             raise ValueError("a private training needs a noise multiplier, and a split on the device")
@@ -305,22 +311,6 @@ def score(model: Model, mesh: Mesh, largest: int, params: Params, examples: Exam
     _, scores = data_parallel(work, mesh)((params, examples), indices)
     scores = jax.tree.map(lambda values: values.ravel()[:count], scores)
     return jax.lax.with_sharding_constraint(scores, replicated(mesh))
-
-
-def _check_sizes(config: TrainConfig, num_examples: int, num_steps: int, num_devices: int) -> None:
-    """Raise ConfigError for a training that these devices or examples do not allow."""
-    if num_devices < config.shards:
-        raise ConfigError(f"train.shards must be at most the number of devices, {num_devices}, got {config.shards}")
-    if config.batch_size > num_examples:
-        raise ConfigError(
-            f"train.batch_size must be at most the number of training examples, {num_examples:,}, "
-            f"got {config.batch_size:,}"
-        )
-    if num_steps > LARGEST:
-        raise ConfigError(
-            f"train.epochs {config.epochs:,} times {num_steps // config.epochs:,} steps, of batch_size "
-            f"{config.batch_size:,}, are {num_steps:,} steps; at most {LARGEST:,} can be counted"
-        )
 
 
 def _recorded(
