@@ -46,11 +46,14 @@ def augmented(image: np.ndarray, settings: AugmentationConfig, keys: jax.Array =
 def maps(settings: AugmentationConfig) -> tuple[np.ndarray, np.ndarray]:
     """Return the matrix and the offset of each key: where a pixel is taken from, relative to the centre."""
     grid = np.stack(np.meshgrid(*map(np.arange, SHAPE), indexing="ij"))
-    rows, columns, inside = (augmented(image, settings) for image in (*grid, np.ones(SHAPE)))
+    rows, columns = (augmented(image, settings) for image in grid)
+    insides = np.all(
+        [(part > 1e-3) & (part < size - 1.001) for part, size in zip((rows, columns), SHAPE, strict=True)], axis=0
+    )
     fits = []
-    for taken_from, is_whole in zip(np.stack([rows, columns], axis=1), inside > 1 - 1e-6, strict=True):
-        to = np.column_stack([grid[:, is_whole].T - CENTRE, np.ones(is_whole.sum())])
-        positions = taken_from[:, is_whole].T - CENTRE
+    for taken_from, inside in zip(np.stack([rows, columns], axis=1), insides, strict=True):
+        to = np.column_stack([grid[:, inside].T - CENTRE, np.ones(inside.sum())])
+        positions = taken_from[:, inside].T - CENTRE
         fits.append(np.linalg.lstsq(to, positions)[0])
         np.testing.assert_allclose(to @ fits[-1], positions, atol=1e-3, err_msg="no affine map")
     return np.swapaxes(fits, 1, 2)[:, :, :2], np.array(fits)[:, 2]
@@ -77,12 +80,12 @@ def test_all_changes_together_are_a_turn_a_change_of_size_a_shear_and_a_shift() 
     assert np.all(np.abs(correlations) < 5 / np.sqrt(NUM_IMAGES)), "each is drawn by itself"
 
 
-def test_pixels_are_interpolated_as_by_scipy_with_zeros_beyond_the_edges() -> None:
+def test_pixels_are_interpolated_as_by_scipy_with_those_at_the_edge_beyond_it() -> None:
     result = augmented(IMAGE, ALL)
     for index in range(20):
         matrix, offset = (part[index] for part in maps(ALL))
         beginning = CENTRE + offset - matrix @ CENTRE
-        expected = scipy.ndimage.affine_transform(IMAGE, matrix, beginning, order=1, mode="grid-constant")
+        expected = scipy.ndimage.affine_transform(IMAGE, matrix, beginning, order=1, mode="nearest")
         np.testing.assert_allclose(result[index], expected, atol=1e-4)
 
 
@@ -120,6 +123,11 @@ def test_cutout_blanks_one_square(side: int) -> None:
         assert blank.sum() == np.any(blank, axis=1).sum() * np.any(blank, axis=0).sum()
 
 
+@pytest.mark.parametrize("settings", [ALL, config(crop=3)], ids=["moves", "crop"])
+def test_white_paper_stays_white(settings: AugmentationConfig) -> None:
+    np.testing.assert_allclose(augmented(np.ones(SHAPE), settings), 1, atol=1e-6)
+
+
 def test_about_half_of_the_images_are_mirrored_and_the_others_as_they_were() -> None:
     images = augmented(IMAGE, config(flip=True))
     mirrored = (images == IMAGE[:, ::-1]).all(axis=(1, 2))
@@ -133,9 +141,9 @@ def draws(number: int, draw: Callable[[jax.Array], jax.Array]) -> np.ndarray:
     return np.asarray(jax.vmap(lambda key: draw(jax.random.fold_in(key, number)))(KEYS))
 
 
-def test_crops_are_windows_of_the_image_with_a_black_border() -> None:
+def test_crops_are_windows_of_the_image_with_copies_of_its_edge() -> None:
     """Of a border of 3 pixels there are 49; each place is equally likely."""
-    padded, (height, width) = np.pad(IMAGE, 3), SHAPE
+    padded, (height, width) = np.pad(IMAGE, 3, mode="edge"), SHAPE
     offsets = draws(3, lambda key: jax.random.randint(key, (2,), 0, 7))
     expected = [padded[row : row + height, column : column + width] for row, column in offsets]
     np.testing.assert_array_equal(augmented(IMAGE, config(crop=3)), expected)

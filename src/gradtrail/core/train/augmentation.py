@@ -26,8 +26,8 @@ class AugmentationConfig:
     # the image
     cutout: CountOrZero
     flip: bool  # True if half of the images are mirrored, left to right
-    # width of a black border, in pixels; a window of the image's size is cut out of both (He et al., arXiv 1512.03385,
-    # section 4.2), and each of its places is equally likely
+    # width of a border of copied edge pixels; a window of the image's size is cut out of both (as He et al., arXiv
+    # 1512.03385, section 4.2), and each of its places is equally likely
     crop: CountOrZero
     # relative changes of colours, applied in this order, as torchvision's ColorJitter defines them
     brightness: Fraction
@@ -80,7 +80,7 @@ NO_AUGMENTATION = AugmentationConfig(
 def augment(
     images: Float[Array, "batch height width *channels"], config: AugmentationConfig, *, key: Key[Array, " batch"]
 ) -> Float[Array, "batch height width *channels"]:
-    """Change each image by its own key; pixels from outside the image are 0.
+    """Change each image by its own key; pixels from outside the image are those at its edge.
 
     Flip, crop, geometric changes, colours and cutout follow each other. With k for the key, `fold_in(k, 2)` is the key
     of the flip, 3 of the crop and 4 of the colours; the other two are those of `split(k)`.
@@ -108,8 +108,8 @@ def draw_shares(alpha: float, *, key: Key[Array, " batch"]) -> Float[Array, " ba
 
 
 def _cropped(image: Array, border: int, *, key: Array) -> Array:
-    """Cut a random window of the image's size out of the image with a black border."""
-    padded = jnp.pad(image, [(border, border)] * 2 + [(0, 0)] * (image.ndim - 2))
+    """Cut a random window of the image's size out of the image with a border of copied edge pixels."""
+    padded = jnp.pad(image, [(border, border)] * 2 + [(0, 0)] * (image.ndim - 2), mode="edge")
     offsets = jax.random.randint(key, (2,), 0, 2 * border + 1)
     return jax.lax.dynamic_slice(padded, (*offsets, *[0] * (image.ndim - 2)), image.shape)
 
@@ -130,7 +130,7 @@ def _transformed(image: Array, config: AugmentationConfig, *, key: Array) -> Arr
     positions = [from_rows + centre[0], from_columns + centre[1]]
 
     def resample(channel: Array) -> Array:
-        return jax.scipy.ndimage.map_coordinates(channel, positions, order=1, mode="constant", cval=0.0)
+        return jax.scipy.ndimage.map_coordinates(channel, positions, order=1, mode="nearest")
 
     return resample(image) if image.ndim == 2 else jax.vmap(resample, in_axes=-1, out_axes=-1)(image)
 
