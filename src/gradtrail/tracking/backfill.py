@@ -24,7 +24,7 @@ from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.environment import COMMON, has_common_bytes
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import active_params
-from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_source, sha256_of
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry, dvc_target, is_code, is_source, sha256_of
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import private_folder
 from gradtrail.tracking.artifacts import read_artifact
@@ -181,13 +181,16 @@ class States:
         """Return the execution that wrote a record's outputs for other inputs, and what differs; None if there is none.
 
         `dvc freeze`, `dvc exp save` and `dvc commit --force` record outputs for params and deps that never made them,
-        and so does an edit after a stage's last check. An execution of the state itself proves the record.
+        and so does an edit after a stage's last check. An execution of the state itself proves the record. Data without
+        a copy here prove nothing: weights of other code may differ in what has no effect.
         """
         executions = self._executed.get(sha256_of(stage.out_digests()), [])
         if any(run.data.tags["state"] == stage.state for run in executions):
             return None
         recorded, has_own_network = stage.entry(stage.name), stage_params(stage).get("train.model") == "own"
-        ignored = () if has_own_network else (NETWORKS.as_posix(),)
+        ignored = [] if has_own_network else [NETWORKS.as_posix()]
+        if executions:
+            ignored += [dep for dep, md5 in recorded.deps.items() if not (is_code(dep) or is_here(dep, md5))]
         prefix = f"{TRAIN}." if has_training and stage.name != TRAIN else None
         entries = [_entry_of(self._client, run.info.run_id, stage.name) for run in executions]
         differences = [difference(recorded, entry, ignored, prefix) for entry in entries]

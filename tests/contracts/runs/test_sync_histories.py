@@ -1,5 +1,6 @@
 """What `test_random_histories.py` does not draw: clones, servers, foreign commits, and what a rebuilt run has."""
 
+import hashlib
 import os
 import shutil
 import sys
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from projects import Project
 
-from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.stages.common.dvc_cache import cached_path
+from gradtrail.stages.common.files import digest, read_json, write_json
 from gradtrail.tracking.dvc_history import consistent_stages, recorded_origin, snapshot_of
 from gradtrail.tracking.sync import describe, sync
 
@@ -112,6 +114,26 @@ def test_commits_of_another_form_are_skipped(project: Project) -> None:
         project.commit("odd")
     (project.folder / "dvc.lock").write_bytes(lock)
     assert project.sync().endswith("4 runs present; skipped, not readable: 2\n")
+
+
+@pytest.mark.slow
+def test_lost_weights_of_a_commit_do_not_contradict_its_record(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights of other code may give the same outs; those that are here, and were never made, contradict it."""
+    monkeypatch.chdir(project.folder)
+    lock, other = project.lock(), hashlib.md5(b"other weights", usedforsecurity=False).hexdigest()
+    Path("dvc.lock").write_bytes(lock.replace(digest(Path(WEIGHTS)).encode(), other.encode()))
+    project.commit("of other code")
+    Path("dvc.lock").write_bytes(lock)
+    project.commit("of this code")
+    sync()
+    assert "wrote these outputs" not in capsys.readouterr().err
+    cached = cached_path(other)
+    cached.parent.mkdir(exist_ok=True)
+    cached.write_bytes(b"other weights")
+    sync()
+    assert f"wrote these outputs from another {WEIGHTS}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
