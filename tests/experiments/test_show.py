@@ -2,12 +2,14 @@
 
 import subprocess
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from gradtrail.experiments import show as module
 from gradtrail.experiments.show import show_experiments
+from gradtrail.tracking.tags import START_RUN
 
 EXPERIMENTS = """Experiment,rev,State,validation_accuracy,accuracy,train.model,train.mlp.hidden,train.precision
 ,workspace,,0.9535,0.9444,mlp,"[256, 128]",float32
@@ -34,3 +36,24 @@ def test_no_cell_of_the_experiments_is_cut(
     assert sorted("".join(out.split())) == sorted("".join(TABLE).replace(" ", ""))
     if width is None:
         assert [" ".join(line.split()) for line in out.splitlines() if line.strip()] == [*TABLE]
+
+
+class Index(dict[str, Any]):
+    """Runs by their id, none of which is a child."""
+
+    def __call__(self, tags: dict[str, str]) -> list[Any]:
+        return []
+
+
+def test_run_from_trained_weights_names_the_run_that_wrote_them() -> None:
+    tuned, first = (
+        SimpleNamespace(
+            info=SimpleNamespace(run_id=name * 12, run_name=f"run {name}", start_time=0, status="FINISHED"),
+            data=SimpleNamespace(tags={"state": name}, metrics={}),
+        )
+        for name in ("tuned", "first")
+    )
+    index: Any = Index({first.info.run_id: first})
+    assert not [line for line in module._head(tuned, index) if "start" in line]
+    tuned.data.tags[START_RUN] = first.info.run_id
+    assert [line for line in module._head(tuned, index) if "start" in line] == ["  start      firstfirstfi  run first"]

@@ -14,6 +14,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit import AuditedTraining, draw_canaries
 from gradtrail.core.train.optimizers import SGD
 from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.core.train.start import NO_START
 from gradtrail.stages.privacy_audit import Guesses, audit, gaussian_bound, guess, refutes, require_private
 
 SIGNIFICANCE = 0.05
@@ -22,6 +23,9 @@ SIGNIFICANCE = 0.05
 def test_training_that_is_not_private_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^train\.privacy\.enabled must be true for a privacy audit, got false$"):
         require_private(train_config())
+    private, start = dataclasses.replace(NOT_PRIVATE, enabled=True), dataclasses.replace(NO_START, weights="old")
+    with pytest.raises(ConfigError, match=r"^train\.start\.weights must be empty for a privacy audit, got old$"):
+        require_private(train_config(privacy=private, start=start))
 
 
 @pytest.mark.parametrize("fault", [None, *planted_faults.FAULTS])

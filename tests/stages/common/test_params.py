@@ -250,6 +250,7 @@ def test_blocks_of_chosen_types_are_active() -> None:
     assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear", *SHARED}
     assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine", *SHARED}
     assert blocks(precision="float16") == blocks() | {"loss_scaling"}
+    assert blocks(**{"start.weights": "old.safetensors"}) == blocks() | {"start"}
     for enabled in (True, "True", "true"):
         assert blocks(**{"privacy.enabled": enabled}) == blocks() | {"privacy"}
 

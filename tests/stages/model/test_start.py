@@ -126,6 +126,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: read(model=WITH_MORE_CLASSES, freeze=("layers/2",)),
         "train.start.freeze: layers/2/bias: other shape: (3,) against (7,); drawn anew, which freezing would keep",
     ),
+    "all layers": (lambda: read(freeze=("layers",)), "train.start.freeze: must leave a layer to train, got ['layers']"),
 }
 
 

@@ -99,3 +99,5 @@ def _require_fit(config: StartConfig, path: Path, model: Model, faults: Mapping[
             raise UserError(f"train.start.freeze: no layer is {name!r} or begins so; there are {', '.join(layers)}")
     if frozen := [line for line in lines if config.is_frozen(line.partition(":")[0])]:
         raise UserError(f"train.start.freeze: {frozen[0]}, which freezing would keep")
+    if all(map(config.is_frozen, faults)):
+        raise UserError(f"train.start.freeze: must leave a layer to train, got {list(config.freeze)}")
