@@ -19,7 +19,7 @@ from gradtrail.stages.model.members import weights_paths
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.live import tracked
-from gradtrail.tracking.stale_outs import warn_of_earlier_model
+from gradtrail.tracking.stale_outs import warn_of_earlier_model, warn_of_other_files
 
 
 def main(stage: Stage) -> None:
@@ -53,6 +53,7 @@ def main(stage: Stage) -> None:
 
     warn_of_few(len(validation))
     warn_of_earlier_model(stage.folder)
+    warn_of_other_files(stage.folder)
 
 
 if __name__ == "__main__":

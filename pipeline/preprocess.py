@@ -23,9 +23,9 @@ def main(stage: Stage) -> None:
         splits = prepare(*raw, config, num_classes=info.num_classes)
         if config.corrections:
             splits = corrections.apply_corrections(splits, config.corrections, sizes, info.num_classes)
+        splits = data_files.with_files(splits, Path("data/raw"))
         train = splits["train"]
-        figures.report_unequal_classes(train.labels, info.classes)
-        figures.warn_of_small_classes(train.labels, info.classes)
+        figures.report_classes(train.labels, info.classes)
 
         with stage.writing_outs() as new:
             info = data_files.write_processed(new / "data/processed", splits, info)

@@ -16,6 +16,7 @@ from gradtrail.stages.train.training import NullListener, Training
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.leftovers import forget_old_members
 from gradtrail.tracking.live import tracked
+from gradtrail.tracking.stale_outs import warn_of_other_files
 from gradtrail.tracking.training_log import TrainingLog
 
 
@@ -23,6 +24,9 @@ def main(stage: Stage) -> None:
     training = Training.load(stage)
     if advice := sensible_start(training.config, training.info):
         print(advice, file=sys.stderr)
+    if (size := training.config.batch_size) > (count := len(training.train)):
+        print(f"train: each step has all {count:,} training examples, as train.batch_size is {size:,}", file=sys.stderr)
+    warn_of_other_files(stage.folder)
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         if training.start:

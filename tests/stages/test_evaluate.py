@@ -85,6 +85,10 @@ def test_tables_have_every_prediction_and_as_many_mistakes_as_asked_for(tmp_path
     np.testing.assert_array_equal(everyone["example_id"], split.example_id)
     probabilities = everyone[[f"probability_{label}" for label in range(3)]].to_numpy()
     np.testing.assert_array_equal(probabilities, result.probabilities)
+    files = np.array([f"cat/{number}.jpg" for number in split.example_id])
+    evaluate.write_tables(tmp_path / "files", dataclasses.replace(split, files=files), alone, 5, ["cat", "dog", "owl"])
+    mistakes = pd.read_csv(tmp_path / "files" / "mistakes.csv")
+    assert mistakes["file"].tolist() == [f"cat/{number}.jpg" for number in mistakes["example_id"]]
     named = pd.read_csv(tmp_path / "evaluate" / "per_class.csv")["class"].tolist()
     assert named == [name for label, name in enumerate(["cat", "dog", "owl"]) if label in result.labels]
 

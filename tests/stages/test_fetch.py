@@ -16,13 +16,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bad_http_server import Handler, MirrorServer, Route, endless, mirror_server, status, whole
-from factories import ROOT
+from factories import ROOT, preprocess_config
 from PIL import Image
 
+from gradtrail.core.data import prepare
 from gradtrail.stages import fetch
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.data.data_files import RAW_FILES, DatasetInfo, RawArrays, encode_idx, read_info, write_info
+from gradtrail.stages.data.data_files import (
+    RAW_FILES,
+    DatasetInfo,
+    RawArrays,
+    encode_idx,
+    read_info,
+    read_raw,
+    read_splits,
+    with_files,
+    write_info,
+    write_processed,
+)
+from gradtrail.stages.data.pictures import cropped, read_picture
 from gradtrail.stages.datasets import DATASETS
 from gradtrail.stages.fetch import FetchConfig, acquire
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError
@@ -397,10 +410,19 @@ def test_image_files_become_four_files_with_the_names_of_the_classes(
     assert acquisition.reports() == [
         "2 classes, 5 to 5 images: cat 5, owl 5",
         "sides of 40 to 40 pixels, median 40; 0 of 10 images are enlarged to 32 × 32 (fetch.pictures.size)",
-        f"{DATASETS[dataset].title}: 10 images from {tmp_path / source}",
+        f"{DATASETS[dataset].title}: 10 images from {tmp_path / source}"
+        + "; hidden files and other types passed over: 1" * (dataset == "folder"),
     ]
     write_info(acquisition.to, info)
     assert read_info(acquisition.to) == info
+
+    splits = prepare(*read_raw(acquisition.to), preprocess_config(validation_fraction=0.5), num_classes=2)
+    write_processed(tmp_path / "processed", with_files(splits, acquisition.to), info)
+    for split in read_splits(tmp_path / "processed").values():
+        assert split.files is not None
+        for image, file in zip(split.images, split.files, strict=True):
+            pixels = read_picture(tmp_path / "images" / str(file), color=True).pixels
+            np.testing.assert_array_equal(image, cropped(pixels, (32, 32)))
 
     (tmp_path / "images" / "cat" / "0.png").write_bytes(b"\x89PNG")
     assert acquisition.refusal(dataset).startswith(f"{variable}: {tmp_path}/images/cat/0.png: not a readable image")

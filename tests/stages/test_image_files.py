@@ -38,11 +38,12 @@ def write_class(folder: Path, count: int, *, seed: int = 0, shape: tuple[int, ..
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of eight images, with the hidden files that systems add."""
+    """Two classes of eight images, with the files that systems and people add."""
     root = tmp_path / "images"
     for seed, name in enumerate(("owl", "cat")):
         write_class(root / name, 8, seed=100 * seed)
-        (root / name / ".DS_Store").write_bytes(b"\0")
+        for other in (".DS_Store", "Thumbs.db", "notes.TXT"):
+            (root / name / other).write_bytes(b"\0")
     (root / ".git").mkdir()
     (root / "README.txt").write_text("no image")
     return root
@@ -193,7 +194,7 @@ def test_repeated_images_are_counted(pairs: list[tuple[int, int]], cut: int) -> 
     kinds, labels = (np.array(values, np.uint8) for values in zip(*pairs, strict=True))
     images = np.stack([noise(kind, 4, 4) for kind in kinds])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image_files, "warn", lines.append)
+        patch.setattr(image_files, "report", lines.append)
         arrays = images[:cut], labels[:cut], images[cut:], labels[cut:]
         image_files.warn_of_repeated_and_blank(arrays, [f"n{row}" for row in range(len(pairs))])
     train, test = kinds[:cut].tolist(), kinds[cut:].tolist()
@@ -202,7 +203,9 @@ def test_repeated_images_are_counted(pairs: list[tuple[int, int]], cut: int) -> 
     assert len(lines) == (len(set(kinds.tolist())) < len(pairs))
     for line in lines:
         counts = f"{both} of {len(test)} test images are also in train; {again[0]} train and {again[1]} test images "
-        assert line.startswith(f"identical images: {counts}repeat another of their split; {several} images have ")
+        assert line.startswith(
+            f"warning: identical images: {counts}repeat another of their split; {several} images have "
+        )
         one, other = re.findall(r"\bn(\d+)", line)
         assert kinds[int(one)] == kinds[int(other)]
         assert (labels[int(one)] != labels[int(other)]) == (several > 0)
@@ -218,8 +221,8 @@ def test_blank_images_and_further_pages_are_told(tmp_path: Path, capsys: pytest.
     pages[0].save(tmp_path / "cat/3.jpg", "MPO", save_all=True, append_images=pages[1:])  # a preview is no page
     read_images(list_folder(tmp_path), PICTURES)
     [*_, line] = capsys.readouterr().err.splitlines()
-    told = r"3 files have several pages or frames, such as .*/(cat/2.tif|owl/[23].(png|webp)); the first one of each is"
-    assert re.match(f"fetch: warning: {told} used$", line)
+    told = r"of 3 files with several pages or frames the first counts, as of .*/(cat/2.tif|owl/[23].(png|webp))"
+    assert re.match(f"fetch: warning: {told}$", line)
 
     for number in range(80):
         Image.new("L", (6, 8), 3 * number).save(tmp_path / "cat" / f"dark{number}.png")
@@ -258,7 +261,7 @@ def add(path: str, data: bytes = b"") -> Callable[[Path], None]:
 
 def remove(name: str, keep: int = 0) -> Callable[[Path], None]:
     def delete(root: Path) -> None:
-        for path in sorted((root / name).iterdir())[: -keep or None]:
+        for path in sorted((root / name).iterdir(), key=lambda path: path.suffix == ".png")[: -keep or None]:
             path.unlink()
         if not keep:
             (root / name).rmdir()
@@ -280,7 +283,7 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda root: [add(f"cat/x{number:02}.png", b"?")(root) for number in range(50)] and None,
         "50 files that are no usable images: "
         + "".join(f"{{0}}/cat/x0{number}.png: {NO_IMAGE}; " for number in range(3))
-        + "and 47 more",
+        + "and 47 more, above; convert it to JPEG or PNG, or delete it",
     ),
     "pipe": (lambda root: os.mkfifo(root / "cat/pipe.png"), "cat/pipe.png: not a file but a folder, pipe or device"),
     "pointer of Git LFS": (add("cat/x.png", LFS_POINTER), "cat/x.png: a Git LFS pointer, not the file itself; `git"),
@@ -289,9 +292,9 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
         "classes 'Owl' and 'owl' differ in case alone; give them one name, or two others",
     ),
     "name of spaces": (lambda root: write_class(root / "  ", 2), "the name of class '': 1 to 100 printable"),
-    "no image": (add("cat/notes.txt", b"hello"), f"cat/notes.txt: {NO_IMAGE}"),
+    "no image": (add("cat/1.HEIC", b"hello"), f"cat/1.HEIC: {NO_IMAGE}; convert it to JPEG or PNG, or delete it"),
     "empty class": (
-        lambda root: (root / "dog").mkdir(),
+        add("dog/Thumbs.db"),
         "dog: no image; delete the folder, or add images of the class",
     ),
     "folder in a class": (lambda root: (root / "cat/more").mkdir(), "cat/more: a folder in the folder of a class"),
@@ -307,11 +310,13 @@ FOLDER_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("fault", FOLDER_FAULTS)
-def test_fault_of_a_folder_is_named_in_one_line(folder: Path, fault: str) -> None:
+def test_fault_of_a_folder_is_named_in_one_line(folder: Path, fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     spoil, message = FOLDER_FAULTS[fault]
     spoil(folder)
     line = refusal(lambda: read_images(list_folder(folder), PICTURES))
     assert message.format(folder) in str(line)
+    printed = [f"fetch: {folder}/cat/x{number:02}.png: {NO_IMAGE}" for number in range(3, 50)]
+    assert capsys.readouterr().err.splitlines() == printed * (fault == "many damaged")
 
 
 CSV_FAULTS: dict[str, tuple[bytes, str]] = {
@@ -321,7 +326,7 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
     "many faults": (
         b"path,label,split\n" + b"cat/x.png,cat,\n" * 9 + b"cat/000.png,,\n,cat,train\n",
         "list.csv: 11 faulty lines: line 2: split is ''; allowed are train and test; line 3: split is ''; allowed are "
-        "train and test; line 4: split is ''; allowed are train and test; and 8 more",
+        "train and test; line 4: split is ''; allowed are train and test; and 8 more, above",
     ),
     "class without training": (
         b"path,label,split\ncat/000.png,cat,train\nowl/000.png,owl,test\n",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Int, Integer, UInt8
+from jaxtyping import Int, Integer, Shaped, UInt8
 
 from gradtrail.core.config import PositiveFraction, PositiveShare, Seed, Share, config
 
@@ -31,12 +31,13 @@ class Split:
     given_labels: Int[np.ndarray, " examples"]  # class before corrections
     corrected_labels: Int[np.ndarray, " examples"]  # class after corrections; `labels` except in the test split
     example_id: Int[np.ndarray, " examples"]  # position in the original file, int32
+    files: Shaped[np.ndarray, " examples"] | None = None  # path of the image file of each example, if it has one
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "Split":
-        return Split(**{field.name: getattr(self, field.name)[rows] for field in dataclasses.fields(self)})
+        return Split(**{name: values[rows] for name, values in vars(self).items() if values is not None})
 
 
 @config

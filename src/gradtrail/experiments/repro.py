@@ -32,7 +32,7 @@ from gradtrail.stages.datasets import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, suggestion, with_store
 from gradtrail.support.git import git
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.stale_outs import warn_of_earlier_model
+from gradtrail.tracking.stale_outs import warn_of_earlier_model, warn_of_other_files
 from gradtrail.tracking.sync import sync
 
 
@@ -57,6 +57,7 @@ def reproduce(arguments: list[str]) -> int:
         _summarize(time.monotonic() - started)
     warn_of_processor()
     warn_of_earlier_model(Path())
+    warn_of_other_files(Path())
     remind_of_stand_in()
     return 0
 

@@ -172,7 +172,8 @@ def choose_suspects(splits: Mapping[str, Split], split: str | None, limit: int) 
         columns = (data.labels, data.given_labels, data.corrected_labels)
         if not is_known or row["label"] not in {int(column[place]) for column in columns}:
             raise UserError(f"{SUSPECTS}: made for other data than {_DATA}; run `make audit` again")
-        suspects.append(row | {"row": place, "label": int(data.given_labels[place])})
+        file = "" if data.files is None else str(data.files[place])
+        suspects.append(row | {"row": place, "label": int(data.given_labels[place]), "file": file})
     if not suspects:
         raise UserError(f"{SUSPECTS}: no example to review; another --split may have some")
     for suspect, rows in zip(suspects, _nearest(suspects, splits), strict=True):

@@ -163,8 +163,9 @@ def write_tables(
     predictions = with_class_names(predictions, classes)
     predictions[["label", "predicted"]].to_csv(folder / "classes.csv", index=False)
     mistake_columns = ["example_id", "label", "predicted", "probability", "loss"]
+    mistakes = predictions.loc[result.mistakes[:num_mistakes], mistake_columns]
     tables = {
-        "mistakes": predictions.loc[result.mistakes[:num_mistakes], mistake_columns],
+        "mistakes": mistakes if split.files is None else mistakes.assign(file=split.files[mistakes.index]),
         "calibration": pd.DataFrame(vars(result.reliability)).dropna(),
         "calibration_uncalibrated": pd.DataFrame(vars(result.reliability_uncalibrated)).dropna(),
         "per_class": with_class_names(
@@ -185,7 +186,8 @@ def draw_figures(
     plotting.save(_draw_reliability(result, title, num_fitted), folder / "reliability.png")
     worst = result.mistakes[:num_mistakes]
     pairs = [(classes[split.labels[i]], classes[result.predicted[i]], f" ({result.probability[i]:.0%})") for i in worst]
-    captions = [f"#{split.example_id[i]}\n{plotting.arrow(*pair)}" for i, pair in zip(worst, pairs, strict=True)]
+    names = (plotting.name_example(split, i) for i in worst)
+    captions = [f"{name}\n{plotting.arrow(*pair)}" for name, pair in zip(names, pairs, strict=True)]
     mistakes = plotting.gallery(split.images[worst], captions, f"Worst mistakes: label → prediction · {title}")
     plotting.save(mistakes, folder / "mistakes.png")
 

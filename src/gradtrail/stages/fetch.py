@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import os
 import socket
-import sys
 import tempfile
 import time
 import warnings
@@ -21,12 +20,13 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from gradtrail.core.config import config
+from gradtrail.stages import image_files
 from gradtrail.stages.common.environment import RuntimeConfig
-from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer
+from gradtrail.stages.common.files import LFS_POINTER, is_lfs_pointer, write_json
+from gradtrail.stages.data import data_files
 from gradtrail.stages.data.data_files import RAW_FILES, DatasetInfo, RawArrays, describe_raw, encode_idx, read_raw
 from gradtrail.stages.datasets import DATASETS, Dataset
-from gradtrail.stages.image_files import SOURCES, PicturesConfig, read_images, warn_of_repeated_and_blank
-from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable, redacted
+from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line, printable
 from gradtrail.support.progress import progress_bar
 
 STALL_SECONDS = 10.0  # longest wait for the next bytes
@@ -43,7 +43,7 @@ class FetchConfig:
     """The section `fetch` of `params.yaml`."""
 
     dataset: str  # a key of the catalog; one data set never replaces another by itself
-    pictures: PicturesConfig  # how the image files of `folder` and `csv` are read
+    pictures: image_files.PicturesConfig  # how the image files of `folder` and `csv` are read
 
     def check(self) -> None:
         if self.dataset not in DATASETS:
@@ -91,7 +91,7 @@ def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo
     if entry.load:
         _write_arrays(entry, entry.load(), to)
         return describe_raw(to, fetch.dataset, entry.class_names)
-    if fetch.dataset in SOURCES and (source := os.environ.get(entry.folder_variable)):
+    if fetch.dataset in image_files.SOURCES and (source := os.environ.get(entry.folder_variable)):
         return _from_images(fetch, Path(source), to)
 
     sources = _sources(entry, to, runtime)
@@ -107,9 +107,9 @@ def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo
             if fetch.dataset == "idx":  # no other source
                 folder = os.environ[entry.folder_variable]
                 raise UserError(str(error).replace(str(to), f"{entry.folder_variable}: {folder}")) from error
-            _report(str(error))
+            image_files.report(str(error))
         else:
-            _report(f"{entry.title} from {origin}" + (f"; cite {entry.citation}" if entry.citation else ""))
+            image_files.report(f"{entry.title} from {origin}" + (f"; cite {entry.citation}" if entry.citation else ""))
             return info
 
     flag = os.environ.get(NO_SOURCE_FLAG)
@@ -152,8 +152,9 @@ def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
             raise UserError(f"{entry.folder_variable}: {path}: {error}") from error
     if not any(file.sha256 for file in known_files(entry)):
         images, _, test_images, _ = arrays = read_raw(to)
-        splits = {"train": len(images), "test": len(test_images)}
-        warn_of_repeated_and_blank(arrays, [f"{name} {row}" for name, size in splits.items() for row in range(size)])
+        sizes = (("train", len(images)), ("test", len(test_images)))
+        names = [f"{split} {row}" for split, size in sizes for row in range(size)]
+        image_files.warn_of_repeated_and_blank(arrays, names)
     return str(folder)
 
 
@@ -168,7 +169,7 @@ def download(file: KnownFile, mirrors: Sequence[str], to: Path, *, timeout_secon
         try:
             file.write(_receive(url, file.name, time.monotonic() + timeout_seconds), to, gzipped=True)
         except (SourceError, requests.RequestException, HTTPError) as error:
-            _report(f"{url}: {_reason(error)}")
+            image_files.report(f"{url}: {_reason(error)}")
         else:
             return mirror
     raise NoSourceError(f"mirrors: none delivered {file.name}.gz")
@@ -217,7 +218,7 @@ def _from_openml(entry: Dataset, to: Path) -> str:
         count = entry.num_train
         _write_arrays(entry, (images[:count], labels[:count], images[count:], labels[count:]), to)
     except Exception as error:  # the parsers of scikit-learn may raise any exception
-        _report(f"OpenML: {_reason(error)}")
+        image_files.report(f"OpenML: {_reason(error)}")
         raise NoSourceError("OpenML does not deliver it") from error
     finally:
         socket.setdefaulttimeout(default_timeout)
@@ -228,11 +229,16 @@ def _from_images(fetch: FetchConfig, source: Path, to: Path) -> DatasetInfo:
     """Convert the image files of a folder or a CSV file; raise UserError, which names what is not right."""
     entry = DATASETS[fetch.dataset]
     try:
-        arrays, names = read_images(SOURCES[fetch.dataset](source), fetch.pictures)
+        listed = image_files.SOURCES[fetch.dataset](source)
+        arrays, names = image_files.read_images(listed, fetch.pictures)
+        write_json(to / data_files.FILES, image_files.file_table(source, listed, fetch.pictures))
     except UserError as error:
         raise UserError(f"{entry.folder_variable}: {printable(one_line(error))}") from None
     _write_arrays(entry, arrays, to)
-    _report(f"{entry.title}: {len(arrays[0]) + len(arrays[2]):,} images from {source}")
+    count = len(arrays[0]) + len(arrays[2])
+    others = sum(path.is_file() for path in source.rglob("*")) - count  # none of a CSV file
+    passed_over = f"; hidden files and other types passed over: {others:,}" if others > 0 else ""
+    image_files.report(f"{entry.title}: {count:,} images from {source}{passed_over}")
     return describe_raw(to, fetch.dataset, names)
 
 
@@ -254,7 +260,3 @@ def _reason(error: BaseException) -> str:
         error = cause
     message = str(error) if isinstance(error, SourceError | TimeoutError) else f"{type(error).__name__}: {error}"
     return printable(one_line(getattr(error, "strerror", None) or message)[:200])
-
-
-def _report(line: str) -> None:
-    print(f"fetch: {redacted(line)}", file=sys.stderr)

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import itertools
+import os
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -17,13 +18,14 @@ from gradtrail.core.data import TEST_SPLIT, stratified_split
 from gradtrail.stages.common.params import IMAGE_FILES
 from gradtrail.stages.data.data_files import RawArrays
 from gradtrail.stages.data.pictures import cropped, read_picture
-from gradtrail.support.errors import UserError, printable
+from gradtrail.support.errors import UserError, printable, redacted
 from gradtrail.support.progress import progress_bar
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
+_OTHERS = {".aae", ".csv", ".db", ".html", ".ini", ".json", ".md", ".mov", ".mp4", ".txt", ".xml", ".xmp", ".zip"}
 _MAX_CLASSES = 256  # labels are uint8
 _MAX_NAME = 100  # characters of the name of a class
-_SHOWN = 3  # faults of one message
+_SHOWN, _MOST = 3, 100  # faults of one message; of those that are printed before
 _LISTED = 12  # classes of a line
 _LEAST_CONTRAST = 16  # smallest difference of the pixels, in a channel, of an image that is not blank
 _NEARLY_ALL = 0.9
@@ -54,12 +56,7 @@ def read_images(splits: Splits, pictures: PicturesConfig) -> tuple[RawArrays, tu
     Raises:
         UserError: one line: a file is damaged, or the classes or their numbers of images do not fit.
     """
-    names = _class_names(splits)
-    if len(splits) == 1:
-        (files,) = splits.values()
-        labels = np.array([names.index(name) for _, name in files])
-        parts = stratified_split(labels, pictures.test_fraction, seed=(pictures.seed, TEST_SPLIT))
-        splits = {name: [files[row] for row in rows] for name, rows in zip(("train", "test"), parts, strict=True)}
+    names, splits = _class_names(splits), in_splits(splits, pictures)
     if missing := set(names) - {name for _, name in splits["train"]}:
         raise UserError(f"class {min(missing)!r} has no training image; each class needs at least one")
     if not splits["test"]:
@@ -81,20 +78,39 @@ def read_images(splits: Splits, pictures: PicturesConfig) -> tuple[RawArrays, tu
                     faults.append(f"{path}: {error}")
                 bar.advance(1)
             arrays += [images, np.array([names.index(name) for _, name in files], np.uint8)]
-    _refuse(sorted(faults), "files that are no usable images")
+    _refuse(sorted(faults), "files that are no usable images", remedy="; convert it to JPEG or PNG, or delete it")
     sides = np.array(sizes)
-    _report(_describe_classes(np.concatenate(arrays[1::2]), names))
-    _report(
+    report(_describe_classes(np.concatenate(arrays[1::2]), names))
+    report(
         f"sides of {sides.min():,} to {sides.max():,} pixels, median {np.median(sides):,.0f}; "
         f"{np.sum((sides < pictures.size).any(axis=1)):,} of {count:,} images are enlarged to "
         f"{pictures.size[0]} × {pictures.size[1]} (fetch.pictures.size)"
     )
     if longer:
-        warn(f"{len(longer):,} files have several pages or frames, such as {longer[0]}; the first one of each is used")
+        report(f"warning: of {len(longer):,} files with several pages or frames the first counts, as of {longer[0]}")
     data = (arrays[0], arrays[1], arrays[2], arrays[3])
-    paths = (path for name in ("train", "test") for path, _ in splits[name])
+    paths = (path for path, _ in splits["train"] + splits["test"])
     warn_of_repeated_and_blank(data, [f"{path.parent.name}/{path.name}" for path in paths])
     return data, names
+
+
+def in_splits(splits: Splits, pictures: PicturesConfig) -> Splits:
+    """Return the files for training and for testing: as they are, or stratified by class if all are in one split."""
+    if len(splits) > 1:
+        return splits
+    (files,) = splits.values()
+    _, labels = np.unique([name for _, name in files], return_inverse=True)
+    parts = stratified_split(labels, pictures.test_fraction, seed=(pictures.seed, TEST_SPLIT))
+    return {name: [files[row] for row in rows] for name, rows in zip(("train", "test"), parts, strict=True)}
+
+
+def file_table(source: Path, splits: Splits, pictures: PicturesConfig) -> dict[str, list[list[str | int]]]:
+    """Return path, class and bytes of each file by split; paths are relative to the folder, or to that of the CSV."""
+    folder = source if source.is_dir() else source.parent
+    return {
+        name: [[printable(os.path.relpath(path, folder)), label, path.stat().st_size] for path, label in files]
+        for name, files in in_splits(splits, pictures).items()
+    }
 
 
 def _describe_classes(labels: UInt8[np.ndarray, " images"], names: Sequence[str]) -> str:
@@ -106,13 +122,9 @@ def _describe_classes(labels: UInt8[np.ndarray, " images"], names: Sequence[str]
     return f"{len(names)} classes, {counts.min():,} to {counts.max():,} images: {', '.join(listed)}"
 
 
-def _report(line: str) -> None:
-    print(f"fetch: {printable(line)}", file=sys.stderr)
-
-
-def warn(line: str) -> None:
-    """Print a warning of `fetch`."""
-    _report(f"warning: {line}")
+def report(line: str) -> None:
+    """Print a line of `fetch`."""
+    print(f"fetch: {printable(redacted(line))}", file=sys.stderr)
 
 
 def warn_of_repeated_and_blank(arrays: RawArrays, names: Sequence[str]) -> None:
@@ -123,7 +135,7 @@ def warn_of_repeated_and_blank(arrays: RawArrays, names: Sequence[str]) -> None:
         digests.append(hashlib.sha256(image).hexdigest())
         num_blank += bool((np.ptp(image, axis=(0, 1)) < _LEAST_CONTRAST).all())
     if num_blank > _NEARLY_ALL * len(names):
-        warn(f"{num_blank:,} of {len(names):,} images are blank: all their pixels are nearly equal")
+        report(f"warning: {num_blank:,} of {len(names):,} images are blank: all their pixels are nearly equal")
 
     _, first, group = np.unique(digests, return_index=True, return_inverse=True)
     copies = [(row, copy) for copy, row in enumerate(first[group]) if row < copy]
@@ -133,20 +145,22 @@ def warn_of_repeated_and_blank(arrays: RawArrays, names: Sequence[str]) -> None:
         all_labels = np.concatenate([labels, test_labels])
         num_labels = np.bincount(np.unique(np.stack([group, all_labels]), axis=1)[0])
         worst = max(copies, key=lambda pair: (np.ptp(all_labels[[*pair]]) > 0, pair[0] < len(images) <= pair[1]))
-        warn(
-            f"identical images: {in_test[in_train > 0].sum():,} of {len(test_images):,} test images are also in train; "
-            f"{again[0]:,} train and {again[1]:,} test images repeat another of their split; "
+        report(
+            f"warning: identical images: {in_test[in_train > 0].sum():,} of {len(test_images):,} test images are also "
+            f"in train; {again[0]:,} train and {again[1]:,} test images repeat another of their split; "
             f"{np.sum(num_labels > 1):,} images have several labels; such as {names[worst[0]]} and {names[worst[1]]}"
         )
 
 
-def _refuse(faults: Sequence[str], counted: str, prefix: str = "") -> None:
+def _refuse(faults: Sequence[str], counted: str, prefix: str = "", remedy: str = "") -> None:
     """Raise UserError if there are faults: the only one, or their number and the first few."""
     if len(faults) == 1:
-        raise UserError(prefix + faults[0])
+        raise UserError(prefix + faults[0] + remedy)
     if faults:
-        more = f"; and {len(faults) - _SHOWN:,} more" if len(faults) > _SHOWN else ""
-        raise UserError(f"{prefix}{len(faults):,} {counted}: {'; '.join(faults[:_SHOWN])}{more}")
+        for fault in faults[_SHOWN:_MOST]:
+            report(fault)
+        more = f"; and {len(faults) - _SHOWN:,} more, above" if len(faults) > _SHOWN else ""
+        raise UserError(f"{prefix}{len(faults):,} {counted}: {'; '.join(faults[:_SHOWN])}{more}{remedy}")
 
 
 def _class_names(splits: Splits) -> tuple[str, ...]:
@@ -201,12 +215,13 @@ def _list_classes(folder: Path) -> list[tuple[Path, str]]:
 
 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the folders and the files in a folder, each sorted by name, without hidden ones."""
+    """Return the folders and the files in a folder, each sorted by name, without hidden ones and what is no picture."""
     try:
         paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error.strerror}); a folder of images is needed") from None
-    return [path for path in paths if path.is_dir()], [path for path in paths if not path.is_dir()]
+    files = [path for path in paths if not path.is_dir() and path.suffix.lower() not in _OTHERS]
+    return [path for path in paths if path.is_dir()], files
 
 
 def list_csv(path: Path) -> Splits:

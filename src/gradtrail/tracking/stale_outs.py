@@ -1,10 +1,18 @@
-"""Outputs that are still of an earlier model, because their stages did not run after a new training or evaluation."""
+"""Outputs that are still of an earlier model or of other image files, because their stages did not run since."""
 
+import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from gradtrail.stages.common.files import digest
+from gradtrail.stages.common.files import digest, read_json
+from gradtrail.stages.common.params import PARAMS, validate
 from gradtrail.stages.common.pipeline_file import locked_entry, read_locks
+from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.data.data_files import FILES
+from gradtrail.stages.datasets import DATASETS
+from gradtrail.stages.image_files import SOURCES, PicturesConfig, file_table
+from gradtrail.support.errors import UserError
 
 _OUTS = {"export": "models/export", "gradients": "results/gradients", "report": "results/report.html"}
 _MODEL = ("models/best.", "models/final.", "models/members", "results/evaluate")
@@ -20,3 +28,16 @@ def warn_of_earlier_model(folder: Path, stages: Iterable[str] = _OUTS) -> None:
             outs.append(_OUTS[stage])
     if outs:
         print(f"{', '.join(outs)}: of an earlier model, until `dvc repro` updates them", flush=True)
+
+
+def warn_of_other_files(folder: Path) -> None:
+    """Print a line if the paths, classes, splits or sizes of image files are not those that `fetch` read."""
+    table, fetch = folder / "data/raw" / FILES, read_yaml(folder / PARAMS)["fetch"]
+    variable, list_files = DATASETS[fetch["dataset"]].folder_variable, SOURCES.get(fetch["dataset"])
+    if not (list_files and table.exists() and variable in os.environ):
+        return
+    source, listed = Path(os.environ[variable]), dict[str, object]()
+    with contextlib.suppress(UserError, ValueError):  # no such folder, or no image
+        listed |= file_table(source, list_files(source), validate(fetch["pictures"], PicturesConfig, "fetch.pictures"))
+    if listed != read_json(table):
+        print(f"warning: {variable}={source} has other files than fetch read; --force reads them", flush=True)

@@ -122,7 +122,8 @@ def test_description_follows_the_bytes(folder: Path) -> None:
 # Splits.
 
 
-SPLIT = dataclasses.replace(random_split(9), true_labels=np.zeros(9, np.int32))
+FILES = np.array([f"cat/{number}.png" for number in range(9)])
+SPLIT = dataclasses.replace(random_split(9), true_labels=np.zeros(9, np.int32), files=FILES)
 SPLITS = {"train": SPLIT, "validation": random_split(4), "test": random_split(3)}
 INFO = dataset_info()
 
@@ -130,7 +131,7 @@ INFO = dataset_info()
 def assert_equal(left: Split, right: Split) -> None:
     for name in COLUMNS:
         np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
-        assert getattr(left, name).dtype == getattr(right, name).dtype
+        assert np.asarray(getattr(left, name)).dtype == np.asarray(getattr(right, name)).dtype
 
 
 def test_processed_folder_comes_back(tmp_path: Path) -> None:

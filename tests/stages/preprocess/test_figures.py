@@ -12,25 +12,25 @@ from gradtrail.stages.preprocess import figures
 
 
 def test_classes_of_one_training_example_or_none_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    figures.warn_of_small_classes(np.array([0, 0, 2, 3, 3]), "01234")
-    assert capsys.readouterr().err == (
-        "preprocess: classes with fewer than two training examples: 1 (0), 2 (1), 4 (0); `gradients` leaves them out "
+    figures.report_classes(np.array([0, 0, 2, 2, 2, 3, 4, 4, 5, 5, 5]), "0123456")
+    assert capsys.readouterr().err.splitlines(keepends=True)[1] == (
+        "preprocess: classes with fewer than two training examples: 1 (0), 3 (1), 6 (0); `gradients` leaves them out "
         "of coherence_within_classes, and classes.csv has no coherence of such a class with itself\n"
     )
-    figures.warn_of_small_classes(np.array([0, 0, 1, 1]), "01")
+    figures.report_classes(np.array([0, 0, 1, 1]), "01")
     assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("counts", "told"),
     [
-        ((2, 3, 0), ""),
+        ((2, 3, 2), ""),
         ((30, 10, 20), "10 (owl) to 30 (cat) training examples\n"),
         ((31, 10, 20), "10 (owl) to 31 (cat) training examples; train.cross_entropy.class_weights: balanced gives"),
     ],
 )
 def test_unequal_classes_are_told(counts: tuple[int, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    figures.report_unequal_classes(np.repeat(np.arange(3), counts), ["cat", "owl", "yak"])
+    figures.report_classes(np.repeat(np.arange(3), counts), ["cat", "owl", "yak"])
     line = capsys.readouterr().err
     assert line.startswith(f"preprocess: classes are unequal: {told}") if told else not line
 

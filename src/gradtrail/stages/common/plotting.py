@@ -11,6 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from gradtrail.core.data import Split
+
 BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
 NARROW_INCHES = 8
 _CELL_INCHES = (1.15, 1.55)  # size of an image in a gallery, with its caption
@@ -63,7 +65,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns: int = 10) -> Figure:
-    """Draw images, uint8, in rows with a caption of one or two lines each; see `show_image` for their shapes.
+    """Draw images, uint8, in rows with a caption of one to four lines each; see `show_image` for their shapes.
 
     All are drawn as one image on one pair of axes: a pair for each takes ten times as long. The title breaks at its
     ` · `.
@@ -83,6 +85,12 @@ def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns:
         axes[0, 0].text(*place, caption.replace("$", r"\$"), fontsize=8, ha="center", va="bottom").set_in_layout(False)
     show_image(axes[0, 0], mosaic)
     return figure
+
+
+def name_example(split: Split, row: int) -> str:
+    """Return the id of an example, such as `#50`, and in a second line the name of its file if it has one."""
+    names = [] if split.files is None else [short(str(split.files[row]).rpartition("/")[2])]
+    return "\n".join([f"#{split.example_id[row]}", *names])
 
 
 def name_classes(axis: Axes, classes: Sequence[str], *, sides: str = "xy") -> None:
@@ -111,7 +119,7 @@ def _fit_one_line(names: Sequence[str]) -> bool:
 
 
 def short(name: str) -> str:
-    """Return the name of a class, without its middle if it is too long for a figure."""
+    """Return the name of a class or file, without its middle if it is too long for a figure."""
     return name if len(name) <= _SHORT_NAME else f"{name[:8]}…{name[-5:]}"
 
 

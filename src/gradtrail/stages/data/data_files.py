@@ -24,6 +24,7 @@ SPLITS = ("train", "validation", "test")
 RAW_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 COLUMNS = tuple(field.name for field in dataclasses.fields(Split))
 DIGEST_LENGTH = 12  # characters of a data set's digest in metrics files and in MLflow
+FILES = "files.json"  # in `data/raw`, if `fetch` read image files: path, class and bytes of each, by split
 SAMPLE = 100_000  # most training examples where all are needed at once: learning dynamics, tables
 
 _INFO = "dataset.json"
@@ -78,7 +79,8 @@ def read_info(folder: Path) -> DatasetInfo:
 def read_split(folder: Path) -> Split:
     """Open a split, such as `data/processed/train`, as read-only memory maps; raise UserError if a file is missing."""
     try:
-        return Split(**{name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in COLUMNS})
+        paths = {name: folder / f"{name}.npy" for name in COLUMNS if name != "files" or (folder / "files.npy").exists()}
+        return Split(**{name: np.asarray(np.load(path, mmap_mode="r")) for name, path in paths.items()})
     except FileNotFoundError as error:
         raise UserError(f"{error.filename}: no such file; `dvc repro` makes it") from None
 
@@ -114,11 +116,21 @@ def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo
         )
     for name, split in splits.items():
         (folder / name).mkdir(parents=True)
-        for column in COLUMNS:
-            np.save(folder / name / f"{column}.npy", np.ascontiguousarray(getattr(split, column)))
+        for column, values in vars(split).items():
+            if values is not None:
+                np.save(folder / name / f"{column}.npy", np.ascontiguousarray(values))
     written = dataclasses.replace(info, examples=sizes)
     write_info(folder, written)
     return written
+
+
+def with_files(splits: dict[str, Split], raw: Path) -> dict[str, Split]:
+    """Return the splits with the path of the image file of each example, if it has one."""
+    if not (raw / FILES).exists():
+        return splits
+    table = read_json(raw / FILES)
+    paths = {name: np.array([path for path, *_ in table["test" if name == "test" else "train"]]) for name in splits}
+    return {name: dataclasses.replace(split, files=paths[name][split.example_id]) for name, split in splits.items()}
 
 
 def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:

@@ -161,8 +161,10 @@ def _gallery(table: pd.DataFrame, splits: Mapping[str, Split], title: str, capti
     images, captions = [], []
     for row in _rows(table):
         split = splits[row.split]
-        images.append(split.images[split.example_id == row.example_id][0])
-        captions.append(f"{row.split} #{row.example_id}\n{plotting.arrow(row.label, row.predicted, caption(row))}")
+        place = int(np.flatnonzero(split.example_id == row.example_id)[0])
+        images.append(split.images[place])
+        name = plotting.name_example(split, place)
+        captions.append(f"{row.split} {name}\n{plotting.arrow(row.label, row.predicted, caption(row))}")
     return plotting.gallery(np.stack(images), captions, title, columns=8)
 
 

@@ -36,27 +36,19 @@ def draw_samples(path: Path, train: Split, dataset: str, num_classes: int, names
     plotting.save(figure, path)
 
 
-def report_unequal_classes(labels: np.ndarray, classes: Sequence[str]) -> None:
-    """Print one line on stderr if classes are unequal, with advice if they are very unequal."""
+def report_classes(labels: np.ndarray, classes: Sequence[str]) -> None:
+    """Print a line on stderr if classes are unequal, and one if some have fewer than two training examples."""
+    counts, sizes, lines = np.bincount(labels, minlength=len(classes)).tolist(), class_sizes(labels), []
     if are_unequal(labels):
-        counts, sizes = np.bincount(labels).tolist(), class_sizes(labels)
         smallest, largest = (f"{size:,} ({classes[counts.index(size)]})" for size in sizes)
         advice = "; train.cross_entropy.class_weights: balanced gives each the same part of the loss"
-        print(
-            f"preprocess: classes are unequal: {smallest} to {largest} training examples"
-            f"{advice if sizes[1] > _ADVISED * sizes[0] else ''}",
-            file=sys.stderr,
-        )
-
-
-def warn_of_small_classes(labels: np.ndarray, classes: Sequence[str]) -> None:
-    """Print one line on stderr if a class has fewer than two training examples."""
-    counts = np.bincount(labels, minlength=len(classes))
-    small = [f"{classes[int(label)]} ({counts[label]})" for label in np.flatnonzero(counts < 2)]
-    if small:
+        advice = advice if sizes[1] > _ADVISED * sizes[0] else ""
+        lines.append(f"classes are unequal: {smallest} to {largest} training examples{advice}")
+    if small := [f"{name} ({count})" for name, count in zip(classes, counts, strict=True) if count < 2]:
         listed = ", ".join(small[:_SHOWN]) + (f" and {len(small) - _SHOWN} more" if len(small) > _SHOWN else "")
-        print(
-            f"preprocess: classes with fewer than two training examples: {listed}; `gradients` leaves them out of "
-            "coherence_within_classes, and classes.csv has no coherence of such a class with itself",
-            file=sys.stderr,
+        where = (
+            "`gradients` leaves them out of coherence_within_classes, and classes.csv has no coherence of such a class"
         )
+        lines.append(f"classes with fewer than two training examples: {listed}; {where} with itself")
+    for line in lines:
+        print(f"preprocess: {line}", file=sys.stderr)

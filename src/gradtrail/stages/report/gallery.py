@@ -56,6 +56,7 @@ def make_gallery(sources: Sources) -> Gallery:
             "groups": [name for name, group in groups.items() if key in group],
             "scores": {name: row[name] for name in _SCORES if np.isfinite(row[name])},
             "png": encode_png(sources.splits[row["split"]].images[row["position"]]),
+            "file": "" if (files := sources.splits[row["split"]].files) is None else files[row["position"]],
         }
         for key, row in zip(keys, rows, strict=True)
     ]
