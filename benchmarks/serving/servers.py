@@ -170,7 +170,7 @@ def servers_of(export: Path, logged: Path, environments: Mapping[str, Path]) -> 
     peers = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     mlflow = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(logged), "--env-manager", "local"]
     found = {
-        OURS: Server(name=OURS, command=[sys.executable, "-m", "gradtrail", "serve", str(export)], env=ours),
+        OURS: Server(name=OURS, command=[sys.executable, "-m", "gradtrail", "serve", "--model", str(export)], env=ours),
         "mlflow": Server(
             name="mlflow",
             command=mlflow,

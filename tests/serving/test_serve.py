@@ -53,7 +53,7 @@ def test_server_prints_its_address_and_imports_only_what_it_needs(folder: Path) 
 
 @pytest.mark.slow
 def test_refusal_to_start_is_one_line(tmp_path: Path) -> None:
-    whole = command(str(write_wrong_export(tmp_path / "wrong", answers="NaN")), "--port", "0")
+    whole = command("--model", str(write_wrong_export(tmp_path / "wrong", answers="NaN")), "--port", "0")
     ran = subprocess.run(whole, check=False, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert "digits: its answers to 1 of 1 images are not probabilities" in ran.stderr
@@ -107,7 +107,7 @@ def test_invalid_options_are_one_line(options: tuple[str, ...], message: str, mo
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("GRADTRAIL_TOKEN", "" if "192.0.2.1" in options else TOKEN)
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    ran = CliRunner().invoke(gradtrail, ["serve", "models/export", *options])
+    ran = CliRunner().invoke(gradtrail, ["serve", "--model", "models/export", *options])
     assert ran.exit_code
     assert message in (str(ran.exception) if isinstance(ran.exception, UserError) else ran.output)
 
@@ -321,7 +321,7 @@ def test_endless_request_is_ended_after_drain_seconds_or_by_a_second_signal(
 def test_thread_that_hangs_does_not_keep_the_server_running(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # a registry that takes connections and never answers
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        arguments = command("models:/digits@champion", "--port", "0")
+        arguments = command("--model", "models:/digits@champion", "--port", "0")
         with subprocess.Popen(arguments, cwd=ROOT, env=environment(MLFLOW_TRACKING_URI=uri)) as process:
             connection, _ = silent.accept()
             process.send_signal(signal.SIGTERM)

@@ -98,7 +98,7 @@ def server(
         errors = model.with_name(f"{model.name}-stderr-{time.monotonic_ns()}")
     else:
         errors = project / f"stderr-{time.monotonic_ns()}"
-    whole = [sys.executable, *python, *command(str(model), "--port", "0", *options)[1:]]
+    whole = [sys.executable, *python, *command("--model", str(model), "--port", "0", *options)[1:]]
     with errors.open("w") as stream:
         process = subprocess.Popen(
             whole, cwd=project, env=environment(**variables), stdout=subprocess.PIPE, stderr=stream, text=True

@@ -58,8 +58,8 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, fi
     return predict(images, model, project, figure=figure, out=out)
 
 
-@click.command(cls=Verb, epilog="Example: gradtrail serve models/export --port 8080")
-@click.argument("model", required=False)
+@click.command(cls=Verb, epilog="Example: gradtrail serve --model models/export --port 8080")
+@click.option("--model", metavar="WHICH", help="The model.  [default: models:/<export.name>@champion]")
 @click.option(
     "--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; others need GRADTRAIL_TOKEN."
 )
@@ -90,8 +90,7 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, fi
 def serve(place: Path, /, model: str | None, **options: Any) -> int:
     """Answer requests with an exported model, over HTTP.
 
-    MODEL is models:/NAME@ALIAS, models:/NAME/VERSION, or a folder with an export; the default is
-    models:/<export.name>@champion.
+    WHICH is models:/NAME@ALIAS, models:/NAME/VERSION, or a folder with an export.
     """
     require_jax()
     from gradtrail.serving.serve import run_server

@@ -106,7 +106,7 @@ def server(podman: Podman, *options: str, model: str = "models/export") -> Itera
     """Start the server in a container, and wait until it is ready."""
     port, log = free_port(), podman.folder / "stderr"
     options = ("--tmpfs", "/srv/gradtrail/.gradtrail:mode=1777", "--env", f"GRADTRAIL_TOKEN={TOKEN}", *options)
-    command = podman.start(*options, IMAGE, model, "--port", str(port))
+    command = podman.start(*options, IMAGE, "--model", model, "--port", str(port))
     with (
         log.open("w") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
