@@ -50,8 +50,9 @@ def test_seconds_are_those_of_the_most_similar_run_and_unknown_ones_are_not_adde
     assert re.search(r"evaluate +to be made +\d", same), same
     assert re.search(r"evaluate: as the most similar run, \w{8} with evaluate.calibration_bins \d+", same)
     assert re.search(r"in total about \d+\.\d s", same)
+    project.gradtrail("plan", "--check")
     project.empty_store()
-    unknown = project.gradtrail("plan", "-S", "evaluate.calibration_bins=7")
+    unknown = project.gradtrail("plan", "--check", "-S", "evaluate.calibration_bins=7", status=1)
     assert re.search(r"evaluate +to be made +unknown", unknown), unknown
     assert "no earlier run on this kind of machine" in unknown
     assert "in total" not in unknown

@@ -43,8 +43,12 @@ class PlannedStage:
     why: str  # what changed; empty if nothing did
 
 
-def plan(overrides: Sequence[str], stage: str | None) -> int:
-    """Print what would run with some params changed, `key=value` as DVC's `-S` takes them; return the exit status."""
+def plan(overrides: Sequence[str], stage: str | None) -> bool:
+    """Print what would run with some params changed, `key=value` as DVC's `-S` takes them.
+
+    Returns:
+        Whether a stage would run, and not only be restored from the cache.
+    """
     stages = PlannedStages()
     params = override(stages.params, overrides)
     if stage is not None and stage not in stages.pipeline:
@@ -54,7 +58,7 @@ def plan(overrides: Sequence[str], stage: str | None) -> int:
     console = stdout_console()
     if all(one.status == UP_TO_DATE for one in planned):
         console.print(f"all {len(planned)} stages are up to date: nothing would run")
-        return 0
+        return False
 
     from gradtrail.experiments.estimate import estimate  # late: it imports MLflow
     from gradtrail.tracking.store import open_store
@@ -87,7 +91,7 @@ def plan(overrides: Sequence[str], stage: str | None) -> int:
         word = "at most about" if any("after " in one.why for one in planned) else "about"
         total = sum(last.seconds for last in estimates.values() if last)
         console.print(f"in total {word} {total:.1f} s, without the seconds of DVC itself", soft_wrap=True)
-    return 0
+    return bool(to_be_made)
 
 
 def require_network(params: Mapping[str, Any]) -> None:
