@@ -236,7 +236,9 @@ def gc(*, yes: bool) -> None:
 @click.option("--seeds", type=_seeds, metavar="LIST", help="Seeds of the training.  [default: those of the entry]")
 @click.option("--all", "is_all", is_flag=True, help="Print the results of all entries, and run nothing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
-@click.option("--jobs", type=_COUNT, default=1, metavar="N", help="Parallel trainings in DVC's queue.")
+@click.option(
+    "--jobs", type=_COUNT, default=1, metavar="N", help="Parallel trainings in DVC's queue, or trials of a search."
+)
 @click.option(
     "--on",
     metavar="ADDRESS",
@@ -274,7 +276,7 @@ def compare(
         else:
             from gradtrail.experiments import search  # late: Optuna takes half a second
 
-            statuses.append(search.run(name, entry, on))
+            statuses.append(search.run(name, entry, on, jobs))
     return max(statuses)
 
 
