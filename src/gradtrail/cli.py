@@ -130,6 +130,22 @@ def plan(stage: str | None, changes: tuple[str, ...], *, is_check: bool) -> int:
     return int(is_check and would_run)
 
 
+@gradtrail.command("try", epilog="Example: gradtrail try -S train.model=cnn,resnet -S train.epochs=5")
+@click.option(
+    "-S", "changes", multiple=True, required=True, metavar="KEY=VALUE,VALUE", help="Changed param; repeatable."
+)
+def try_params(changes: tuple[str, ...]) -> int:
+    """Train and evaluate with changed params, in a copy of the project.
+
+    For each combination of values: prints the test accuracy and whether it differs from that of the workspace, and how
+    to keep it. Changes no file here; each is a DVC experiment and a run in MLflow.
+    """
+    from gradtrail.experiments.try_params import try_params
+
+    require_jax()
+    return try_params(changes)
+
+
 @gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss")
 @click.option("--sort-by", default="eval/accuracy", metavar="METRIC", help="Metric to sort by.")
 @click.option("--sort-order", type=click.Choice(["asc", "desc"]), default="desc", help="Order.")
