@@ -30,7 +30,7 @@ from gradtrail.support.errors import UserError
 ONE = inference(np.zeros((1, 28, 28), np.uint8))
 INFER = "/v2/models/digits/infer"
 TOKEN = "a-secret-of-32-characters-or-so"  # noqa: S105
-UNWANTED = ("mlflow", "pandas", "flax", "sklearn", "matplotlib", "pyarrow", "optax")
+UNWANTED = ("mlflow", "pandas", "flax", "sklearn", "matplotlib", "pyarrow", "optax", "rich")
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradtrail.experiments.compare.spec import SEED, parse_params
+from gradtrail.experiments.compare.spec import parse_params
 from gradtrail.stages.common.dvc_cache import require_copies
-from gradtrail.stages.common.params import as_options
+from gradtrail.stages.common.params import SEED, as_options
 from gradtrail.support.git import git, with_interpreter
 from gradtrail.tracking.verdict import STAGE, answers_at, read_answers, verdict
 

@@ -152,8 +152,7 @@ def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
             raise UserError(f"{entry.folder_variable}: {path}: {error}") from error
     if not any(file.sha256 for file in known_files(entry)):
         images, _, test_images, _ = arrays = read_raw(to)
-        sizes = (("train", len(images)), ("test", len(test_images)))
-        names = [f"{split} {row}" for split, size in sizes for row in range(size)]
+        names = [*(f"train {row}" for row in range(len(images))), *(f"test {row}" for row in range(len(test_images)))]
         image_files.warn_of_repeated_and_blank(arrays, names)
     return str(folder)
 

@@ -181,15 +181,14 @@ class States:
         """Return the execution that wrote a record's outputs for other inputs, and what differs; None if there is none.
 
         `dvc freeze`, `dvc exp save` and `dvc commit --force` record outputs for params and deps that never made them,
-        and so does an edit after a stage's last check. An execution of the state itself proves the record. Data without
-        a copy here prove nothing: weights of other code may differ in what has no effect.
+        and so does an edit after a stage's last check. An execution of the state itself proves the record.
         """
         executions = self._executed.get(sha256_of(stage.out_digests()), [])
         if any(run.data.tags["state"] == stage.state for run in executions):
             return None
         recorded, has_own_network = stage.entry(stage.name), stage_params(stage).get("train.model") == "own"
         ignored = [] if has_own_network else [NETWORKS.as_posix()]
-        if executions:
+        if executions:  # data without a copy here prove nothing: weights of other code may give the same outs
             ignored += [dep for dep, md5 in recorded.deps.items() if not (is_code(dep) or is_here(dep, md5))]
         prefix = f"{TRAIN}." if has_training and stage.name != TRAIN else None
         entries = [_entry_of(self._client, run.info.run_id, stage.name) for run in executions]

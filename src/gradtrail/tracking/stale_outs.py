@@ -11,7 +11,6 @@ from gradtrail.stages.common.pipeline_file import locked_entry, read_locks
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.data.data_files import FILES
 from gradtrail.stages.datasets import DATASETS
-from gradtrail.stages.image_files import SOURCES, PicturesConfig, file_table
 from gradtrail.support.errors import UserError
 
 _OUTS = {"export": "models/export", "gradients": "results/gradients", "report": "results/report.html"}
@@ -32,6 +31,8 @@ def warn_of_earlier_model(folder: Path, stages: Iterable[str] = _OUTS) -> None:
 
 def warn_of_other_files(folder: Path) -> None:
     """Print a line if the paths, classes, splits or sizes of image files are not those that `fetch` read."""
+    from gradtrail.stages.image_files import SOURCES, PicturesConfig, file_table  # late: a server has no `rich`
+
     table, fetch = folder / "data/raw" / FILES, read_yaml(folder / PARAMS)["fetch"]
     variable, list_files = DATASETS[fetch["dataset"]].folder_variable, SOURCES.get(fetch["dataset"])
     if not (list_files and table.exists() and variable in os.environ):

@@ -27,7 +27,7 @@ MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 COMPOSE = sorted(DEPLOY.glob("*compose.yaml"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 # Of modules, and in functions, that the server's own modules import, but that a server does not: networks, data sets.
-NEVER_IMPORTED = {"sklearn"}
+NEVER_IMPORTED = {"rich", "sklearn"}
 CREDENTIAL = re.compile(r"(PASSWORD|SECRET|TOKEN|ACCESS_KEY)")
 
 

@@ -65,17 +65,18 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns: int = 10) -> Figure:
-    """Draw images, uint8, in rows with a caption of one to four lines each; see `show_image` for their shapes.
+    """Draw images, uint8, in rows with a caption of one to five lines each; see `show_image` for their shapes.
 
     All are drawn as one image on one pair of axes: a pair for each takes ten times as long. The title breaks at its
     ` · `.
     """
     rows = max(1, -(-len(images) // columns))
     height, width, *channels = images.shape[1:]
-    across, down = round(1.2 * width), round(1.2 * width * _CELL_INCHES[1] / _CELL_INCHES[0])
+    tall = _CELL_INCHES[1] + 0.14 * max([0, *(caption.count("\n") - 3 for caption in captions)])  # for a fifth line
+    across, down = round(1.2 * width), round(1.2 * width * tall / _CELL_INCHES[0])
     top = down - height  # of an image, below its caption
     mosaic = np.full((rows * down, columns * across, *channels), paper(images), np.uint8)
-    size = (_CELL_INCHES[0] * columns, _CELL_INCHES[1] * rows + 0.8)
+    size = (_CELL_INCHES[0] * columns, tall * rows + 0.8)
     figure, axes = new_figure(title.replace(" · ", "\n"), size=size)
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
         row, column = divmod(index, columns)
