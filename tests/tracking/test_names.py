@@ -81,12 +81,14 @@ TRAINING = {key: value for key, value in COMMITTED.items() if key.split(".")[0] 
         (
             "train",
             {"train.mlp.hidden": [64], "train.epochs": 1},
-            "mlp adamw mnist · epochs=1 · mlp.hidden=[64] · seed 0",
+            "epochs=1 · mlp.hidden=[64] · mlp adamw mnist · seed 0",
         ),
-        ("train", {"preprocess.label_noise": 0.1}, "mlp adamw mnist · label_noise=0.1 · seed 0"),
-        ("train", {"preprocess.seed": 7}, "mlp adamw mnist · preprocess.seed=7 · seed 0"),
+        ("train", {"train.precision": "bfloat16"}, "bfloat16 · mlp adamw mnist · seed 0"),
+        ("evaluate", {"train.epochs": 1}, "evaluate · epochs=1 · mlp adamw mnist · seed 0"),
+        ("train", {"preprocess.label_noise": 0.1}, "label_noise=0.1 · mlp adamw mnist · seed 0"),
+        ("train", {"preprocess.seed": 7}, "preprocess.seed=7 · mlp adamw mnist · seed 0"),
         ("train", {"train.cnn.dropout": 0.5}, "mlp adamw mnist · seed 0"),
-        ("train", {"environment.xla_flags": ["x" * 300]}, f"mlp adamw mnist · xla_flags=['{'x' * 220}"),
+        ("train", {"environment.xla_flags": ["x" * 300]}, f"xla_flags=['{'x' * 238}"),
     ],
 )
 def test_a_name_says_what_differs_from_the_committed_params(stage: str, changes: dict[str, Any], name: str) -> None:

@@ -41,6 +41,7 @@ FIGURES = {  # stage → its main figure, and the caption
 _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every other stage: its own name
 _NAMED = ("train.model", "train.optimizer", "fetch.dataset")  # params whose values begin the name of a run
 _DIGESTS = ("train.start.sha256", "train.privacy.secret_sha256")  # not in the name of a run
+_CLEAR = {"train.precision", "train.schedule", "train.loss"}  # params whose values say what they are
 _SHORT_SECTIONS = re.compile(r"(fetch|preprocess|train|environment)\.(?!seed)")  # left out in names
 _MAX_NAME_LENGTH = 250  # limit of MLflow's database
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
@@ -88,19 +89,26 @@ def _metric(name: str) -> Metric:
 
 
 def run_name(stage: State) -> str:
-    """Return a name for the run of a stage, such as `cnn sgd mnist · epochs=1 · seed 2`."""
+    """Return a name for the run of a stage, such as `bfloat16 · epochs=1 · cnn sgd mnist · seed 2`."""
     return name_of(stage.name, stage_params(stage), _committed_params())
 
 
 def name_of(stage: str, params: Mapping[str, Any], committed: Mapping[str, Any]) -> str:
-    """Return the name of the run of a stage with these flat params; one that is no training begins with the stage."""
+    """Return the name of the run of a stage with these flat params, in which what differs comes first.
+
+    One that is no training begins with the stage.
+    """
     used = active_params(params)
-    first = [] if stage == TRAIN else [stage]
-    words = [" ".join([*first, *(str(used[key]) for key in _NAMED if key in used)])]
+    base = [str(used[key]) for key in _NAMED if key in used]
     unnamed = (*_NAMED, *_DIGESTS, SEED)
     texts = {key: param_text(value) for key, value in used.items() if committed and key not in unnamed}
     differing = {key: text for key, text in texts.items() if text != param_text(committed.get(key))}
-    words += [f"{_SHORT_SECTIONS.sub('', key, count=1)}={text}" for key, text in differing.items()]
+    words = [
+        text if key in _CLEAR else f"{_SHORT_SECTIONS.sub('', key, count=1)}={text}" for key, text in differing.items()
+    ]
+    if stage != TRAIN:
+        words, base = ([stage, *words], base) if words else ([], [stage, *base])
+    words += [" ".join(base)] if base else []
     words += [f"seed {used[SEED]}"] if SEED in used else []
     return " · ".join(words)[:_MAX_NAME_LENGTH]
 

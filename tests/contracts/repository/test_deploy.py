@@ -68,7 +68,16 @@ def test_manifests_are_valid_by_the_schemas_of_kubernetes() -> None:
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
-@pytest.mark.parametrize(("schema", "paths"), [("compose-spec", COMPOSE), ("github-workflows", WORKFLOWS)])
+@pytest.mark.parametrize(
+    ("schema", "paths"),
+    [
+        ("compose-spec", COMPOSE),
+        ("github-workflows", WORKFLOWS),
+        ("github-issue-forms", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))),
+        ("dependabot", [ROOT / ".github" / "dependabot.yml"]),
+        ("citation-file-format", [ROOT / "CITATION.cff"]),
+    ],
+)
 def test_files_of_compose_and_github_are_valid_by_their_schemas(schema: str, paths: list[Path]) -> None:
     assert paths
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, paths)]
