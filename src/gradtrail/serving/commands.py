@@ -80,11 +80,21 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, fi
 @click.option(
     "--follow-seconds", type=click.FloatRange(0, 3600), default=5, help="Time between two checks of an alias; 0: none."
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Precision, of export.precisions; with --canary or --shadow that of a challenger with the same weights.",
+)
 @click.option("--challenger", metavar="MODEL", help="A model on trial, such as @challenger; with --canary or --shadow.")
 @click.option(
     "--canary", callback=_share, metavar="SHARE", help="Share of clients that the challenger answers, such as 10%."
 )
 @click.option("--shadow", is_flag=True, help="The challenger answers no client, and is compared on every request.")
+@click.option(
+    "--price-per-hour",
+    type=click.FloatRange(0, min_open=True),
+    help="Price of the machine, for the cost of 1,000 answers.",
+)
 @click.option("--access-log", is_flag=True, help="Log each request to stderr.")
 @click.pass_obj
 def serve(place: Path, /, model: str | None, **options: Any) -> int:

@@ -23,6 +23,7 @@ from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
 from gradtrail.serving.server.middleware import TOKEN, RequestLimits, error_response, require_token
 from gradtrail.serving.server.router import LOG, Router
+from gradtrail.stages.model.exported import read_export
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import stop_request
@@ -59,7 +60,7 @@ def run_server(model: str | None, place: Path, options: Mapping[str, Any]) -> in
     sys.setswitchinterval(0.0005)  # of threads; Python's 5 ms are longer than a batch
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs 0.1 ms per batch
 
-    metrics = ServerMetrics()
+    metrics = ServerMetrics(options["price_per_hour"])
     count_compilations(metrics, THREAD, threading.current_thread().name)
     router = make_router(rollout, BatchingConfig(max_wait_ms=options["max_wait_ms"]), metrics)
     metrics.ready.set_function(lambda: router.is_ready)
@@ -205,7 +206,10 @@ async def _run(uri: str, rollout: RolloutConfig, server: Server, listener: socke
 async def _load_models(uri: str, rollout: RolloutConfig, router: Router, listener: socket.socket) -> None:
     """Load the first model, its other batch sizes, and the models that come after it."""
     host, port, *_ = listener.getsockname()
-    served = await router.load(*await asyncio.to_thread(_locate, uri), all_sizes=False)
+    folder, version = await asyncio.to_thread(_locate, uri)
+    if rollout.precision:
+        await asyncio.to_thread(read_export, folder, rollout.precision)  # refuse one that the export lacks
+    served = await router.load(folder, version, precision=rollout.primary_precision, all_sizes=False)
     router.swap(served)
     gc.freeze()  # else full collections look through all modules, for 70 ms each
     seconds = seconds_running()
