@@ -1,7 +1,6 @@
 """Following an alias, and a challenger on trial: whom it answers, what stops it, and what ends its trial."""
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -435,16 +434,20 @@ async def test_challenger_in_another_precision_is_compared_with_its_own_version_
     trial.close()
 
 
-async def test_precision_without_a_trial_is_that_of_the_primary(tmp_path: Path, registry: Registry) -> None:
+async def test_precision_without_a_trial_is_that_of_the_primary(
+    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Follower, "run", Follower.step)
     folder = write_small_export(tmp_path / "export", precisions=("bfloat16",))
-    options = {"challenger": None, "canary": None, "shadow": False, "precision": "bfloat16", "follow_seconds": 0.01}
+    options = {"challenger": None, "canary": None, "shadow": False, "precision": "bfloat16", "follow_seconds": 5}
     config = rollout_config({**options, "max_seconds": 30, "drain_seconds": 10}, URI, Path())
     router = make_router(config, BatchingConfig(max_wait_ms=0), ServerMetrics())
     router.swap(first := await router.load(folder, "2", precision=config.primary_precision))
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await roll_out(URI, config, router, lambda _: (folder, "2"))
+    await roll_out(URI, config, router, lambda _: (folder, "2"))
     assert (router.current is first, first.version) == (True, "2-bfloat16"), "the alias has not moved"
+    registry.version = "3"
+    await roll_out(URI, config, router, lambda _: (folder, "3"))
+    assert router.current.version == "3-bfloat16"
     router.close()
 
 
