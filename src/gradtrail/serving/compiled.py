@@ -36,7 +36,7 @@ def export_compiled(source: Path, folder: Path) -> int:
     manifest = verify_export(source)
     files = dict(verify_export(folder).files) if folder.exists() else {}
     others = {name: digest for name, digest in files.items() if name.startswith(f"{_FOLDER}/")}
-    if files and dataclasses.replace(manifest, files=manifest.files | others) != read_manifest(folder):
+    if files and dataclasses.replace(manifest, files={**manifest.files, **others}) != read_manifest(folder):
         raise UserError(f"{folder}: has another model than {source}; name a new folder")
     kind = set_up_cache().name
     with tempfile.TemporaryDirectory() as cache:
@@ -52,7 +52,7 @@ def export_compiled(source: Path, folder: Path) -> int:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in entries.items()}
-    manifest = dataclasses.replace(manifest, files=manifest.files | others | digests)
+    manifest = dataclasses.replace(manifest, files={**manifest.files, **others, **digests})
     write_json(folder / MANIFEST, dataclasses.asdict(manifest))
     print(f"{folder}: {len(entries)} programs for {kind}; gradtrail serve {folder} --compiled {manifest.digest}")
     return 0
