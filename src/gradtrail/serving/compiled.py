@@ -42,7 +42,7 @@ def export_compiled(source: Path, folder: Path) -> int:
     with tempfile.TemporaryDirectory() as cache:
         _leave_paths_out_of_keys()
         jax.config.update("jax_compilation_cache_dir", cache)
-        reset_cache()  # type: ignore[no-untyped-call] # else JAX keeps the folder that it used first
+        reset_cache()  # else JAX keeps the folder that it used first
         model = read_export(source)
         for size in manifest.batch_sizes:
             model.compile(size)
