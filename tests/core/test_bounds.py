@@ -26,7 +26,7 @@ from gradtrail.stages.report.page import ReportConfig
 
 TRAIN = train_config()
 MIXUP = dataclasses.replace(TRAIN.augmentation, mixup=0.2)
-EXPORT = ExportConfig(name="digits", batch_sizes=(1, 8))
+EXPORT = ExportConfig(name="digits", batch_sizes=(1, 8), precisions=("bfloat16",))
 EVALUATE = EvaluateConfig(weights="final", batch_size=1, calibration_bins=1, num_mistakes=1)
 WRONG: list[tuple[Any, dict[str, tuple]]] = [
     (

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exports import SHAPE, write_small_export
 from in_memory_server import JSON, FakeModel, Gate, ask, inference, manifest
 from starlette.exceptions import HTTPException
 
@@ -24,6 +25,7 @@ from gradtrail.serving.rollout import (
     RolloutConfig,
     TrialRouter,
     is_in_canary,
+    make_router,
     roll_out,
     rollout_config,
 )
@@ -36,6 +38,8 @@ from gradtrail.support.errors import UserError
 
 CLASSES = tuple(map(str, range(10)))
 SLO = Path(__file__).parents[2] / "deploy/slo.yaml"
+URI = "models:/digits@champion"
+IMAGES = np.zeros((1, *SHAPE), np.uint8)
 IDS = [f"client-{number}" for number in range(20_000)]
 Answers = Callable[[np.ndarray], np.ndarray]
 
@@ -55,11 +59,15 @@ def test_ids_are_split_by_share_alike_in_every_process_and_a_larger_share_has_th
         ({"challenger": "@next", "canary": 0.1, "shadow": True}, "--canary and --shadow exclude each other"),
         ({"challenger": "@next"}, "a challenger needs --canary SHARE or --shadow"),
         ({"shadow": True}, "these need --challenger"),
+        (
+            {"precision": "bfloat16", "challenger": "2", "shadow": True},
+            "--precision and --challenger exclude each other",
+        ),
         ({"challenger": "@next", "shadow": True}, "--challenger @next: models/export is not in the registry; name"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], message: str) -> None:
-    others = {"challenger": None, "canary": None, "shadow": False, "follow_seconds": 5}
+    others = {"challenger": None, "canary": None, "shadow": False, "precision": None, "follow_seconds": 5}
     with pytest.raises(UserError, match=message):
         rollout_config({**others, "max_seconds": 30, "drain_seconds": 10, **options}, "models/export", Path())
 
@@ -263,7 +271,7 @@ async def test_bad_challenger_is_stopped_and_no_client_sees_a_failure(
 
 @pytest.mark.parametrize("seconds", [{"max_seconds": 0.4}, {"drain_seconds": 0.4}])
 async def test_hanging_challenger_is_stopped_within_the_time_of_a_client(seconds: dict[str, float]) -> None:
-    options = {"challenger": "2", "canary": 1.0, "shadow": False, "follow_seconds": 0}
+    options = {"challenger": "2", "canary": 1.0, "shadow": False, "precision": None, "follow_seconds": 0}
     config = rollout_config({"max_seconds": 30.0, "drain_seconds": 10.0, **options, **seconds}, "", Path())
     hanging = Gate(sound)
     with bench(1.0, hanging, config.patience_seconds) as made:
@@ -386,6 +394,63 @@ async def test_header_or_id_of_a_request_selects_the_model_and_a_version_in_the_
         await made.settle()
 
 
+async def test_challenger_in_another_precision_is_compared_with_its_own_version_only(
+    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {
+        str(number): write_small_export(tmp_path / str(number), seed=number, precisions=("bfloat16",))
+        for number in (1, 2)
+    }
+    options = {"challenger": None, "canary": None, "shadow": True, "precision": "bfloat16", "follow_seconds": 5}
+    config = rollout_config({**options, "max_seconds": 30, "drain_seconds": 10}, URI, Path())
+    trial = make_router(config, BatchingConfig(max_wait_ms=0), ServerMetrics())
+    assert isinstance(trial, TrialRouter)
+    trial.swap(await trial.load(folders["1"], "1"))
+    events, followers = [], list[Follower]()
+
+    async def follow(follower: Follower) -> None:
+        followers.append(follower)
+
+    monkeypatch.setattr(Follower, "run", follow)
+    await roll_out(URI, config, trial, lambda uri: (folders[uri[-1]], uri[-1]))
+    for follower in followers:
+        for registry.version in ("1", "2"):
+            await follower.step()
+            before = trial.evidence.requests
+            await trial.answer(IMAGES, "client", trial.current)
+            while trial._comparisons:
+                await asyncio.gather(*trial._comparisons)
+            events.append((trial.current.version, trial.evidence.version, trial.evidence.requests - before))
+    assert events == [
+        ("1", None, 0),
+        ("2", None, 0),
+        ("2", "1-bfloat16", 0),
+        ("2", "2-bfloat16", 1),
+    ]
+    trial.challenge(await trial.load(folders["1"], "1", precision="bfloat16"))
+    trial.swap(await trial.load(folders["1"], "1"))
+    assert trial.state == "shadow", "the challenger may be loaded first"
+    trial.challenge(None)
+    trial.close()
+
+
+async def test_precision_without_a_trial_is_that_of_the_primary(
+    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Follower, "run", Follower.step)
+    folder = write_small_export(tmp_path / "export", precisions=("bfloat16",))
+    options = {"challenger": None, "canary": None, "shadow": False, "precision": "bfloat16", "follow_seconds": 5}
+    config = rollout_config({**options, "max_seconds": 30, "drain_seconds": 10}, URI, Path())
+    router = make_router(config, BatchingConfig(max_wait_ms=0), ServerMetrics())
+    router.swap(first := await router.load(folder, "2", precision=config.primary_precision))
+    await roll_out(URI, config, router, lambda _: (folder, "2"))
+    assert (router.current is first, first.version) == (True, "2-bfloat16"), "the alias has not moved"
+    registry.version = "3"
+    await roll_out(URI, config, router, lambda _: (folder, "3"))
+    assert router.current.version == "3-bfloat16"
+    router.close()
+
+
 @pytest.mark.parametrize("other", [{"image_shape": (3, 3)}, {"classes": ("a",) * 10}, {"name": "letters"}])
 async def test_models_that_cannot_replace_the_primary_or_be_compared_with_it_are_refused(
     other: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -403,7 +468,8 @@ async def test_models_that_cannot_replace_the_primary_or_be_compared_with_it_are
         versions = {"models:/digits/2": made.load(sound, "2", **other), "models:/digits/3": made.load(sound, "3")}
         versions["folder"] = made.load(sound, "4", **other)
 
-        async def load(_: Path, uri: str) -> Served:
+        async def load(_: Path, uri: str, precision: str) -> Served:
+            assert not precision
             return versions[uri]
 
         monkeypatch.setattr(made.trial, "load", load)

@@ -1,11 +1,15 @@
 """The metrics of a server; alerts, dashboard and docs/deploying.md fit them, `deploy/slo.yaml` and each other."""
 
+import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 from starlette.routing import Route
 
-from gradtrail.serving.metrics import OUTCOMES, ServerMetrics, count_compilations
+from gradtrail.serving.metrics import OUTCOMES, SLOW_SECONDS, ServerMetrics, Temperature, count_compilations
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import BatchingConfig
 from gradtrail.serving.server.middleware import RequestLimits
@@ -25,18 +29,23 @@ from gradtrail.serving.slo import read_slo
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="apt-get install prometheus")
+NEEDS_AMTOOL = pytest.mark.skipif(shutil.which("amtool") is None, reason="apt-get install prometheus-alertmanager")
 GROUPS = YAML(typ="safe", pure=True).load(DEPLOY / "prometheus" / "rules.yaml")["groups"]
 RULES = [rule for group in GROUPS for rule in group["rules"]]
 PARSING_MIB = 384  # of the values of one JSON of 16 MiB (335 MiB for images of 224 × 224 × 3), or one large picture
 METRIC = re.compile(r"\b(?:gradtrail|process)[a-z_]*(?::[a-z_0-9:]+)?")
+ALERTMANAGER = DEPLOY / "prometheus" / "alertmanager.yaml"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
 QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 
 
 def existing_metrics() -> set[str]:
-    families = ServerMetrics().registry.collect()
+    families = ServerMetrics(price_per_hour=1.0).registry.collect()
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}
-    made = {family.name + suffix for family in families for suffix in suffixes.get(family.type, [""])}
+    accelerator = {
+        f"gradtrail_accelerator_{name}" for name in ("memory_bytes", "memory_limit_bytes", "utilization_ratio")
+    }
+    made = accelerator | {family.name + suffix for family in families for suffix in suffixes.get(family.type, [""])}
     return made | {rule["record"] for rule in RULES if "record" in rule}
 
 
@@ -97,6 +106,34 @@ def test_two_models_and_all_requests_fit_below_the_alert_and_the_alert_fires_bel
     assert used + PARSING_MIB <= alert <= killed - 256
 
 
+def test_objectives_are_the_limits_that_make_an_answer_slow() -> None:
+    text = (DEPLOY / "prometheus" / "rules.yaml").read_text()
+    for alert, temperature in (("latency_share", "warm"), ("of first answers, which", "cold")):
+        (line,) = (line for line in text.splitlines() if line.startswith("#") and alert in line)
+        assert line.rstrip(".").endswith(f"{1000 * SLOW_SECONDS[temperature]:g} ms")
+
+
+def test_alertmanager_holds_back_tickets_while_versions_change_and_never_pages() -> None:
+    config = YAML(typ="safe", pure=True).load(ALERTMANAGER)
+    severities = {rule["labels"]["severity"] for rule in RULES if "alert" in rule}
+    routes = {route["matchers"][0]: route["receiver"] for route in config["route"]["routes"]}
+    routed = {one: routes.get(f'severity="{one}"', config["route"]["receiver"]) for one in severities}
+    assert routed == {one: one for one in ("page", "ticket", "none")}
+    assert {*routed.values()} == {receiver["name"] for receiver in config["receivers"]}
+    (silent,) = (rule["alert"] for rule in RULES if rule.get("labels", {}).get("severity") == "none")
+    rules = {rule["source_matchers"][0]: (rule["target_matchers"], rule["equal"]) for rule in config["inhibit_rules"]}
+    assert rules == {
+        f'alertname="{silent}"': (['severity="ticket"'], ["job"]),
+        'severity="page"': (['severity="ticket"'], ["job", "alertname"]),
+    }
+
+
+@NEEDS_AMTOOL
+def test_amtool_accepts_alertmanager() -> None:
+    done = subprocess.run(["amtool", "check-config", ALERTMANAGER], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @NEEDS_PROMTOOL
 def test_promtool_accepts_rules_scrape_config_and_queries(tmp_path: Path) -> None:
     for check in (["rules", "rules.yaml"], ["config", "prometheus.yaml"]):
@@ -138,14 +175,59 @@ def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
 
 
 @pytest.mark.parametrize(
-    ("status", "seconds", "outcome"),
-    [(200, 0.05, "answered"), (200, 0.051, "slow"), (400, 1, "refused"), (429, 0, "failed"), (504, 30, "failed")],
+    ("status", "seconds", "temperature", "outcome"),
+    [
+        (200, 0.05, "warm", "answered"),
+        (200, 0.051, "warm", "slow"),
+        (200, 0.25, "cold", "answered"),
+        (200, 0.251, "cold", "slow"),
+        (400, 1, "warm", "refused"),
+        (429, 0, "warm", "failed"),
+        (504, 30, "warm", "failed"),
+    ],
 )
-def test_request_has_one_outcome(status: int, seconds: float, outcome: str) -> None:
+def test_request_has_one_outcome(status: int, seconds: float, temperature: Temperature, outcome: str) -> None:
     metrics = ServerMetrics()
-    metrics.count_request(status, seconds)
-    counts = {one: value(metrics, "gradtrail_requests_total", outcome=one) for one in OUTCOMES}
-    assert counts == dict.fromkeys(OUTCOMES, 0.0) | {outcome: 1.0}
+    metrics.count_request(status, seconds, temperature)
+    series = [*itertools.product(OUTCOMES, ("warm", "cold"))]
+    counts = {one: value(metrics, "gradtrail_requests_total", outcome=one[0], temperature=one[1]) for one in series}
+    assert counts == dict.fromkeys(series, 0.0) | {(outcome, temperature): 1.0}
+
+
+def test_cost_is_the_price_of_the_time_since_the_start_over_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradtrail.serving.metrics.seconds_running", lambda: 1800.0)
+    metrics = ServerMetrics(price_per_hour=3.0)
+    assert math.isnan(value(metrics, "gradtrail_cost_per_thousand_answers") or 0)
+    for status in (200, 200, 200, 200, 429, 400):
+        metrics.count_request(status, 1.0, "warm")
+    assert value(metrics, "gradtrail_cost_per_thousand_answers") == 3.0 * 0.5 / 4 * 1000
+    assert value(ServerMetrics(), "gradtrail_cost_per_thousand_answers") is None
+
+
+def test_accelerator_has_series_only_where_jax_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = ServerMetrics()
+
+    def series() -> dict[str, float]:
+        prefix = "gradtrail_accelerator_"
+        return {name.removeprefix(prefix): one for (name, _), one in values(metrics).items() if name.startswith(prefix)}
+
+    nvml = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=10 * gpu),
+        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=7),
+    }
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**nvml))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,1")
+    metrics.serving("primary", "digits", "1", "digest")
+    assert series() == {}, "a CPU"
+    device = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 5, "bytes_limit": 9})
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    assert series() == {"memory_bytes": 5, "memory_limit_bytes": 9, "utilization_ratio": 0.4}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
+    assert "utilization_ratio" not in series(), "NVML has none of a part of a GPU"
+    metrics.unloaded("primary")
+    assert series() == {}, "before a model is loaded, JAX must not look for devices"
 
 
 def test_hundred_promotions_leave_the_series_of_one_version() -> None:
@@ -157,7 +239,7 @@ def test_hundred_promotions_leave_the_series_of_one_version() -> None:
         metrics.serving("primary", "digits", str(number), "digest")
         metrics.answered("primary", str(number), 0.001, [0], [0.5])
         metrics.answered("primary", str(number - 1), 0.001, [0], [0.5])
-        metrics.failed("primary", str(number - 1))
+        metrics.failed("primary", str(number - 1), ValueError())
     assert len(values(metrics)) == before
     assert value(metrics, "gradtrail_model_swaps_total", role="primary") == 100
     metrics.unloaded("primary")

@@ -52,11 +52,21 @@ def test_server_prints_its_address_and_imports_only_what_it_needs(folder: Path) 
 
 
 @pytest.mark.slow
-def test_refusal_to_start_is_one_line(tmp_path: Path) -> None:
-    whole = command("--model", str(write_wrong_export(tmp_path / "wrong", answers="NaN")), "--port", "0")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "digits: its answers to 1 of 1 images are not probabilities"),
+        (
+            ("--precision", "bfloat16", "--shadow"),
+            "has no forward.cpu.bfloat16.bin; export.precisions of params.yaml adds",
+        ),
+    ],
+)
+def test_refusal_to_start_is_one_line(options: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    whole = command("--model", str(write_wrong_export(tmp_path / "wrong", answers="NaN")), "--port", "0", *options)
     ran = subprocess.run(whole, check=False, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
-    assert "digits: its answers to 1 of 1 images are not probabilities" in ran.stderr
+    assert message in ran.stderr
 
 
 def start_request(running: Server, body: bytes) -> socket.socket:

@@ -71,7 +71,7 @@ def export(project: Path, evaluation: evaluate.MembersEvaluation) -> Path:
         classes=CLASSES,
         temperature=evaluation.ensemble.temperature,
     )
-    write_export(project / "export", network, ExportConfig(name="patches", batch_sizes=(1, 32)))
+    write_export(project / "export", network, ExportConfig(name="patches", batch_sizes=(1, 32), precisions=()))
     return project / "export"
 
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
+import ml_dtypes
 import numpy as np
 import pandas as pd
 import pytest
@@ -31,13 +33,38 @@ from gradtrail.support.errors import UserError
 
 def test_each_served_batch_size_is_equal_to_the_jitted_forward_pass(tmp_path: Path) -> None:
     network = small_network(model="cnn", members=2)
-    write_export(tmp_path / "export", network, ExportConfig(name="digits", batch_sizes=(1, 8, 32)))
+    write_export(tmp_path / "export", network, ExportConfig(name="digits", batch_sizes=(1, 8, 32), precisions=()))
     exported, jitted = read_export(tmp_path / "export"), jax.jit(forward(network.model, 2))
     leaves = tensors([*network.members.values()], network.temperature)
     for size in exported.manifest.batch_sizes:
         images = random_split(size, shape=SHAPE).images
         exported.compile(size)
         np.testing.assert_array_equal(np.asarray(exported.run(images)), np.asarray(jitted(leaves, images)))
+
+
+def test_program_in_another_precision_rounds_the_operands_of_the_same_weights(tmp_path: Path) -> None:
+    folder = write_small_export(tmp_path / "export", model="linear", precisions=("bfloat16",))
+    plain = write_small_export(tmp_path / "plain", model="linear")
+    assert {path.name for path in folder.iterdir()} - {path.name for path in plain.iterdir()} == {
+        "forward.cpu.bfloat16.bin",
+        "forward.cuda.bfloat16.bin",
+    }
+    images, network = random_split(8, shape=SHAPE).images, small_network(model="linear")
+    layer = network.members[0]["layers"][0]
+    operands = {
+        "": [(images.reshape(8, -1) / np.float32(255)).astype(np.float32), layer["kernel"]],
+    }
+    operands["bfloat16"] = [one.astype(ml_dtypes.bfloat16) for one in operands[""]]
+    answers = {}
+    for precision, (inputs, kernel) in operands.items():
+        logits = (inputs.astype(np.float64) @ kernel.astype(np.float64) + layer["bias"]) / network.temperature
+        expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        answers[precision] = read_export(folder, precision).predict(images)
+        np.testing.assert_allclose(answers[precision], expected, rtol=1e-5)
+    np.testing.assert_array_equal(answers[""], read_export(plain).predict(images))
+    assert np.abs(answers[""] - answers["bfloat16"]).max() > 1e-4, "the test would not see a wrong precision"
+    with pytest.raises(UserError, match=re.escape("forward.cpu.float16.bin; export.precisions of params.yaml adds it")):
+        read_export(folder, "float16")
 
 
 @pytest.mark.slow

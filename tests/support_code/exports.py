@@ -11,6 +11,7 @@ import numpy as np
 
 from gradtrail.core import export
 from gradtrail.core.export import ExportConfig
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.cnn import CNN
 from gradtrail.core.nn.mlp import MLP, Linear
 from gradtrail.core.nn.models import HostParams, Model, ModelConfig
@@ -69,13 +70,14 @@ def write_small_export(
     model: Literal["linear", "mlp", "cnn"] = "mlp",
     members: int = 1,
     batch_sizes: tuple[int, ...] = (1, 8),
+    precisions: tuple[Precision, ...] = (),
     image_shape: tuple[int, ...] = SHAPE,
     **overrides: Any,
 ) -> Path:
     """Write an exported network of random weights to a new folder, and return it; `overrides` are of `Network`."""
     random = small_network(seed=seed, always=always, model=model, members=members, image_shape=image_shape)
     network = dataclasses.replace(random, **overrides)
-    write_export(folder, network, ExportConfig(name=name, batch_sizes=batch_sizes))
+    write_export(folder, network, ExportConfig(name=name, batch_sizes=batch_sizes, precisions=precisions))
     return folder
 
 
@@ -90,7 +92,7 @@ def write_wrong_export(folder: Path, *, answers: Literal["NaN", "-1 to 2"]) -> P
         params = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), network.members[0])
         network = dataclasses.replace(network, members={0: params})
     with mock.patch.object(export, "forward", beyond if answers == "-1 to 2" else right):
-        write_export(folder, network, ExportConfig(name="digits", batch_sizes=(1, 8)))
+        write_export(folder, network, ExportConfig(name="digits", batch_sizes=(1, 8), precisions=()))
     return folder
 
 

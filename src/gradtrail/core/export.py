@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, UInt8
 
 from gradtrail.core.config import Bounds, config
 from gradtrail.core.evaluate import log_mean_softmax, log_softmax
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.core.nn.layers import Convolution, Layer, identity_tap
 from gradtrail.core.nn.models import HostParams, Model, Params, by_path
 
@@ -34,6 +35,7 @@ class ExportConfig:
     name: str | None
     # batch sizes that a server compiles, ascending
     batch_sizes: tuple[Annotated[int, Bounds(at_least=1, at_most=65536)], ...]
+    precisions: tuple[Precision, ...]  # of further programs for the same weights
 
     def check(self) -> None:
         """Refuse names that a path or MLflow cannot hold, and sizes that are not in order."""

@@ -80,11 +80,24 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, fi
 @click.option(
     "--follow-seconds", type=click.FloatRange(0, 3600), default=5, help="Time between two checks of an alias; 0: none."
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Precision, of export.precisions; with --canary or --shadow that of a challenger with the same weights.",
+)
 @click.option("--challenger", metavar="MODEL", help="A model on trial, such as @challenger; with --canary or --shadow.")
 @click.option(
     "--canary", callback=_share, metavar="SHARE", help="Share of clients that the challenger answers, such as 10%."
 )
 @click.option("--shadow", is_flag=True, help="The challenger answers no client, and is compared on every request.")
+@click.option(
+    "--compiled", default="", show_default=False, metavar="DIGEST", help="Run the export's machine code if it has this."
+)
+@click.option(
+    "--price-per-hour",
+    type=click.FloatRange(0, min_open=True),
+    help="Price of the machine, for the cost of 1,000 answers.",
+)
 @click.option("--access-log", is_flag=True, help="Log each request to stderr.")
 @click.pass_obj
 def serve(place: Path, /, model: str | None, **options: Any) -> int:
@@ -153,17 +166,25 @@ def _recorded(change: Callable[[], int]) -> int:
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail export --onnx digits.onnx")
-@click.option("--onnx", "out", type=_PATH, required=True, metavar="FILE.onnx", help="File to write.")
+@click.option("--onnx", type=_PATH, metavar="FILE.onnx", help="File to write.")
+@click.option("--compiled", type=_PATH, metavar="FOLDER", help="Copy of the export, with compiled programs.")
 @click.pass_obj
-def export(place: Path, /, *, out: Path) -> int:
-    """Write the exported model for ONNX Runtime.
+def export(place: Path, /, *, onnx: Path | None, compiled: Path | None) -> int:
+    """Write the exported model for ONNX Runtime, or with compiled programs for this kind of processor.
 
-    Its answers are compared with those of models/export first. The first call installs jax2onnx in an environment of
-    its own.
+    --onnx: Its answers are compared with those of models/export first. The first call installs jax2onnx in an
+    environment of its own. --compiled: called on several machines, the folder has the programs of each kind.
     """
-    from gradtrail.serving.onnx import export_onnx
+    if onnx and not compiled:
+        from gradtrail.serving.onnx import export_onnx
 
-    return export_onnx(place / out)
+        return export_onnx(place / onnx)
+    if not compiled or onnx:
+        raise click.UsageError("name either --onnx or --compiled")
+    require_jax()
+    from gradtrail.serving.compiled import export_compiled
+
+    return export_compiled(Path("models/export"), place / compiled)
 
 
 VERBS: list[click.Command] = [predict, export, verdict, promote, rollback, serve]

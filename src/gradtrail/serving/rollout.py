@@ -45,8 +45,14 @@ class RolloutConfig:
 
     follow_seconds: float  # between checks of an alias; 0 for none
     challenger: str | None = None  # URI of a model on trial
+    precision: str = ""  # of the challenger, with the weights of the primary model; without a challenger, of the latter
     share: float = 0.0  # share of the ids that the challenger answers; 0 for a shadow
     patience_seconds: float = PATIENCE_SECONDS  # longest wait for the challenger's answer
+
+    @property
+    def primary_precision(self) -> str:
+        """The precision of the primary model; empty for that of its training."""
+        return "" if self.challenger else self.precision
 
 
 def rollout_config(options: Mapping[str, Any], uri: str, place: Path) -> RolloutConfig:
@@ -55,11 +61,16 @@ def rollout_config(options: Mapping[str, Any], uri: str, place: Path) -> Rollout
     A challenger `@ALIAS` is an alias of the registered name of the served model, at `uri`; folders are relative to
     `place`.
     """
-    challenger, share, is_shadow = (options[name] for name in ("challenger", "canary", "shadow"))
+    challenger, share, is_shadow, precision = (
+        options[name] for name in ("challenger", "canary", "shadow", "precision")
+    )
+    is_trial = is_shadow or share is not None
+    if challenger and precision:
+        raise UserError("--precision and --challenger exclude each other: a challenger may differ in one respect")
     if share is not None and is_shadow:
         raise UserError("--canary and --shadow exclude each other: a shadow answers no client")
-    if bool(challenger) != (is_shadow or share is not None):
-        raise UserError("a challenger needs --canary SHARE or --shadow, and these need --challenger")
+    if bool(challenger) != is_trial and not precision:
+        raise UserError("a challenger needs --canary SHARE or --shadow, and these need --challenger or --precision")
     if challenger and challenger.startswith("@"):
         match = re.fullmatch(f"({MODELS}[^/@]+)[/@].+", uri)
         if match is None:
@@ -69,7 +80,8 @@ def rollout_config(options: Mapping[str, Any], uri: str, place: Path) -> Rollout
         challenger = str(place / challenger)
     return RolloutConfig(
         follow_seconds=options["follow_seconds"],
-        challenger=challenger,
+        challenger=uri if precision and is_trial else challenger,
+        precision=precision or "",
         share=share or 0.0,
         patience_seconds=min(PATIENCE_SECONDS, options["max_seconds"] / 4, options["drain_seconds"] / 4),
     )
@@ -85,8 +97,8 @@ def make_router(config: RolloutConfig, batching: BatchingConfig, metrics: Server
 async def roll_out(uri: str, config: RolloutConfig, router: Router, locate: Callable[[str], tuple[Path, str]]) -> None:
     """Try the challenger and follow the aliases until cancelled; the router has its first model."""
 
-    async def load(uri: str) -> Served:
-        return await router.load(*await asyncio.to_thread(locate, uri))
+    async def load(uri: str, precision: str) -> Served:
+        return await router.load(*await asyncio.to_thread(locate, uri), precision=precision)
 
     def replace(served: Served | None) -> None:
         if served is None:
@@ -94,13 +106,17 @@ async def roll_out(uri: str, config: RolloutConfig, router: Router, locate: Call
         require_same_inputs(served, router.current, "; restart the server to serve it")
         router.swap(served)
 
-    follow = functools.partial(Follower, load=load, metrics=router.metrics, seconds=config.follow_seconds)
+    follow = functools.partial(Follower, metrics=router.metrics, seconds=config.follow_seconds)
     followers = []
     if config.follow_seconds and (name := _split_alias(uri)):
-        first = f"{MODELS}{name[0]}/{router.current.version}"
-        followers.append(follow(uri=uri, role="primary", use=replace, loaded=first).run())
+        precision = config.primary_precision
+        first = f"{MODELS}{name[0]}/{router.current.version.removesuffix(f'-{precision}')}"
+        load_primary = functools.partial(load, precision=precision)
+        followers.append(follow(uri=uri, role="primary", load=load_primary, use=replace, loaded=first).run())
     if config.challenger and isinstance(router, TrialRouter):
-        followers.append(follow(uri=config.challenger, role="challenger", use=router.challenge).run())
+        load_challenger = functools.partial(load, precision=config.precision)
+        challenger = follow(uri=config.challenger, role="challenger", load=load_challenger, use=router.challenge)
+        followers.append(challenger.run())
     await asyncio.gather(*followers)
 
 
@@ -259,7 +275,7 @@ class TrialRouter(Router):
         """Replace the primary model; the trial begins again, or ends if the challenger is now the primary."""
         super().swap(served)
         challenger = self.evidence.challenger
-        if challenger is not None and challenger.about.digest == served.about.digest:
+        if challenger is not None and challenger.about.digest == served.about.digest and not self.config.precision:
             LOG.warning("the challenger, version %s, is the primary model now; its trial ends", challenger.version)
             self.challenge(None)
         elif challenger is not None:
@@ -269,6 +285,8 @@ class TrialRouter(Router):
         """Answer one request, by `current` or by the challenger; see `Router.answer`."""
         evidence, challenger = self.evidence, self.evidence.challenger
         if challenger is None or current is not self.current or not len(images):
+            return await self.answer_with(current, images)
+        if self.config.precision and challenger.about.digest != current.about.digest:  # one of them is loaded first
             return await self.answer_with(current, images)
 
         # A shadow: the primary answers.
@@ -304,7 +322,7 @@ class TrialRouter(Router):
             if not isinstance(error, TimeoutError) and not evidence.has_logged_exception:
                 evidence.has_logged_exception = True
                 LOG.warning("the challenger, version %s, failed", challenger.version, exc_info=True)
-            self.metrics.failed("challenger", challenger.version)
+            self.metrics.failed("challenger", challenger.version, error)
             evidence.add_request(has_failed=True)
             self._stop_if_proven(evidence)
             return None

@@ -23,6 +23,7 @@ from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
 from gradtrail.serving.server.middleware import TOKEN, RequestLimits, error_response, require_token
 from gradtrail.serving.server.router import LOG, Router
+from gradtrail.stages.model.exported import read_export
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import stop_request
@@ -59,7 +60,7 @@ def run_server(model: str | None, place: Path, options: Mapping[str, Any]) -> in
     sys.setswitchinterval(0.0005)  # of threads; Python's 5 ms are longer than a batch
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs 0.1 ms per batch
 
-    metrics = ServerMetrics()
+    metrics = ServerMetrics(options["price_per_hour"])
     count_compilations(metrics, THREAD, threading.current_thread().name)
     router = make_router(rollout, BatchingConfig(max_wait_ms=options["max_wait_ms"]), metrics)
     metrics.ready.set_function(lambda: router.is_ready)
@@ -88,7 +89,7 @@ def run_server(model: str | None, place: Path, options: Mapping[str, Any]) -> in
     ):
         server = Server(config)
         server.router = router
-        runner.run(_run(uri, rollout, server, listener))
+        runner.run(_run(uri, options["compiled"], rollout, server, listener))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # a thread that waits for a registry would keep the process for minutes
@@ -188,24 +189,29 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-async def _run(uri: str, rollout: RolloutConfig, server: Server, listener: socket.socket) -> None:
+async def _run(uri: str, compiled: str, rollout: RolloutConfig, server: Server, listener: socket.socket) -> None:
     """Listen, load, answer, drain; raise the error of the first model if it cannot be used."""
 
     def end_on_failure(loading: asyncio.Task[None]) -> None:
         if loading.cancelled() or loading.exception():
             server.should_exit = True
 
-    loading = asyncio.create_task(_load_models(uri, rollout, server.router, listener))
+    loading = asyncio.create_task(_load_models(uri, compiled, rollout, server.router, listener))
     loading.add_done_callback(end_on_failure)
     await server.serve(sockets=[listener])
     if loading.done():
         loading.result()
 
 
-async def _load_models(uri: str, rollout: RolloutConfig, router: Router, listener: socket.socket) -> None:
+async def _load_models(
+    uri: str, compiled: str, rollout: RolloutConfig, router: Router, listener: socket.socket
+) -> None:
     """Load the first model, its other batch sizes, and the models that come after it."""
     host, port, *_ = listener.getsockname()
-    served = await router.load(*await asyncio.to_thread(_locate, uri), all_sizes=False)
+    folder, version = await asyncio.to_thread(_locate, uri, compiled)
+    if rollout.precision:
+        await asyncio.to_thread(read_export, folder, rollout.precision)  # refuse one that the export lacks
+    served = await router.load(folder, version, precision=rollout.primary_precision, all_sizes=False)
     router.swap(served)
     gc.freeze()  # else full collections look through all modules, for 70 ms each
     seconds = seconds_running()
@@ -229,14 +235,18 @@ def _listening(host: str, port: int) -> socket.socket:
         raise UserError(f"--host {host} --port {port}: cannot listen there: {reason.partition(' (')[0]}") from None
 
 
-def _locate(model: str) -> tuple[Path, str]:
-    """Return the folder of a model, and its version in the registry."""
+def _locate(model: str, compiled: str = "") -> tuple[Path, str]:
+    """Return the folder of a model, and its version in the registry; `compiled`: the digest of trusted programs."""
     from gradtrail.serving.registry import resolve
     from gradtrail.stages.common.setup import set_up_cache
 
     try:
-        set_up_cache()
+        cache = set_up_cache()
         reference = resolve(model)
+        if compiled:
+            from gradtrail.serving.compiled import use_compiled
+
+            use_compiled(reference.folder, compiled, cache)
     except OSError as error:
         reason = error.strerror or one_line(error)
         remedy = "a server writes its compilation cache and exports to .gradtrail, which must be writable"

@@ -72,8 +72,13 @@ def read_network(evaluated: Evaluated, dataset: DatasetInfo) -> Network:
 def write_export(folder: Path, network: Network, config: ExportConfig) -> None:
     """Write an exported model to a new folder: the same bytes for the same network and versions, in any place."""
     leaves = tensors([*network.members.values()], network.temperature)
+    models = {"": network.model} | {
+        precision: Model(dataclasses.replace(network.model.config, precision=precision))
+        for precision in config.precisions
+    }
     programs = {
-        program_name(platform): export_forward(network.model, leaves, len(network.members), platform)
+        program_name(platform, precision): export_forward(model, leaves, len(network.members), platform)
+        for precision, model in models.items()
         for platform in get_args(Platform)
     }
     contents = {WEIGHTS_FILE: save(leaves), **{name: bytes(program.serialize()) for name, program in programs.items()}}

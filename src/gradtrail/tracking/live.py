@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import importlib
 import itertools
 import json
 import os
@@ -35,6 +34,7 @@ from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.stage import Stage
+from gradtrail.support.accelerator import gpu_use
 from gradtrail.support.errors import UserError, is_store_fault, one_line, redacted
 from gradtrail.support.paths import SQLITE, is_copy, root, same_command, store_uri
 from gradtrail.support.ranks import is_follower
@@ -289,12 +289,9 @@ class LiveRun:
                 "cpu_utilization_percentage": psutil.cpu_percent(),
                 "system_memory_usage_megabytes": psutil.virtual_memory().used / 1e6,
             }
-            with contextlib.suppress(Exception):  # no NVIDIA GPU, or none of its library
-                pynvml = importlib.import_module("pynvml")
-                pynvml.nvmlInit()
-                gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-                values["gpu_0_utilization_percentage"] = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu
-                values["gpu_0_memory_usage_megabytes"] = pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6
+            if gpu := gpu_use():
+                values["gpu_0_utilization_percentage"] = 100 * gpu.utilization
+                values["gpu_0_memory_usage_megabytes"] = gpu.memory_bytes / 1e6
             self.curves({f"system/{name}": {step: value} for name, value in values.items()})
 
     def _record_by(self, action: Callable[[Record], object]) -> None:

@@ -27,6 +27,7 @@ from gradtrail.tracking.names import (
     SMALL_FIGURE,
     best_values,
     is_hidden_spread,
+    is_logged,
     metric_name,
     rounded,
     run_metrics,
@@ -154,6 +155,9 @@ def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> dict[st
         return _finite({metric_name(stage, name): values for name, values in by_epoch.items()})
     epochs, steps = pd.read_csv(folder / "epochs.csv"), pd.read_parquet(folder / "steps.parquet")
     result = curves(epochs, steps, metrics["planned_steps"])
+    if "skipped" in steps and is_logged(stage, "skipped_steps", metrics):
+        skipped = steps["skipped"].to_numpy().reshape(len(epochs), -1).sum(axis=1)
+        result[metric_name(stage, "skipped_steps")] = dict(enumerate(map(float, skipped.cumsum()), start=1))
     if "epsilon_each" in metrics and "train/epsilon" in result:  # the metric `epsilon` is of all members together
         result["train/epsilon_each"] = result.pop("train/epsilon")
     return result

@@ -89,4 +89,6 @@ def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] 
     """Return the points that a training's last epoch adds to its curves."""
     steps_before = sum(len(part["loss"]) for part in history.steps[:-1])
     epochs = epoch_table(history.epochs[-1:], epsilons)
-    return curves(epochs, step_table(history.steps[-1:], before=steps_before), planned_steps)
+    points = curves(epochs, step_table(history.steps[-1:], before=steps_before), planned_steps)
+    skipped = [part["skipped"].sum() for part in history.steps if "skipped" in part]
+    return {**points, **({"train/skipped_steps": {len(skipped): float(sum(skipped))}} if skipped else {})}

@@ -88,6 +88,7 @@ OTHER = {
     "mirrors": ["http://127.0.0.1:9/mnist"],
     "alert": "cat > /dev/null",
     "experiment": "other",
+    "price_per_hour": 3.6,
 }
 
 

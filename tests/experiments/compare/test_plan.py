@@ -105,7 +105,7 @@ def played(name: str, accuracy: float, status: str, number: int) -> Run:
     tags = state_tags(stage) | output_tags(stage, {out: digest(Path(out))}) | {"dataset": "words"}
     tags |= {"dataset_digest": hashlib.sha256(b"").hexdigest()}
     metrics = {
-        "train": {"train/seconds": float(number), "train/num_parameters": 7.0},
+        "train": {"train/seconds": float(number), "train/cost": 3.0 * number, "train/num_parameters": 7.0},
         "evaluate": {"eval/accuracy": accuracy, "eval/loss": 1 - accuracy},
     }.get(name, {})
     info = RunInfo(
@@ -183,6 +183,7 @@ def test_completed_run_has_the_metrics_of_its_runs() -> None:
     store.run(0.91, train__members=2)
     low = completed(store)[("low", 1)]
     assert (low.test_loss, low.train_seconds, low.dataset) == (pytest.approx(0.09), 0.5, "words e3b0c442")
+    assert low.cost == 1.5, "the share of a member"
     assert low.mlflow_run == store.runs[1].info.run_id, "the training's"
 
 

@@ -34,6 +34,7 @@ def completed(
             test_loss=1 - accuracy,
             num_parameters=7,
             train_seconds=None if seconds is None else seconds + 0.01 * ((seed + LABELS.index(label)) % 3 - 1),
+            cost=None,
             compile_seconds=None if seconds is None else 0.5,
             began=began[seed],
             ended=began[seed] + 4,
@@ -72,6 +73,8 @@ def test_single_variant_and_single_seeds_have_no_columns_of_differences() -> Non
     (row,) = table_rows(summarize(completed("plain", PLAIN), None))
     assert [*row] == ["variant", "seeds", "test accuracy, %", "test loss", "training, s", "compile, s"]
     assert row["test accuracy, %"] == "90.17 ± 0.76"
+    priced = [replace(run, cost=0.125 * run.seed or None) for run in completed("plain", PLAIN)]
+    assert table_rows(summarize(priced, None))[0]["cost"] == "0.375", "the sum of what is known"
     summaries = [*of(completed("plain", PLAIN[:1]), completed("better", BETTER[:1])).values()]
     assert "verdict" not in table_rows(summaries)[0]
     assert table_rows(summaries)[1]["difference, points"] == "+2.10"

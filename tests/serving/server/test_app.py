@@ -271,7 +271,7 @@ async def test_page_loads_nothing_from_other_hosts() -> None:
 async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "SLOW_SECONDS", 600.0)  # else a busy machine decides
+    monkeypatch.setattr(metrics, "SLOW_SECONDS", {"warm": 600.0, "cold": 0.0})  # else a busy machine decides
     app = application(FakeModel())
     for _ in range(3):
         await app.post(INFER, inference(images(2)))
@@ -286,13 +286,10 @@ async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold(
     assert f'gradtrail_request_seconds_count{{{route},temperature="warm"}} 2.0' in text
     assert 'gradtrail_request_seconds_count{route="other",status="404",temperature="warm"} 9.0' in text
     assert "/nothing" not in text
-    outcomes = dict(re.findall(r'gradtrail_requests_total\{outcome="(\w+)"\} (\d+)', text))
-    assert outcomes == {"answered": "3", "slow": "0", "failed": "0", "refused": "1"}, "only requests to classify count"
+    found = re.findall(r'gradtrail_requests_total\{outcome="(\w+)",temperature="(\w+)"\} ([1-9]\d*)', text)
+    assert sorted(found) == [("answered", "warm", "2"), ("refused", "warm", "1"), ("slow", "cold", "1")]
     assert 'gradtrail_model_info{digest="' in text
     assert 'gradtrail_batch_fill_ratio_count{size="4"} 3.0' in text
-    monkeypatch.setattr(metrics, "SLOW_SECONDS", 0.0)
-    await app.post(INFER, inference(images(2)))
-    assert app.metrics.registry.get_sample_value("gradtrail_requests_total", {"outcome": "slow"}) == 1
 
 
 async def test_too_many_requests_are_refused() -> None:
@@ -346,18 +343,24 @@ def failing(_: np.ndarray) -> np.ndarray:
     raise RuntimeError("secret in /home/somebody")
 
 
-@pytest.mark.parametrize("function", [failing, lambda batch: shares(batch) * 3 - 1])
+@pytest.mark.parametrize(("function", "num_refused"), [(failing, 0), (lambda batch: shares(batch) * 3 - 1, 1)])
 @pytest.mark.parametrize(
     ("path", "content"), [(INFER, ONE), (INVOKE, {"inputs": images(1).tolist()}), ("/picture", picture((60, 80)))]
 )
-async def test_failure_of_the_model_is_one_line_and_is_counted(function: Any, path: str, content: Any) -> None:
+async def test_failure_of_the_model_is_one_line_and_is_counted(
+    function: Any, num_refused: int, path: str, content: Any
+) -> None:
     app = application(FakeModel(function))
     reply = await app.post(path, content)
     assert (reply.status, reply.json) == (500, {"error": "the server failed; its log says why"})
     counted = {"route": path.replace("digits", "{name}"), "status": "500", "temperature": "warm"}
     for metric, labels in (
         ("gradtrail_model_errors_total", {"role": "primary", "version": "1"}),
-        ("gradtrail_requests_total", {"outcome": "failed"}),
+        ("gradtrail_requests_total", {"outcome": "failed", "temperature": "warm"}),
         ("gradtrail_request_seconds_count", counted),
     ):
         assert app.metrics.registry.get_sample_value(metric, labels) == 1
+    refused = app.metrics.registry.get_sample_value(
+        "gradtrail_refused_answers_total", {"role": "primary", "version": "1"}
+    )
+    assert refused == num_refused

@@ -52,24 +52,33 @@ def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: 
     assert epochs["cross_entropy"].tolist() == pytest.approx(steps["cross_entropy"].to_numpy().reshape(2, 3).mean(1))
 
 
-def test_loss_scales_and_skipped_steps_are_on_record() -> None:
-    """One epoch in float16: the first step overflows."""
-    config = train_config(precision="float16", epochs=1)
+def test_loss_scales_and_skipped_steps_are_on_record(tmp_path: Path) -> None:
+    """Two epochs in float16: one step of the first overflows, two of the second."""
+    config = train_config(precision="float16", epochs=2)
     config = dataclasses.replace(config, loss_scaling=dataclasses.replace(config.loss_scaling, initial=1e38))
     engine, examples = make_engine(config, random_split(10))
     state = engine.init(seed_keys(0))
-    history = History((), on_host(state.params), 10)
+    history, live = History((), on_host(state.params), 10), []
     for chunk in engine.train(state, examples, steps_per_call=3):
-        skipped = np.array([True, False, False])
-        changes = {"skipped": skipped, "grad_norm": np.array([np.inf, 1, 1], np.float32)}
+        skipped = np.array([True, False, chunk.epoch == 2])
+        changes = {"skipped": skipped, "grad_norm": np.where(skipped, np.float32(np.inf), np.float32(1))}
         records = dataclasses.replace(chunk.records, metrics=chunk.records.metrics | changes)
         done = dataclasses.replace(chunk, records=records)
         history.add(done, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
+        live.append(live_curves(history, 6)["train/skipped_steps"])
     steps = tables.step_table(history.steps)
-    assert steps["skipped"].tolist() == [True, False, False]
+    assert steps["skipped"].tolist() == [True, False, False, True, False, True]
+    assert live == [{1: 1.0}, {2: 3.0}]
+    tables.write_tables(tmp_path, history, IDS)
+    metrics = tables.measure(history, train_config(), 6)
+    assert render.read_curves(tmp_path, "train", metrics)["train/skipped_steps"] == {
+        1: 1.0,
+        2: metrics["skipped_steps"],
+    }
+    assert "train/skipped_steps" not in render.read_curves(tmp_path, "train", metrics | {"members": 2})
     assert (steps["loss_scale"] > 0).all()
-    assert tables.measure(history, train_config(), 3)["skipped_steps"] == 1
-    assert tables.measure(history, train_config(), 3)["loss_scale"] == steps["loss_scale"].iloc[-1]
+    assert metrics["skipped_steps"] == 3
+    assert metrics["loss_scale"] == steps["loss_scale"].iloc[-1]
 
 
 def test_weights_are_written_under_the_names_of_their_epochs(history: History, tmp_path: Path) -> None:

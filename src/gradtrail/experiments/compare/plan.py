@@ -28,7 +28,7 @@ from gradtrail.tracking.sync import sync
 from gradtrail.tracking.tags import BEGAN, REBUILT, outputs
 
 _MEMBERS_TABLE = "results/members.csv"  # artifact of an evaluation: a row per member
-_SECONDS, _COMPILE_SECONDS = "train/seconds", "train/compile_total_seconds"
+_SECONDS, _COMPILE_SECONDS, _COST = "train/seconds", "train/compile_total_seconds", "train/cost"
 _VARIED = {"initialization", "order", "augmentation", "dropout"}  # as core/train/config.py has it, which imports JAX
 
 
@@ -44,6 +44,7 @@ class CompletedRun:
     test_loss: float
     train_seconds: float | None  # time of the training loop, per member; None for a rebuilt run
     compile_seconds: float | None  # None for a rebuilt run
+    cost: float | None  # of the training, per member; None without `runtime.price_per_hour`
     began: float  # start of the attempt whose seconds these are, in seconds since 1970
     ended: float
     machine: str | None  # kind of machine that trained; None if unknown
@@ -126,6 +127,7 @@ class Planner:
                 test_loss=metrics["loss"],
                 train_seconds=timings[_SECONDS] / len(seeds) if _SECONDS in timings else None,
                 compile_seconds=timings.get(_COMPILE_SECONDS),
+                cost=timings[_COST] / len(seeds) if _COST in timings else None,
                 began=int(tags.get(BEGAN, train.info.start_time)) / 1000,
                 ended=train.info.end_time / 1000,
                 machine=tags.get("machine"),

@@ -28,6 +28,7 @@ def table_rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
     rows = []
     for summary in summaries:
         balanced = [run.test_balanced_accuracy for run in summary.runs]
+        costs = [run.cost for run in summary.runs if run.cost is not None]
         corrected = [run.test_accuracy_corrected_labels for run in summary.runs]
         cells = {
             "variant": summary.variant,
@@ -42,6 +43,7 @@ def table_rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
             "training, s": _number(summary.seconds, ".1f"),
             "× baseline": _time_ratio(summary.log_time_ratio),
             "compile, s": _number(median(run.compile_seconds for run in summary.runs), ".1f"),
+            "cost": _number(sum(costs) if costs else None, ".3g"),
         }
         rows.append(cells)
     return [{column: row[column] for column in rows[0] if any(other[column] for other in rows)} for row in rows]

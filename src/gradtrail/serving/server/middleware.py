@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gradtrail.serving.metrics import Temperature
 from gradtrail.serving.server.router import Router
 from gradtrail.support.errors import UserError, one_line, printable
 
@@ -84,10 +85,10 @@ class CountRequests:
         finally:
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "other")
-            temperature = "cold" if scope.get("gradtrail.is_first") else "warm"
+            temperature: Temperature = "cold" if scope.get("gradtrail.is_first") else "warm"
             self.metrics.request_seconds.labels(route, str(status), temperature).observe(seconds)
             if scope["method"] == "POST":  # of the endpoints that classify
-                self.metrics.count_request(status, seconds)
+                self.metrics.count_request(status, seconds, temperature)
 
 
 class CheckClient:

@@ -86,8 +86,8 @@ class Router:
             probabilities = await served.batcher.predict(images)
         except HTTPException:
             raise
-        except Exception:
-            self.metrics.failed("primary", served.version)
+        except Exception as error:
+            self.metrics.failed("primary", served.version, error)
             raise
         answer = Answer(probabilities=probabilities, model=served, is_first=not served.num_answered)
         served.num_answered += 1
@@ -100,14 +100,17 @@ class Router:
         """Return the answer of `GET /rollout`."""
         return {"state": "off"}
 
-    async def load(self, folder: Path, version: str = "", *, all_sizes: bool = True) -> Served:
+    async def load(self, folder: Path, version: str = "", *, precision: str = "", all_sizes: bool = True) -> Served:
         """Read an exported model, and compile it for all batch sizes, or the smallest one, alongside the current one.
+
+        In a precision other than its own, it is a version such as `3-bfloat16`.
 
         Raises:
             UserError: The model cannot be used here, or its answers are no probabilities; one line.
         """
-        model = await asyncio.to_thread(read_export, folder)
-        served = self.host(model, version, sizes=())
+        model = await asyncio.to_thread(read_export, folder, precision)
+        version = version or model.manifest.digest[:12]
+        served = self.host(model, f"{version}-{precision}" if precision else version, sizes=())
         for size in served.about.batch_sizes if all_sizes else served.about.batch_sizes[:1]:
             await self._add_size(served, size)
         _log_cache_faults()

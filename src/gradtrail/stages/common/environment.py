@@ -101,6 +101,7 @@ class RuntimeConfig:
     system_metrics: bool  # True to log the usage of processor and memory, for stages longer than a minute
     # Address that gets a POST, or shell command that gets a line on stdin, if a training needs attention; or empty
     alert: str
+    price_per_hour: Positive | None  # of the machine, for the metric `cost` of a training; None for no such metric
     copy_outs: bool  # True to log weights and parquet tables as artifacts, in addition to their digests
     debug_nans: bool  # True to stop at the first NaN, in the operation that produced it; no outputs are written
     disable_jit: bool  # True to run every operation by itself; no outputs are written, since their bits would differ

@@ -1,8 +1,9 @@
 """An exported model on disk: programs and weights that JAX runs without Flax and without this project.
 
 A folder with `manifest.json`, `weights.safetensors`, and `forward.<platform>.bin` for each platform, the forward pass
-as `jax.export` serializes it. `stages/export` writes it; servers, `predict` and logged models of MLflow read it. This
-module needs jax, jaxtyping, numpy, flatbuffers and safetensors; `docs/release.md` reads one without it.
+as `jax.export` serializes it; `forward.<platform>.<precision>.bin` is the one in another precision. `stages/export`
+writes it; servers, `predict` and logged models of MLflow read it. This module needs jax, jaxtyping, numpy, flatbuffers
+and safetensors; `docs/release.md` reads one without it.
 """
 
 import dataclasses
@@ -137,13 +138,17 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{path}: no exported model: {one_line(error)}") from None
 
 
-def read_export(folder: Path) -> ExportedModel:
-    """Read an exported model for the backend that JAX has here; raise UserError, one line, if that is impossible."""
+def read_export(folder: Path, precision: str = "") -> ExportedModel:
+    """Read an exported model for the backend that JAX has here; raise UserError, one line, if that is impossible.
+
+    With a precision, that of `export.precisions` in place of the training's.
+    """
     manifest = read_manifest(folder)
     backend = jax.default_backend()
-    name = program_name(PLATFORMS.get(backend, backend))
+    name = program_name(PLATFORMS.get(backend, backend), precision)
     if name not in manifest.files:
-        raise UserError(f"{folder}: has no {name}; JAX runs on {backend} here")
+        reason = "export.precisions of params.yaml adds it" if precision else f"JAX runs on {backend} here"
+        raise UserError(f"{folder}: has no {name}; {reason}")
     weights, data = verified_bytes(folder, WEIGHTS_FILE, manifest), verified_bytes(folder, name, manifest)
     try:
         tensors = load(weights)
@@ -162,9 +167,9 @@ def read_export(folder: Path) -> ExportedModel:
     return ExportedModel(manifest, program.call, tensors)
 
 
-def program_name(platform: str) -> str:
-    """Return the name of the file with the program for a platform, `cpu` or `cuda`."""
-    return f"forward.{platform}.bin"
+def program_name(platform: str, precision: str = "") -> str:
+    """Return the name of the file with the program for a platform, `cpu` or `cuda`, and a precision."""
+    return ".".join(["forward", platform, *filter(None, [precision]), "bin"])
 
 
 def verified_bytes(folder: Path, name: str, manifest: Manifest) -> bytes:
