@@ -77,7 +77,7 @@ def test_xla_flag_of_params_reruns_computing_stages(project: Project) -> None:
     assert changed == {*COMPUTING, "report"}
 
 
-WRITE_NO_RESULTS = {"debug_nans", "disable_jit"}  # and say so
+WRITE_NO_RESULTS = {"disable_jit"}  # and says so
 OTHER = {
     "steps_per_call": 7,
     "stop_after_epoch": 99,
@@ -88,6 +88,8 @@ OTHER = {
     "mirrors": ["http://127.0.0.1:9/mnist"],
     "alert": "cat > /dev/null",
     "experiment": "other",
+    "checkify": ["nan", "div", "index"],
+    "transfer_guard": "disallow",
 }
 
 
