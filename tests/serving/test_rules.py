@@ -258,7 +258,7 @@ def test_promtool_accepts_the_names() -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-def test_compilations_in_answering_threads_are_counted() -> None:
+def test_compilations_in_answering_threads_are_counted_and_explained(caplog: pytest.LogCaptureFixture) -> None:
     metrics = ServerMetrics()
     images = np.ones(3, np.float32)
     end = count_compilations(metrics, "model")
@@ -267,10 +267,15 @@ def test_compilations_in_answering_threads_are_counted() -> None:
         with ThreadPoolExecutor(1, thread_name_prefix="model") as thread:
             thread.submit(ahead, images).result()
             assert value(metrics, "gradtrail_compiles_in_request_total") == 0, "the program was compiled before"
-            thread.submit(jax.jit(lambda x: x * 3), images).result()
+            triple = jax.jit(lambda x: x * 3)
+            thread.submit(triple, images).result()
             assert value(metrics, "gradtrail_compiles_in_request_total") == 1
+            thread.submit(triple, images[:2]).result()
     finally:
         end()
     with ThreadPoolExecutor(1, thread_name_prefix="model") as thread:
         thread.submit(jax.jit(lambda x: x * 5), images).result()
-    assert value(metrics, "gradtrail_compiles_in_request_total") == 1
+    assert value(metrics, "gradtrail_compiles_in_request_total") == 2
+    first, again = caplog.messages
+    assert first.startswith("during a request <lambda> was compiled by a call at ")
+    assert again.endswith("argument 1 (`x`) has shape (2,), was (3,)")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import platform
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from jax._src.lru_cache import LRUCache
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from gradtrail.core.profile.benchmark import MachineRates
+from gradtrail.support.progress import progress_bar
 from gradtrail.tracking import compile_report
 from gradtrail.tracking.compile_report import compiling
 
@@ -28,7 +30,9 @@ class RecordingRun:
     """A run that keeps what is logged to it."""
 
     def __init__(self, *, is_open: bool = True):
-        self.stage = SimpleNamespace(name="train", runtime=SimpleNamespace(compile_cache=False, trace=False))
+        self.stage = SimpleNamespace(
+            name="train", runtime=SimpleNamespace(compile_cache=False, trace=False, checkify=())
+        )
         self.is_open = is_open
         self.logged: dict[str, float] = {}
         self.written: dict[str, str] = {}
@@ -52,7 +56,7 @@ def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_report, "measure_rates", lambda _: RATES)
 
 
-def work(run: RecordingRun, shapes: tuple[int, ...] = ()) -> None:
+def work(run: RecordingRun, shapes: tuple[int, ...] = (), at_end: Callable[[], object] = lambda: None) -> None:
     @jax.jit
     def planted(values: jax.Array) -> jax.Array:
         return values.sum()
@@ -63,6 +67,7 @@ def work(run: RecordingRun, shapes: tuple[int, ...] = ()) -> None:
             square(np.eye(8, dtype=np.float32))
         for length in shapes:
             planted(np.ones(length, np.float32))
+        at_end()
 
 
 def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,26 +83,48 @@ def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixtur
     times = [square[f"{key}_seconds"] for key in ("trace", "lower", "compile", "first_call", "steady_call")]
     assert np.isfinite(times).all()
     programs = (f"square.{kind}.txt" for kind in ("jaxpr", "stablehlo", "hlo"))
-    assert set(run.written) == {f"compile/{name}" for name in ("functions.json", *programs)}
+    assert set(run.written) == {f"compile/{name}" for name in ("functions.json", "recompilations.json", *programs)}
+    assert json.loads(run.written["compile/recompilations.json"])["data"] == []
     assert capsys.readouterr().err == ""
 
 
-def test_compilation_by_a_call_is_a_warning_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compilation_by_a_call_is_a_warning_at_once_and_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     run = RecordingRun()
-    work(run, shapes=(3, 4, 3))
+    with progress_bar("train", 8580, unit="steps") as bar:
+        bar.update(4290)
+        work(run, shapes=(3, 4, 3), at_end=lambda: print("then", file=sys.stderr))
     assert run.logged["compile/unplanned"] == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"train: warning: planted was compiled 2 times by a call at .*:\d+", line)
+    first, again, then = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"train: warning: planted was compiled by a call at \S+:\d+ \(train at 4,290 of 8,580\)", first)
+    assert re.fullmatch(
+        r"train: warning: planted was compiled again by a call at \S+:\d+: argument 1 \(`values`\) has shape \(4,\), "
+        r"was \(3,\) \(train at 4,290 of 8,580\)",
+        again,
+    )
+    assert then == "then"
+    table = json.loads(run.written["compile/recompilations.json"])
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    reasons = ["", "argument 1 (`values`) has shape (4,), was (3,)"]
+    assert [(row["function"], row["reason"], row["compilations"]) for row in rows] == [
+        ("planted", reason, 1) for reason in reasons
+    ]
+
+
+def test_warnings_are_counted_when_there_are_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    work(RecordingRun(), shapes=tuple(range(1, 31)))
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert len(lines) == 20
+    assert last == "train: warning: calls compiled 30 programs: see compile/recompilations.json of the run"
 
 
 def test_failed_or_untracked_stage_reports_compilations_by_calls(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError), compiling(RecordingRun()):
         _ = jax.jit(lambda values: values + 1)(np.ones(3, np.float32)), 1 / 0
-    assert "<lambda> was compiled once" in capsys.readouterr().err
+    assert "<lambda> was compiled by a call" in capsys.readouterr().err
     untracked = RecordingRun(is_open=False)
     work(untracked, shapes=(3, 4))
     assert (untracked.logged, untracked.written) == ({}, {})
-    assert "planted was compiled 2 times" in capsys.readouterr().err
+    assert "planted was compiled again" in capsys.readouterr().err
 
 
 def test_every_compilation_counts_in_the_total_and_each_function_has_a_row() -> None:
@@ -111,7 +138,7 @@ def test_every_compilation_counts_in_the_total_and_each_function_has_a_row() -> 
     assert run.logged["compile/total_seconds"] == total > compiler.functions["sine"].times.total_seconds
     (sine,) = run.logged_timings["functions"]
     assert (sine["function"], sine["signature"]) == ("sine", "float32[4]")
-    assert json.loads(run.written["compile/functions.json"])["data"][0][3] == 1, "retraced once"
+    assert json.loads(run.written["compile/recompilations.json"])["data"] == [], "planned"
 
 
 @pytest.fixture

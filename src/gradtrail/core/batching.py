@@ -99,7 +99,7 @@ class Order:
         self._drawn = {number: self._drawn[number] for number in windows if number in self._drawn}
         for number in windows:
             if number not in self._drawn:
-                drawn = np.asarray(self._draw(np.int32(number)))
+                drawn = np.asarray(jax.device_get(self._draw(np.int32(number))))
                 self._drawn[number] = drawn[drawn != PADDING]
             first = number * self._window
             begin, end = max(low, first), min(last, first + self._window)

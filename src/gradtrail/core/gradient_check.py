@@ -66,7 +66,6 @@ def check_gradients(model: Model, *, batch_size: int = 1) -> None:
         faults(network.path, "the network on random images"),
         jax.default_matmul_precision("highest"),
         jax.disable_jit(False),  # a debug switch of a training is for its own steps
-        jax.debug_nans(False),
     ):
         exact, again = model if model.config == config else Model(config), Model(config)
         init, apply = _lowered(exact, images, keys)

@@ -111,10 +111,7 @@ def find_changes(accepted: Costs, current: Costs, metrics: Iterable[str]) -> lis
 def measure() -> dict[str, Any]:
     """Return the costs of `train`, `evaluate` and `gradients`, with the machine and params that determine them."""
     config, runtime = load_section("train", TrainConfig), load_section("runtime", RuntimeConfig)
-    set_up_jax(
-        load_section("environment", EnvironmentConfig),
-        dataclasses.replace(runtime, debug_nans=False, disable_jit=False),
-    )
+    set_up_jax(load_section("environment", EnvironmentConfig), dataclasses.replace(runtime, disable_jit=False))
     set_cpu_devices(config.shards)
     evaluate = load_section("evaluate", EvaluateConfig)
     device = jax.local_devices()[0]

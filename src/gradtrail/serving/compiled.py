@@ -54,7 +54,9 @@ def export_compiled(source: Path, folder: Path) -> int:
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in entries.items()}
     manifest = dataclasses.replace(manifest, files={**manifest.files, **others, **digests})
     write_json(folder / MANIFEST, dataclasses.asdict(manifest))
-    print(f"{folder}: {len(entries)} programs for {kind}; gradtrail serve --model {folder} --compiled {manifest.digest}")
+    print(
+        f"{folder}: {len(entries)} programs for {kind}; gradtrail serve --model {folder} --compiled {manifest.digest}"
+    )
     return 0
 
 

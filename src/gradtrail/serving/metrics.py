@@ -4,6 +4,7 @@ Sources: https://prometheus.io/docs/practices/naming/ and https://prometheus.io/
 label contains client input, and the series of a model version end when it is replaced.
 """
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,6 @@ SLOW_SECONDS: dict[Temperature, float] = {"warm": 0.05, "cold": 0.25}
 SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 COMPILE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1)
-_COMPILED = "/jax/core/compile/backend_compile_duration"  # one per program, also on a hit of the compile cache
 
 
 class ServerMetrics:
@@ -220,15 +220,15 @@ class _AcceleratorCollector(Collector):
 
 
 def count_compilations(metrics: ServerMetrics, *threads: str) -> Callable[[], None]:
-    """Count compilations in threads whose names begin so, in `compiles_in_request`; return a function that ends this.
+    """Count compilations in threads whose names begin so, and log why; return a function that ends this.
 
     JAX reports a compilation in the thread that causes it. Models are compiled in threads of other names.
     """
-    import jax.monitoring
+    from gradtrail.core.xla.compile_log import Compilation, CompileLog
 
-    def listen(event: str, duration_secs: float, **_: str | int) -> None:  # noqa: ARG001
-        if event == _COMPILED and threading.current_thread().name.startswith(threads):
+    def count(compilation: Compilation) -> None:
+        if threading.current_thread().name.startswith(threads):
             metrics.compiles_in_request.inc()
+            logging.getLogger("gradtrail.serve").warning("during a request %s", compilation)
 
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return lambda: jax.monitoring.unregister_event_duration_listener(listen)
+    return CompileLog(count).__enter__().__exit__

@@ -70,8 +70,14 @@ class _Progress(rich.progress.Progress):
 class ProgressBar:
     """The bar of a `progress_bar` block; amounts are in its unit."""
 
+    last: "ProgressBar | None" = None  # the one that was shown last
+
     def __init__(self, progress: _Progress, task: rich.progress.TaskID) -> None:
         self._progress, self._task = progress, task
+
+    def __str__(self) -> str:
+        (task,) = self._progress.tasks
+        return f"{task.description} at {task.completed:,.0f} of {task.total:,.0f}"
 
     @property
     def is_drawn(self) -> bool:
@@ -126,4 +132,5 @@ def progress_bar(description: str, total: float, *, unit: Unit) -> Iterator[Prog
     columns = (label, rich.progress.BarColumn(), *counts, rich.progress.TimeRemainingColumn(), message)
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
     with _Progress(*columns, console=console, disable=is_hidden) as progress:
-        yield ProgressBar(progress, progress.add_task(description, total=total, message=""))
+        ProgressBar.last = ProgressBar(progress, progress.add_task(description, total=total, message=""))
+        yield ProgressBar.last

@@ -1,4 +1,4 @@
-"""Logs what a stage compiled to its run in MLflow: three metrics, timings, a table, and the programs as text.
+"""Logs what a stage compiled to its run in MLflow: three metrics, timings, tables, and the programs as text.
 
 Out of scope: measuring, which `core/xla` does.
 """
@@ -10,7 +10,6 @@ import math
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,17 @@ from typing import Any
 import jax
 
 from gradtrail.core.profile.benchmark import MachineRates, measure_rates
-from gradtrail.core.xla.compile_log import CompileLog
+from gradtrail.core.xla.compile_log import Compilation, CompileLog
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, Wrapper
 from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.setup import compute_in_float32, only_compiler, set_up_cache, take_cache_faults
+from gradtrail.support.progress import ProgressBar
 from gradtrail.support.tracing import recording
 from gradtrail.tracking.live import LiveRun
-from gradtrail.tracking.names import COMPILED, rounded
+from gradtrail.tracking.names import COMPILED, RECOMPILED, rounded
 
 _MIB = 2**20
+_MOST_WARNINGS = 20
 Row = dict[str, Any]
 
 
@@ -35,17 +36,25 @@ def compiling(run: LiveRun) -> Iterator[Compiler]:
     """Yield the compiler of a stage; when the block ends without an error, log what was compiled. Changes no result.
 
     A stage compiles ahead of time, or computes on the host: a compilation that a call causes is a warning with the
-    function's name and line of Python.
+    function's name and line of Python, and the argument that differs from the nearest program before.
     """
+
+    def warn(compilation: Compilation) -> None:
+        if log.unplanned[compilation] == 1 and len(log.unplanned) <= _MOST_WARNINGS:
+            place = f" ({ProgressBar.last})" if ProgressBar.last else ""
+            print(f"{run.stage.name}: warning: {compilation}{place}", file=sys.stderr)
+
     compute_in_float32()
     guard = only_compiler(set_up_cache()) if run.stage.runtime.compile_cache else None
-    with _tracing(run) as wrapper, CompileLog() as log:
-        compiler = Compiler(time.perf_counter, guard, log, wrapper)
+    with _tracing(run) as wrapper, CompileLog(warn) as log:
+        compiler = Compiler(time.perf_counter, guard, log, wrapper, run.stage.runtime.checkify)
         try:
             yield compiler
         finally:  # also if the stage fails
-            num_rejected, cache_warnings = take_cache_faults()
-            for line in (*log.warnings, *cache_warnings):
+            num_rejected, lines = take_cache_faults()
+            if (count := log.unplanned.total()) > _MOST_WARNINGS:
+                lines.append(f"calls compiled {count} programs: see {RECOMPILED} of the run")
+            for line in lines:
                 print(f"{run.stage.name}: warning: {line}", file=sys.stderr)
     if run.is_open and compiler.functions:
         with run.best_effort():
@@ -72,7 +81,7 @@ def _log_profile(run: LiveRun, compiler: Compiler, log: CompileLog, num_rejected
     """Log metrics, timings and the folder `compile/`: a table and the programs of each function's last compilation."""
     rates = measure_rates(time.perf_counter)
     functions = profile_rows(compiler.functions.values(), rates)
-    cache = {"requests": log.requests, "hits": log.hits, "rejected": num_rejected, "unplanned": len(log.unplanned)}
+    cache = {"requests": log.requests, "hits": log.hits, "rejected": num_rejected, "unplanned": log.unplanned.total()}
     run.timings(
         functions=[_without_nan(row) for row in functions],
         cache=cache,
@@ -84,13 +93,15 @@ def _log_profile(run: LiveRun, compiler: Compiler, log: CompileLog, num_rejected
         {
             "compile/total_seconds": sum(function.times.total_seconds for function in compiler.compiled),
             "compile/cache_hit_rate": log.hits / max(log.requests, 1),
-            "compile/unplanned": len(log.unplanned),
+            "compile/unplanned": log.unplanned.total(),
         }
     )
     with tempfile.TemporaryDirectory() as name:
-        rows = _summary(functions, compiler, log)
-        table = {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]}
-        Path(name, COMPILED.name).write_text(json.dumps(table), encoding="utf-8")
+        rows, calls = _summary(functions), [[*dataclasses.astuple(one), num] for one, num in log.unplanned.items()]
+        tables = {RECOMPILED: {"columns": ["function", "line", "reason", "compilations"], "data": calls}}
+        tables[COMPILED] = {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]}
+        for path, table in tables.items():
+            Path(name, path.name).write_text(json.dumps(table), encoding="utf-8")
         for function in compiler.functions.values():
             for kind, text in function.texts().items():
                 Path(name, f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
@@ -117,16 +128,13 @@ def profile_rows(functions: Iterable[CompiledFunction], rates: MachineRates) -> 
     return rows
 
 
-def _summary(functions: list[Row], compiler: Compiler, log: CompileLog) -> list[Row]:
-    """Return a row for each function, for people, the slowest to compile first; `retraces` are those by calls too."""
-    unplanned = Counter(compilation.function for compilation in log.unplanned)
-    retraces = compiler.compilations - Counter(list(compiler.functions)) + unplanned
+def _summary(functions: list[Row]) -> list[Row]:
+    """Return a row for each function, for people, the slowest to compile first."""
     rows: list[Row] = [
         {
             "function": row["function"],
             "compile_seconds": row["trace_seconds"] + row["lower_seconds"] + row["compile_seconds"],
             "cached": row["cached"],
-            "retraces": retraces[row["function"]],
             "gflop": row["flops"] / 1e9,
             "data_dependent_loops": row["data_dependent_loops"],
             "ms_per_call": 1000 * row["steady_call_seconds"],

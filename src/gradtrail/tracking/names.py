@@ -28,7 +28,7 @@ from gradtrail.tracking.tags import STAGE, param_text, stage_params
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-COMPILED = Path("compile/functions.json")  # artifact: the table of what a stage compiled
+COMPILED, RECOMPILED = Path("compile/functions.json"), Path("compile/recompilations.json")  # artifacts: tables
 SMALL_FIGURE = "description.png"  # artifact: the main figure, at the size that fits the UI
 FIGURES = {  # stage → its main figure, and the caption
     "preprocess": ("samples.png", "Samples of every class"),

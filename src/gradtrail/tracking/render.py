@@ -194,7 +194,7 @@ def _add_results(record: Record, folder: Path, *, tables: bool) -> None:
 
 def _add_tables(record: Record, folder: Path) -> list[str]:
     """Write results as tables that MLflow's UI shows; return the paths of all tables, the first of which opens."""
-    compiled = [COMPILED.as_posix()] if (record.artifacts / COMPILED).exists() else []
+    compiled = [f"compile/{path.name}" for path in sorted((record.artifacts / COMPILED.parent).glob("*.json"))]
     tables = sorted(folder.glob("*.csv"))
     if not tables:
         return compiled

@@ -77,7 +77,7 @@ def test_xla_flag_of_params_reruns_computing_stages(project: Project) -> None:
     assert changed == {*COMPUTING, "report"}
 
 
-WRITE_NO_RESULTS = {"debug_nans", "disable_jit"}  # and say so
+WRITE_NO_RESULTS = {"disable_jit"}  # and says so
 OTHER = {
     "steps_per_call": 7,
     "stop_after_epoch": 99,
@@ -89,6 +89,8 @@ OTHER = {
     "alert": "cat > /dev/null",
     "experiment": "other",
     "price_per_hour": 3.6,
+    "checkify": ["nan", "div", "index"],
+    "transfer_guard": "disallow",
 }
 
 

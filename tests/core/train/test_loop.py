@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,16 +205,14 @@ def test_the_parameters_to_evaluate_are_the_trained_ones_or_their_average() -> N
     assert not same_bits(noisy.average, noisy.params)
 
 
-@pytest.mark.parametrize("debugging", [pytest.param(jax.disable_jit, marks=pytest.mark.slow), jax.debug_nans])
-def test_a_training_to_look_into_gives_the_same_figures(
-    debugging: Callable[[bool], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_a_training_to_look_into_gives_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     config = train_config(**PLAIN)
     engine, examples = make_engine(config, SPLIT)
     initial, expected = engine.init(seed_keys(0)), run_training(engine, examples)[-1]
     training = TrainingFunctions(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT), jax.devices())
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # indices then are NumPy's or Python's integers
-    with debugging(True):
+    with jax.disable_jit():
         looked_into = training.compile(new_compiler())
         chunks = run_training(looked_into, examples, state=initial, steps_per_call=2)
     assert [(chunk.step, int(chunk.state.step)) for chunk in chunks] == [(2, 2), (3, 3), (5, 5), (6, 6)]

@@ -28,6 +28,7 @@ from gradtrail.core.nn.inference import compile_predict_within, validate
 from gradtrail.core.nn.losses import Focal
 from gradtrail.core.nn.mlp import MLP
 from gradtrail.core.nn.models import Model, by_path, num_parameters
+from gradtrail.core.train.augmentation import NO_AUGMENTATION
 from gradtrail.core.train.changes import NO_CHANGES
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.history import EPOCH_METRICS, EpochMetrics, History
@@ -314,7 +315,22 @@ def test_training_without_examples_is_that_of_a_split_without_them(
     assert trajectory.batch_size == 3
 
 
-@pytest.mark.parametrize("from_host", ["", "streamed", "debug_nans"])
+def test_checks_of_indices_are_refused_with_an_augmentation_that_reads_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_module, "devices", lambda _: jax.local_devices())
+    runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
+    monkeypatch.setitem(globals(), "load_section", lambda *_: dataclasses.replace(runtime, checkify=("index",)))
+    augmentation = dataclasses.replace(NO_AUGMENTATION, shift=1.0)
+    with pytest.raises(UserError, match=r"^runtime\.checkify: index cannot check train\.augmentation"):
+        loaded(config=train_config(augmentation=augmentation))
+    loaded(config=train_config())
+    with pytest.raises(ValueError, match="checkify must be empty with disable_jit"):
+        dataclasses.replace(runtime, checkify=("nan",), disable_jit=True)
+
+
+@pytest.mark.parametrize("from_host", ["", "streamed"])
 def test_devices_validate_before_the_host_waits_for_the_steps(
     from_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,7 +349,6 @@ def test_devices_validate_before_the_host_waits_for_the_steps(
         return record
 
     training = loaded(config=train_config())
-    training.runtime = dataclasses.replace(training.runtime, debug_nans=from_host == "debug_nans")
     training.compile(new_compiler())
     assert training.functions[-1].name == ("predict" if from_host else "validate")
     guard = contextlib.nullcontext if from_host else functools.partial(jax.transfer_guard, "disallow")

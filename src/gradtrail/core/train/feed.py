@@ -19,7 +19,7 @@ from jaxtyping import Array, Int
 
 from gradtrail.core.batching import Order
 from gradtrail.core.data import Split
-from gradtrail.core.sharding import AXIS
+from gradtrail.core.sharding import AXIS, put, replicated
 from gradtrail.core.train.gradient import Examples
 
 _BLOCK_SPEC = PartitionSpec(None, AXIS)  # each device has a part of every batch of a block
@@ -36,7 +36,7 @@ class Block:
     stop: int
     examples: Examples
     # int32 indices of these steps in a block; of all steps of the epoch if `examples` is the split
-    order: Int[Array | np.ndarray, "steps batch"]
+    order: Int[Array, "steps batch"]
 
 
 def steps_in_block(batch_size: int, image_shape: tuple[int, ...], steps_per_epoch: int) -> int:
@@ -89,7 +89,7 @@ def blocks(split: Split, order: Order, mesh: Mesh, *, steps_per_block: int, firs
     def next_block() -> Block:
         start, batches, examples = waiting.popleft()
         stop = min(start + steps_per_block, order.num_steps)
-        return Block(first=start, stop=stop, examples=examples.result(), order=batches)
+        return Block(first=start, stop=stop, examples=examples.result(), order=put(batches, replicated(mesh)))
 
     with ThreadPoolExecutor(1, thread_name_prefix="feed") as pool:
         for start in range(first - first % steps_per_block, order.num_steps, steps_per_block):

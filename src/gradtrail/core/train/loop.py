@@ -38,7 +38,7 @@ from gradtrail.core.train.step import (
     make_step,
     take,
 )
-from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.core.xla.passes import Pass, compile_within
 
 
@@ -158,17 +158,6 @@ class TrainingFunctions:
 
     def compile_run_steps(self, compiler: Compiler) -> CompiledFunction:
         """Compile the loop of optimizer steps, under the name `train_step`: its static cost is that of one step."""
-        debugging: Any = jax.config  # mypy does not know its switches
-        if debugging.jax_debug_nans:  # which locates an operation in a step, but not in a loop
-            one_step = jax.jit(self.recorded_step)
-
-            def run_one_by_one(*arguments: Any) -> tuple[TrainState, StepRecord]:
-                state, records, examples, order, start, stop = arguments
-                for index in range(start, stop):
-                    state, records = one_step(state, records, examples, order, index)
-                return state, records
-
-            return CompiledFunction(name="train_step", call=run_one_by_one, cost=NO_COST, times=NO_TIMES)
         order = jax.ShapeDtypeStruct((self.steps_per_block, self.num_rows), jnp.int32)
         records, order, index = self.on_all_devices((jax.eval_shape(self.empty_records), order, _INDEX))
         rows = self.config.batch_size // self.mesh.size
@@ -178,7 +167,7 @@ class TrainingFunctions:
             *(self.abstract_state, records, self.abstract_examples, order, index, index),
             donate_argnums=(0, 1),  # else the state would take twice the memory
             out_shardings=replicated(self.mesh),
-            num_iterations=lambda *called: int(called[-1]) - int(called[-2]),
+            num_iterations=lambda *called: int(np.subtract(*jax.device_get(called[:-3:-1]))),
             unread_bytes=0 if self.streamed else feed.unread_bytes(self.abstract_examples, rows),
         )
 
@@ -231,16 +220,15 @@ class CompiledTraining:
         Raises:
             ConfigError: a Poisson-sampled batch of the next epoch exceeds the capacity; one line.
         """
-        done = int(state.step)
+        done = int(jax.device_get(state.step))
         while done < self.num_steps:
             epoch, first = divmod(done, self.steps_per_epoch)
             records = self.records() if records is None else records
             for block in self._blocks(examples, state.keys, epoch, first):
                 for start in range(max(first, block.first), block.stop, steps_per_call):
                     stop = min(start + steps_per_call, block.stop)
-                    state, records = self.run_steps(
-                        state, records, block.examples, block.order, np.int32(start), np.int32(stop)
-                    )
+                    bounds = put((np.int32(start), np.int32(stop)), replicated(self.mesh))  # explicit transfers
+                    state, records = self.run_steps(state, records, block.examples, block.order, *bounds)
                     done = epoch * self.steps_per_epoch + stop
                     ends_epoch = stop == self.steps_per_epoch
                     yield Chunk(epoch=epoch + 1, ends_epoch=ends_epoch, step=done, state=state, records=records)
@@ -249,11 +237,14 @@ class CompiledTraining:
     def _blocks(self, examples: Examples | Split, keys: RunKeys, epoch: int, first: int) -> Iterable[Block]:
         """Return examples and order of the steps of an epoch from `first` on."""
         if isinstance(examples, Examples):
-            order = self.order(keys, np.int32(epoch))
+            order = self.order(keys, put(np.int32(epoch), replicated(self.mesh)))
             return [Block(first=first, stop=self.steps_per_epoch, examples=examples, order=order)]
         bits = jax.tree.map(lambda key: np.array(jax.random.key_data(key)), keys)  # a copy: the steps reuse the memory
         run_keys = jax.tree.map(keys_from_bits, put(bits, replicated(self.mesh)))
-        draw = functools.partial(self.order, run_keys, np.int32(epoch))
+
+        def draw(window: Any) -> Array:
+            return self.order(run_keys, *put((np.int32(epoch), window), replicated(self.mesh)))
+
         windows = batching.Order(len(examples), self.training.config.batch_size, draw)
         return feed.blocks(examples, windows, self.mesh, steps_per_block=self.training.steps_per_block, first=first)
 

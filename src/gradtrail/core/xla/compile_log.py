@@ -1,55 +1,62 @@
-"""Records what JAX compiles while a block runs: how often, for how long, and which compilations were unplanned.
+"""Records what JAX compiles while a block runs: how often, for how long, and why a call was not served by a program.
 
-Counts, durations and names are those of the events of `jax.monitoring`. JAX sends them from the thread that compiles,
-below the call that causes it, so the Python stack has the line of the project.
+Counts and durations are those of the events of `jax.monitoring`. JAX sends them from the thread that compiles, below
+the call that causes it, so the Python stack has the line of the project, and in a frame of JAX the arguments.
 """
 
 import contextlib
-import re
 import sys
 import sysconfig
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import jax
 import jax.monitoring
 
+from gradtrail.core.xla.signature import Signatures
+
 _REQUEST, _HIT = "/jax/compilation_cache/compile_requests_use_cache", "/jax/compilation_cache/cache_hits"
 _DURATIONS = "/jax/core/compile/"  # tracing, lowering and compiling
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # one per program, on a cache hit too
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parent)
-_MOST_LINES = 20
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Compilation:
     """A compilation that a call caused."""
 
-    function: str  # name of the function in Python
-    line: str  # line of the project that called it, such as `src/gradtrail/core/train/loop.py:264`
+    function: str  # name of the function in Python, or of its program
+    line: str  # line of the project that caused it, such as `src/gradtrail/core/train/loop.py:264`
+    reason: str  # how it differs from the nearest program of the function before; empty if it is the first
+
+    def __str__(self) -> str:
+        again, reason = (" again", f": {self.reason}") if self.reason else ("", "")
+        return f"{self.function} was compiled{again} by a call at {self.line}{reason}"
 
 
 class CompileLog:
     """Log of what JAX compiles, in all threads, while this context manager is open."""
 
-    def __init__(self) -> None:
-        # Compilations that calls caused, programs from the persistent cache included: all except those under
-        # `planned`. Empty if `jax_disable_jit` or `jax_debug_nans` is on: then nothing is compiled ahead of time.
-        self.unplanned: list[Compilation] = []
+    def __init__(self, report: Callable[[Compilation], object] = lambda _: None) -> None:
+        self.report = report  # called after each compilation that a call caused, in its thread
+        # Compilations that calls caused, also from the persistent cache: all but those under `planned` or `disable_jit`
+        self.unplanned: Counter[Compilation] = Counter()
         self.compilations = 0  # programs that were compiled or read from the persistent cache
         self.seconds = 0.0  # time spent on tracing, lowering, compiling and reading the cache
         self.requests = self.hits = 0  # look-ups in the persistent cache, and programs that it had
-        self._lock = threading.Lock()  # threads may compile concurrently
+        self.signatures = Signatures()  # of programs by calls, and of those ahead of time
+        self._lock = threading.RLock()  # threads may compile concurrently
         self._thread = threading.local()  # `is_planned` of each thread
 
     def __enter__(self) -> "CompileLog":
         config: Any = jax.config  # mypy does not know its switches
-        self._is_debugging = config.jax_disable_jit or config.jax_debug_nans
+        self._is_debugging = config.jax_disable_jit
         jax.monitoring.register_event_listener(self._count)
         jax.monitoring.register_event_duration_secs_listener(self._time)
         return self
@@ -61,27 +68,12 @@ class CompileLog:
     @contextlib.contextmanager
     def planned(self) -> Iterator[None]:
         """Count what this thread compiles in the block as planned."""
-        before = self._is_planned
+        before = getattr(self._thread, "is_planned", False)
         self._thread.is_planned = True
         try:
             yield
         finally:
             self._thread.is_planned = before
-
-    @property
-    def warnings(self) -> list[str]:
-        """A line for each function and place of an unplanned compilation, 20 at most and one for the rest."""
-        lines = [
-            f"{compilation.function} was compiled {'once' if count == 1 else f'{count} times'} by a call at "
-            f"{compilation.line}"
-            for compilation, count in Counter(self.unplanned).items()
-        ]
-        left_out = lines[_MOST_LINES:]
-        return lines[:_MOST_LINES] + [f"{len(left_out)} more functions were compiled by calls"] * bool(left_out)
-
-    @property
-    def _is_planned(self) -> bool:
-        return getattr(self._thread, "is_planned", False)
 
     def _count(self, event: str, **_: Any) -> None:
         with self._lock:
@@ -94,9 +86,15 @@ class CompileLog:
         with self._lock:
             self.seconds += duration_secs
             self.compilations += event == _COMPILED
-        if event == _COMPILED and not (self._is_planned or self._is_debugging):
-            name = re.sub(r"^\w+\((.*)\)$", r"\1", str(details.get("fun_name", "unknown function")))  # f of `jit(f)`
-            self.unplanned.append(Compilation(function=name, line=_project_line()))
+        if event == _COMPILED and not (getattr(self._thread, "is_planned", False) or self._is_debugging):
+            name, reason = details.get("fun_name", "a function"), ""
+            with self._lock:
+                if call := _jitted_call():
+                    static = getattr(call["jit_info"], "static_argnames", ())
+                    name, reason = self.signatures.add(call["fun"], call["args"], call["kwargs"], static)
+                compilation = Compilation(name, project_line(), reason)
+                self.unplanned[compilation] += 1
+            self.report(compilation)
 
 
 @contextlib.contextmanager
@@ -115,9 +113,16 @@ def cache_hits() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_listener(listen)
 
 
-def _project_line() -> str:
-    """Return the innermost line on this thread's stack that is neither in a library nor in this package."""
-    for frame, number in traceback.walk_stack(sys._getframe()):  # with None it skips callers
+def _jitted_call() -> dict[str, Any] | None:
+    """Return function and arguments of the call that compiles, from a frame of JAX, which has no public way to them."""
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()) if frame.f_code.co_name == "cache_miss")
+    return next((f.f_locals for f in frames if f.f_locals.keys() >= {"fun", "jit_info", "args", "kwargs"}), None)
+
+
+def project_line(fault: TracebackType | None = None) -> str:
+    """Return the innermost line of a traceback, or of this thread's stack, that is in no library nor this package."""
+    stack = traceback.walk_stack(sys._getframe())  # with None it skips callers
+    for frame, number in reversed([*traceback.walk_tb(fault)]) if fault else stack:
         path = Path(frame.f_code.co_filename)
         is_generated = "<" in str(path)
         if is_generated or "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _LIBRARIES):

@@ -11,7 +11,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jax_core
 
+from gradtrail.core.xla.checks import compile_checks
 from gradtrail.core.xla.compile_log import CompileLog, cache_hits
 
 TIMED_CALLS = 12  # timed calls of each function: the first, and enough others for a median
@@ -109,8 +110,10 @@ class CompiledFunction:
     # arguments → iterations of the outermost loop, if `cost` is that of one iteration
     num_iterations: Callable[..., int] = lambda *_: 1
     texts: Callable[[], dict[str, str]] = dict  # returns the program as `jaxpr`, `stablehlo` and optimized `hlo`
+    check: Callable[..., None] = lambda *_: None  # called with the arguments before each call, see `checks`
 
     def __call__(self, *args: Any) -> Any:
+        self.check(*args)
         calls = self.calls
         if calls is None or len(calls.later) >= calls.most - 1:
             return self.call(*args)
@@ -135,6 +138,7 @@ class Compiler:
     guard: Callable[[str], contextlib.AbstractContextManager[object]] | None = None
     log: CompileLog = field(default_factory=CompileLog)  # counts these compilations as planned while it is open
     wrapper: Wrapper | None = None  # name, executable → a callable to use instead, such as one that records the calls
+    checks: Collection[str] = ()  # names in `CHECKS`, of every function
     variant: str = ""  # added to the names in `compiled`
     # last function of each name, in the order of their first compilation
     functions: dict[str, CompiledFunction] = field(default_factory=dict)
@@ -162,8 +166,7 @@ class Compiler:
     ) -> CompiledFunction:
         """Compile a pure function for the shapes and dtypes of `args`, which may be abstract.
 
-        Under `jax.disable_jit` and `jax.debug_nans` nothing is compiled ahead of time: the result runs by `jax.jit`,
-        takes any shape, and its costs are reported as zero.
+        Under `jax.disable_jit` the result runs by `jax.jit`, takes any shape, and its costs are reported as zero.
 
         Args:
             donate_argnums: arguments whose memory the results may reuse; the caller's arrays become invalid.
@@ -174,7 +177,7 @@ class Compiler:
         """
         config: Any = jax.config  # mypy does not know its switches
         wrap = self.wrapper or (lambda _, call: call)
-        if config.jax_disable_jit or config.jax_debug_nans:
+        if config.jax_disable_jit:
             return CompiledFunction(name=name, call=wrap(name, jax.jit(function)), cost=NO_COST, times=NO_TIMES)
 
         placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
@@ -193,6 +196,7 @@ class Compiler:
                 compile_ended = self.clock()
             hlo = executable.as_text() or ""
             cost = _static_cost(traced, lowered, executable, len(stablehlo), hlo, unread_bytes)
+            check = {"check": compile_checks(name, function, args, self.checks)} if self.checks else {}
 
         compiled = CompiledFunction(
             name=name,
@@ -208,7 +212,9 @@ class Compiler:
             calls=CallTimes(clock=self.clock, most=timed_calls),
             num_iterations=num_iterations,
             texts=lambda: {"jaxpr": str(traced.jaxpr), "stablehlo": stablehlo, "hlo": hlo},
+            **check,
         )
+        self.log.signatures.add(function, args, {}, ())
         self.functions[name] = compiled
         self.compiled.append(dataclasses.replace(compiled, name=name + self.variant, call=_no_executable, texts=dict))
         return compiled

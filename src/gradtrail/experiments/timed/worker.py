@@ -46,7 +46,7 @@ def build(revision: Mapping[str, Any]) -> tuple[int, Callable[[int], float]]:
 
     # The configuration of the training stage, with a compilation cache for later processes of this side
     config = load_section("train", TrainConfig)
-    runtime = dataclasses.replace(load_section("runtime", RuntimeConfig), debug_nans=False, disable_jit=False)
+    runtime = dataclasses.replace(load_section("runtime", RuntimeConfig), disable_jit=False)
     set_up_jax(load_section("environment", EnvironmentConfig), runtime)
     set_cpu_devices(config.shards)
     switches: Any = jax.config

@@ -103,7 +103,9 @@ class RuntimeConfig:
     alert: str
     price_per_hour: Positive | None  # of the machine, for the metric `cost` of a training; None for no such metric
     copy_outs: bool  # True to log weights and parquet tables as artifacts, in addition to their digests
-    debug_nans: bool  # True to stop at the first NaN, in the operation that produced it; no outputs are written
+    checkify: tuple[Literal["nan", "div", "index"], ...]  # checks of every compiled function, in a second program
+    transfer_guard: Literal["allow", "log", "disallow"]  # of implicit transfers in training steps
+    thread_guard: bool  # True to refuse operations of several processes in other threads than that of the steps
     disable_jit: bool  # True to run every operation by itself; no outputs are written, since their bits would differ
     gpu_preallocate: bool  # True if JAX allocates most of a GPU's memory at start
 
@@ -112,6 +114,8 @@ class RuntimeConfig:
             raise ValueError(f"experiment must consist of letters, digits, '_', '.' and '-', got {self.experiment!r}")
         if "${" in self.alert:
             raise ValueError("alert must name a variable as $NAME: `dvc exp run -S` takes ${NAME} for a param")
+        if self.checkify and self.disable_jit:
+            raise ValueError("checkify must be empty with disable_jit, which compiles nothing to check")
 
 
 def adapt_variables() -> None:
@@ -191,11 +195,10 @@ def _start_jax(variables: Mapping[str, str]) -> str:
 
 
 def set_up_jax(environment: EnvironmentConfig, runtime: RuntimeConfig) -> None:
-    """Set XLA's flags and threads, one device on a CPU, and the debug switches; before JAX looks for devices.
+    """Set XLA's flags and threads, one device on a CPU, and `disable_jit`; before JAX looks for devices.
 
     Also the allocation of GPU memory, for which `XLA_PYTHON_CLIENT_PREALLOCATE` takes precedence.
     """
-    _jax().config.update("jax_debug_nans", runtime.debug_nans)
     _jax().config.update("jax_disable_jit", runtime.disable_jit)
     set_cpu_devices(1)
     os.environ["PJRT_NPROC"] = str(environment.cpu_threads)

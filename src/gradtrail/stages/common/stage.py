@@ -208,13 +208,12 @@ class Stage:
         """Yield a folder to write all outputs to; they are moved into place together, once all are written.
 
         Raises:
-            UserError: a debug switch is on, which may change the bits of the results; or what the stage reads changed
-                after its start, so that DVC would record the results for other inputs than made them.
+            UserError: `runtime.disable_jit` is on; or what the stage reads changed after its start, so that DVC would
+                record the results for other inputs than made them.
         """
         compiles = "jax" in self.spec.params.get(str(VERSIONS), ())
-        if compiles and (self.runtime.disable_jit or self.runtime.debug_nans):
-            switch = "disable_jit" if self.runtime.disable_jit else "debug_nans"
-            raise UserError(f"runtime.{switch} is on: the stage finished, but writes no outs while it is on")
+        if compiles and self.runtime.disable_jit:
+            raise UserError("runtime.disable_jit is on: the stage finished, but writes no outs while it is on")
         with writing_outs(self.spec.outs, self.folder, self.name) as new:
             yield new
             self.inputs.require_unchanged()
@@ -283,7 +282,7 @@ def run_stage(
         if not is_follower():
             print(_summary(stage, shows), flush=True)
     except Exception as fault:
-        if message := _describe(stage, fault):
+        if message := _describe(fault):
             _end(stage, message, 2)
         if is_connected():
             _end(stage, describe_fault(fault), 2)
@@ -296,11 +295,9 @@ def run_stage(
         gc.freeze()  # a last collection at exit would take half a second
 
 
-def _describe(stage: Stage, fault: Exception) -> str:
+def _describe(fault: Exception) -> str:
     """Return a fault that the user can correct in one line; empty for a bug."""
     if isinstance(fault, UserError | ConfigError | FloatingPointError):  # the last one: the training diverged
-        if isinstance(fault, FloatingPointError) and stage.runtime.debug_nans:
-            return ""  # the switch is there for the traceback
         return str(fault)
     message = environment_error(fault)
     return f"{message}; no results were written" if message else ""

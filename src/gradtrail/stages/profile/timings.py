@@ -49,7 +49,7 @@ class Timings:
 
 def is_timed(runtime: RuntimeConfig, *, is_tracked: bool) -> bool:
     """Return True if the variants are to be timed."""
-    return is_tracked and not (runtime.debug_nans or runtime.disable_jit)
+    return is_tracked and not runtime.disable_jit
 
 
 def compile_variants(

@@ -160,6 +160,8 @@ class Training:
                 training.config = dataclasses.replace(training.config, start=training.start.config)
             except ValueError as error:
                 raise UserError(f"train.{error}") from None
+        if config.augmentation.moves and "index" in runtime.checkify:
+            raise UserError("runtime.checkify: index cannot check train.augmentation, which reads outside of images")
         if config.changes.enabled and training.is_streamed:
             raise UserError(
                 f"train.changes must be empty for a training split of more than {LARGEST_ON_DEVICE // 2**20} MiB, "
@@ -218,8 +220,8 @@ class Training:
 
     @property
     def validates_from_host(self) -> bool:
-        """Whether batches of the validation split are copied to one device: `debug_nans` finds no NaN in a loop."""
-        return self.runtime.debug_nans or self.validation.images.nbytes > LARGEST_ON_DEVICE
+        """Whether batches of the validation split are copied to one device."""
+        return self.validation.images.nbytes > LARGEST_ON_DEVICE
 
     @property
     def functions(self) -> list[CompiledFunction]:
@@ -254,11 +256,10 @@ class Training:
         require_memory_for_model("train", [self.score.function], host_bytes=0)
 
     def checkpoints(self, state: str, user: str = "") -> Checkpoints:
-        """Return the checkpoints of the state with this key, which is read in process 0; none under a debug switch."""
+        """Return the checkpoints of the state with this key, which is read in process 0; none under `disable_jit`."""
         folder = checkpoint_folder(state, self.config.shards)
-        debugging = self.runtime.debug_nans or self.runtime.disable_jit
         user = "" if user == state else user
-        return Checkpoints(None if debugging else folder, self.runtime.checkpoint_seconds, user=user)
+        return Checkpoints(None if self.runtime.disable_jit else folder, self.runtime.checkpoint_seconds, user=user)
 
     def run(self, listener: Listener, add: Callable[[int, TrainResult], object]) -> None:
         """Train the networks one after the other, and pass the seed and the result of each to `add`.
@@ -303,7 +304,7 @@ class Training:
         wait_for_all()
         with progress_bar(name, compiled.num_steps, unit="steps") as bar, stop_request() as request:
             chunks = compiled.train(state, examples, steps_per_call=self.steps_per_call, records=records)
-            for chunk in () if is_over else chunks:
+            for chunk in () if is_over else guarded(chunks, self.runtime):
                 # Validate and log at the end of an epoch; the devices validate before the host waits for the steps
                 state, seconds = chunk.state, time.perf_counter() - started
                 try:
@@ -399,6 +400,16 @@ class Training:
         errors = np.full(self.config.epochs, np.nan)
         errors[: len(history.epochs)] = [1 - epoch["validation_accuracy"] for epoch in history.epochs]
         return {"loss": (losses, ".4g"), "validation error": (errors, ".2%")}
+
+
+def guarded(chunks: Iterator[Chunk], runtime: RuntimeConfig) -> Iterator[Chunk]:
+    """Return the chunks; their steps are made under JAX's guards of transfers and threads."""
+
+    def advance() -> Chunk | None:
+        with jax.transfer_guard(runtime.transfer_guard), jax.thread_guard(runtime.thread_guard):
+            return next(chunks, None)
+
+    return iter(advance, None)
 
 
 def _with_keys(state: TrainState, keys: RunKeys | None) -> TrainState:
