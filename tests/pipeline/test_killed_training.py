@@ -297,8 +297,8 @@ def test_kills_at_random_moments_change_no_byte(params: dict[str, object], tmp_p
             assert process.returncode == 0, output
             project.wait_for_shipping()
             assert project.digests(*OUTS) == expected, f"killed after {moments} s"
-            if starts:  # a Python that starts at once may do so some tenths of a second late
-                assert sum(seconds(project).values()) == pytest.approx(ended - starts[0], rel=0.05, abs=1.0)
+            if starts:  # on a busy machine a process may start late, and needs time to exit
+                assert sum(seconds(project).values()) == pytest.approx(ended - starts[0], rel=0.05, abs=2.5)
             moments.clear()
             starts.clear()
 
