@@ -1,6 +1,7 @@
 """What training costs: the lesson's loop, PyTorch and this project, on one processor, in one table.
 
     python -m benchmarks.training [--rounds 5] [--examples 55000] [--images 32x32x3]
+    python -m benchmarks.training --models resnet --images 224x224x3 --examples 600
 
 "A bare compiled loop" is the least that JAX needs for the network of this project: what is above it is the price of
 records, norms and masks.
@@ -8,8 +9,8 @@ records, norms and masks.
 All train the same networks with Adam at a constant rate, without clipping, smoothing or augmentation, on the same uint8
 images and labels drawn from a fixed seed, in shuffled whole batches; ours also with AdamW and Muon. Images have 28 × 28
 pixels unless `--images` says otherwise. Each row is a process of its own with a round of warm-up, and all of a network
-make their rounds in turn (`benchmarks.turns`). Times are medians over all rounds. A round is an epoch; of the
-convolutional network, a part of one, scaled. Of PyTorch's two memory formats for convolutions, the faster one is shown.
+make their rounds in turn (`benchmarks.turns`). Times are medians over all rounds. A round is an epoch; of
+convolutional networks, a part of one, scaled. Of PyTorch's two memory formats for them, the faster one is shown.
 
 It takes about ten minutes on two cores and wants them for itself: a thread pool that waits for its slowest
 thread suffers most from company. PyTorch is optional: `pip install torch`.
@@ -33,6 +34,8 @@ from rich.table import Table
 from benchmarks.record import record
 from benchmarks.training_tasks import (
     IMAGE_SHAPE,
+    PATCH,
+    STAGES,
     ModelName,
     Optimizer,
     Precision,
@@ -45,8 +48,8 @@ from benchmarks.turns import Measured, measure, raise_failures
 from gradtrail.tracking.environment import environment
 
 OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "muon")  # beside Adam, in the first setting
-CNN_EXAMPLES = 2_560  # in a round
-SETTINGS: tuple[tuple[ModelName, int], ...] = (("mlp", 128), ("mlp", 512), ("cnn", 128))
+ROUND_EXAMPLES = {"cnn": 2_560, "resnet": 128}  # at most, in a round
+SETTINGS: tuple[tuple[ModelName, int], ...] = (("mlp", 128), ("mlp", 512), ("cnn", 128), ("resnet", 32))
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
 LESSON, EAGER = "the lesson's loop", "PyTorch eager"
 
@@ -55,17 +58,17 @@ def networks(shape: tuple[int, ...] = IMAGE_SHAPE) -> str:
     """Return the networks in words, for images of this shape."""
     sides = " × ".join(map(str, shape))
     cnn = "3 × 3 to 32 channels, pool, 3 × 3 to 64, pool, 128, 10"
-    return f"Images: {sides}. MLP: {math.prod(shape)}-256-128-10. CNN: {cnn}."
+    resnet = f"patches of {PATCH} × {PATCH}, a block each of {STAGES} channels, group norm"
+    return f"Images: {sides}. MLP: {math.prod(shape)}-256-128-10. CNN: {cnn}. ResNet: {resnet}."
 
 
 def tasks_by_row(
     model: ModelName, batch_size: int, examples: int, shape: tuple[int, ...] = IMAGE_SHAPE
 ) -> dict[str, list[Task]]:
     """Return the tasks of each row; of several, the fastest is shown."""
-    limit = min(examples, CNN_EXAMPLES) if model == "cnn" else examples
-    whole = limit // batch_size * batch_size
+    whole = min(examples, ROUND_EXAMPLES.get(model, examples)) // batch_size * batch_size
     task = functools.partial(Task, model=model, batch_size=batch_size, examples=whole, image_shape=shape)
-    formats = (False, True) if model == "cnn" else (False,)
+    formats = (False,) if model == "mlp" else (False, True)
     pytorch = [task(loop="pytorch", channels_last=channels_last) for channels_last in formats]
     ours = {f"ours, {precision}": task(loop="ours", precision=precision) for precision in PRECISIONS}
     ours |= {f"{name}, native": replace(own, processor="native") for name, own in ours.items()}
@@ -138,21 +141,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--examples", type=int, default=55_000)
     parser.add_argument("--images", type=image_shape, default=IMAGE_SHAPE, metavar="32x32x3")
+    parser.add_argument("--models", nargs="+", choices=["mlp", "cnn", "resnet"], default=["mlp", "cnn"])
     options = parser.parse_args()
-    largest = max(batch_size for _, batch_size in SETTINGS)
+    settings = [(model, batch_size) for model, batch_size in SETTINGS if model in options.models]
+    largest = max(batch_size for _, batch_size in settings)
     if not (1 <= options.rounds < 20 and options.examples >= largest):
         parser.error(f"--rounds must be at least 1 and below 20, --examples at least {largest}")
-    tasks = {setting: tasks_by_row(*setting, options.examples, options.images) for setting in SETTINGS}
+    tasks = {setting: tasks_by_row(*setting, options.examples, options.images) for setting in settings}
     groups = [[task for own in by_row.values() for task in own] for by_row in tasks.values()]
     results = measure("training_peers", groups, options.rounds)
     by_task = {measured.task: measured for measured in results}
     rows = [row for setting, own in tasks.items() for row in rows_of(setting, own, by_task, options.examples)]
     caption = f"{networks(options.images)} Medians; an epoch has {options.examples:,} examples"
-    if options.examples > CNN_EXAMPLES:
-        caption += f", a timed round of the CNN {CNN_EXAMPLES:,} of them, scaled"
+    caption += ", a round of convolutional networks some of them, scaled"
     Console().print(as_table(rows, caption))
     measured = [*map(dataclasses.asdict, results)]
-    record(f"training{suffix_of(options.images)}", {"caption": caption, "rows": rows, "measured": measured}, options)
+    name = f"training{suffix_of(options.images)}"
+    record(name, {"caption": caption, "rows": rows, "measured": measured}, options)
     raise_failures(results)
 
 

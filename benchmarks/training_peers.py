@@ -11,17 +11,21 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.training_tasks import (
     CHANNELS,
+    GROUPS,
     HIDDEN,
     IMAGE_SHAPE,
     KERNEL_SIZE,
     LEARNING_RATE,
     NUM_CLASSES,
+    PATCH,
+    STAGES,
     WEIGHT_DECAY,
     ModelName,
     Optimizer,
@@ -48,7 +52,7 @@ def lesson(task: Task) -> Round:
 
     pixels, labels = make_data(task.examples, task.image_shape)
     height, width, *channels = task.image_shape
-    shape = (height, width, math.prod(channels)) if task.model == "cnn" else (math.prod(task.image_shape),)
+    shape = (height, width, math.prod(channels)) if task.model != "mlp" else (math.prod(task.image_shape),)
     images = as_floats(pixels).reshape(-1, *shape)
     graphdef, params = nnx.split(flax_network(task.model, task.image_shape), nnx.Param)
     optimizer = optax.adam(LEARNING_RATE)
@@ -186,6 +190,34 @@ def flax_network(model: ModelName, shape: tuple[int, ...]) -> Any:
             nnx.Linear(128, 10, rngs=rngs),
         )
     pool = functools.partial(nnx.max_pool, window_shape=(2, 2), strides=(2, 2))
+    if model == "resnet":
+
+        def to_patches(images: Any) -> Any:
+            rows, columns = height // PATCH, width // PATCH
+            patches = images.reshape(-1, rows, PATCH, columns, PATCH, math.prod(channels)).swapaxes(2, 3)
+            return patches.reshape(*patches.shape[:3], -1)
+
+        class Block(nnx.Module):
+            def __init__(self, inputs: int, outputs: int):
+                self.norms = nnx.List(nnx.GroupNorm(size, GROUPS, rngs=rngs) for size in (inputs, outputs))
+                sizes = (inputs, outputs), (outputs, outputs)
+                self.convolutions = nnx.List(nnx.Conv(*pair, (3, 3), rngs=rngs) for pair in sizes)
+                self.project = nnx.Conv(inputs, outputs, (1, 1), rngs=rngs) if inputs != outputs else None
+
+            def __call__(self, images: Any) -> Any:
+                found = nnx.relu(self.norms[0](images))
+                inner = self.convolutions[1](nnx.relu(self.norms[1](self.convolutions[0](found))))
+                return inner + (self.project(found) if self.project else images)
+
+        blocks = [layer for pair in pairwise((STAGES[0], *STAGES)) for layer in (pool, Block(*pair))][1:]
+        return nnx.Sequential(
+            to_patches,
+            nnx.Conv(math.prod(channels) * PATCH**2, STAGES[0], (3, 3), rngs=rngs),
+            *blocks,
+            nnx.GroupNorm(STAGES[-1], GROUPS, rngs=rngs),
+            lambda images: nnx.relu(images).mean((1, 2)),
+            nnx.Linear(STAGES[-1], 10, rngs=rngs),
+        )
     return nnx.Sequential(
         nnx.Conv(math.prod(channels), 32, (3, 3), rngs=rngs),
         nnx.relu,
@@ -219,6 +251,25 @@ def torch_network(model: ModelName, shape: tuple[int, ...] = IMAGE_SHAPE) -> Any
     if model == "mlp":
         first = nn.Linear(math.prod(shape), 256)
         return nn.Sequential(first, nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+    if model == "resnet":
+
+        class Block(nn.Module):
+            def __init__(self, inputs: int, outputs: int):
+                super().__init__()
+                self.norms = nn.ModuleList(nn.GroupNorm(GROUPS, size) for size in (inputs, outputs))
+                sizes = (inputs, outputs), (outputs, outputs)
+                self.convolutions = nn.ModuleList(nn.Conv2d(*pair, 3, padding=1) for pair in sizes)
+                self.project = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else None
+
+            def forward(self, images: Any) -> Any:
+                found = nn.functional.relu(self.norms[0](images))
+                inner = nn.functional.relu(self.norms[1](self.convolutions[0](found)))
+                return self.convolutions[1](inner) + (self.project(found) if self.project else images)
+
+        blocks = [layer for pair in pairwise((STAGES[0], *STAGES)) for layer in (nn.MaxPool2d(2), Block(*pair))][1:]
+        stem = nn.PixelUnshuffle(PATCH), nn.Conv2d(math.prod(channels) * PATCH**2, STAGES[0], 3, padding=1)
+        head = nn.GroupNorm(GROUPS, STAGES[-1]), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        return nn.Sequential(*stem, *blocks, *head, nn.Linear(STAGES[-1], 10))
     return nn.Sequential(
         nn.Conv2d(math.prod(channels), 32, 3, padding=1),
         nn.ReLU(),
@@ -249,6 +300,7 @@ def project_train_config(
     from gradtrail.core.nn.cnn import CNN
     from gradtrail.core.nn.losses import CROSS_ENTROPY
     from gradtrail.core.nn.mlp import MLP
+    from gradtrail.core.nn.resnet import ResNet
     from gradtrail.core.train.augmentation import NO_AUGMENTATION
     from gradtrail.core.train.config import TrainConfig
     from gradtrail.core.train.optimizers import Adam, AdamW, Muon
@@ -268,6 +320,7 @@ def project_train_config(
             activation="relu",
             dropout=0.0,
         ),
+        "resnet": ResNet(patch=PATCH, channels=STAGES, blocks=1, groups=GROUPS, activation="relu", dropout=0.0),
     }
     adam = {"learning_rate": LEARNING_RATE, "b1": 0.9, "b2": 0.999, "eps": 1e-8}
     muon = {"learning_rate": LEARNING_RATE, "adam_learning_rate": LEARNING_RATE, "beta": 0.95}

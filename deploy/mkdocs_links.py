@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return a page without the links that leave `docs/`."""
-    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", markdown)
+    folders_up = page.file.src_uri.count("/") + 1
+    return re.sub(rf"\[([^\]]+)\]\((?:\.\./){{{folders_up}}}[^)]+\)", r"\1", markdown)

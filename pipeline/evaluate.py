@@ -20,6 +20,7 @@ from gradtrail.support.memory import require_memory
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.live import tracked
 from gradtrail.tracking.stale_outs import warn_of_earlier_model
+from gradtrail.tracking.verdict import print_verdict_of_experiment
 
 
 def main(stage: Stage) -> None:
@@ -53,6 +54,7 @@ def main(stage: Stage) -> None:
 
     warn_of_few(len(validation))
     warn_of_earlier_model(stage.folder)
+    print_verdict_of_experiment(stage.folder)
 
 
 if __name__ == "__main__":

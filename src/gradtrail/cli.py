@@ -117,7 +117,8 @@ def repro(arguments: tuple[str, ...]) -> int:
 @gradtrail.command(epilog="Example: gradtrail plan -S train.epochs=3 -S train.model=cnn evaluate")
 @click.argument("stage", required=False)
 @click.option("-S", "changes", multiple=True, metavar="KEY=VALUE", help="Changed param, as DVC takes it; repeatable.")
-def plan(stage: str | None, changes: tuple[str, ...]) -> int:
+@click.option("--check", "is_check", is_flag=True, help="Exit with status 1 if a stage would run.")
+def plan(stage: str | None, changes: tuple[str, ...], *, is_check: bool) -> int:
     """Show what `dvc repro` would do: stages to run, their seconds and memory.
 
     Runs no stage and changes no file of the project. With a STAGE, it and the stages before it. Seconds are those of
@@ -125,7 +126,24 @@ def plan(stage: str | None, changes: tuple[str, ...]) -> int:
     """
     from gradtrail.experiments.plan import plan
 
-    return plan(changes, stage)
+    would_run = plan(changes, stage)
+    return int(is_check and would_run)
+
+
+@gradtrail.command("try", epilog="Example: gradtrail try -S train.model=cnn,resnet -S train.epochs=5")
+@click.option(
+    "-S", "changes", multiple=True, required=True, metavar="KEY=VALUE,VALUE", help="Changed param; repeatable."
+)
+def try_params(changes: tuple[str, ...]) -> int:
+    """Train and evaluate with changed params, in a copy of the project.
+
+    For each combination of values: prints the test accuracy and whether it differs from that of the workspace, and how
+    to keep it. Changes no file here; each is a DVC experiment and a run in MLflow.
+    """
+    from gradtrail.experiments.try_params import try_params
+
+    require_jax()
+    return try_params(changes)
 
 
 @gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss")
@@ -234,7 +252,9 @@ def gc(*, yes: bool) -> None:
 @click.option("--seeds", type=_seeds, metavar="LIST", help="Seeds of the training.  [default: those of the entry]")
 @click.option("--all", "is_all", is_flag=True, help="Print the results of all entries, and run nothing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
-@click.option("--jobs", type=_COUNT, default=1, metavar="N", help="Parallel trainings in DVC's queue.")
+@click.option(
+    "--jobs", type=_COUNT, default=1, metavar="N", help="Parallel trainings in DVC's queue, or trials of a search."
+)
 @click.option(
     "--on",
     metavar="ADDRESS",
@@ -272,7 +292,7 @@ def compare(
         else:
             from gradtrail.experiments import search  # late: Optuna takes half a second
 
-            statuses.append(search.run(name, entry, on))
+            statuses.append(search.run(name, entry, on, jobs))
     return max(statuses)
 
 
@@ -301,13 +321,14 @@ def what_if(folder: Path, /, *, drop: Path | None, jobs: int, **options: Any) ->
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
 @click.option("--stage", metavar="STAGE", help="Stage of both runs, such as gradients.  [default: train]")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--json", "form", flag_value="json", help="Print everything as JSON.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown, such as for a pull request.")
 @click.option("--time", "is_timed", is_flag=True, help="Also run both trainings, and print how much slower B is.")
 @_seconds("--time")
 @_interpreter("--python-a", "A, with --time")
 @_interpreter("--python-b", "B, with --time")
 def diff(before: str, after: str, *, is_timed: bool, python_a: Path, python_b: Path, **options: Any) -> None:
-    """Compare two runs: params, code, seconds, and the costs of each compiled function.
+    """Compare two runs: metrics, params, code, seconds, memory, and the costs of each compiled function.
 
     A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
     """

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import math
 import re
 from typing import Any
@@ -88,8 +89,14 @@ def test_per_example_benchmark_scores_every_example() -> None:
     assert {len(leaf) for leaf in jax.tree.leaves(scores)} == {BATCH}
 
 
-@pytest.mark.parametrize("shape", [(28, 28), (32, 32, 3), (13, 20), (12, 17, 4)])
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        *itertools.product(["mlp", "cnn"], [(28, 28), (32, 32, 3), (13, 20), (12, 17, 4)]),
+        ("resnet", (28, 28)),
+        ("resnet", (32, 48, 3)),
+    ],
+)
 def test_networks_have_the_same_weights(model: ModelName, shape: tuple[int, ...]) -> None:
     config = project_train_config(model, 5)
     ours = Model(config.model_config(shape, NUM_CLASSES)).abstract_params()

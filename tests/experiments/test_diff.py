@@ -86,6 +86,24 @@ def test_larger_batch_is_reported(project: Project) -> None:
 
 
 @pytest.mark.slow
+def test_markdown_has_the_numbers_of_both_runs_and_their_difference(project: Project) -> None:
+    new, old = project.runs_of("train")[:2]
+    text = project.gradtrail("diff", old["id"], new["id"], "--markdown")
+    tables = {part.partition("\n")[0]: part for part in text.split("### ")[1:]}
+    assert list(tables) == ["metrics", "params", "seconds", "memory", "functions"]
+    for name in ("train/accuracy", "train/loss"):
+        cells = re.search(rf"^\| {name} \| (.*) \|$", tables["metrics"], re.MULTILINE)[1].split(" | ")  # type: ignore[index]
+        before, after = (run["metrics"][name] for run in (old, new))
+        assert [float(cell) for cell in cells] == pytest.approx([before, after, after - before], rel=1e-3, abs=1e-9)
+    assert re.search(
+        r"^\| eval/accuracy \| 0\.\d+ \| – \| – \|$", tables["metrics"], re.MULTILINE
+    )  # B is not evaluated
+    assert not re.search(r"^\| (system/|train/seconds|train/compile)", tables["metrics"], re.MULTILINE)
+    for part in tables.values():
+        assert len({line.count("|") for line in part.strip().splitlines()[2:]}) == 1
+
+
+@pytest.mark.slow
 def test_attempts_of_one_state_have_equal_programs_and_separate_times(project: Project) -> None:
     old = project.runs_of("train")[1]["id"]
     result = json.loads(project.gradtrail("diff", f"{old}@1", f"{old}@2", "--json"))

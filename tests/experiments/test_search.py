@@ -1,9 +1,11 @@
 """`search: optuna`: the best trials go on, a stopped search continues, and a resumed training has the same bytes."""
 
+import dataclasses
 import itertools
 import math
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,17 @@ class Trainer:
     """Trains trials by a formula, and stops the whole search before a training once there were `limit`."""
 
     def __init__(self, limit: float = math.inf):
+        self.sizes: list[int] = []  # of the batches
         self.calls: list[tuple[str, int]] = []
         self.epochs: dict[str, int] = {}  # training → epochs that it was trained for
         self.limit = limit
 
-    def __call__(self, trial: Trial, until: int) -> None:
+    def __call__(self, batch: Mapping[Trial, int]) -> None:
+        self.sizes.append(len(batch))
+        for trial, until in batch.items():
+            self.train(trial, until)
+
+    def train(self, trial: Trial, until: int) -> None:
         self.calls.append((str(trial), until))
         if self.epochs.get(str(trial), 0) < until:
             if sum(self.epochs.values()) >= self.limit:
@@ -86,12 +94,27 @@ def test_search_without_pruning_trains_every_trial_once(search: Search, space: d
     assert [until for _, until in train.calls] == [EPOCHS] * search.trials
 
 
-def test_interrupted_search_continues_with_the_same_trials(search: Search, space: dict[str, BaseDistribution]) -> None:
+@pytest.mark.parametrize("count", [4, 20])
+def test_trials_side_by_side_are_as_many_and_differ(
+    search: Search, space: dict[str, BaseDistribution], count: int
+) -> None:
+    search, train = dataclasses.replace(search, trials=count), Trainer()
+    trials = find(search, space, stops_of(search, EPOCHS), train, jobs=4)
+    assert max(train.sizes) == 4
+    assert len({str(trial) for trial in trials}) == len(train.epochs) == search.trials
+    assert trials[0].epochs == EPOCHS
+    assert len(set(train.calls)) == len(train.calls), "no trial trains twice until an epoch"
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_interrupted_search_continues_with_the_same_trials(
+    search: Search, space: dict[str, BaseDistribution], jobs: int
+) -> None:
     stops, train, interrupted = stops_of(search, EPOCHS), Trainer(), Trainer()
-    whole = find(search, space, stops, train)
+    whole = find(search, space, stops, train, jobs)
     for interrupted.limit in range(0, 200, 15):
         try:
-            again = find(search, space, stops, interrupted)
+            again = find(search, space, stops, interrupted, jobs)
         except KeyboardInterrupt:
             continue
         break

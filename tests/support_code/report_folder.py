@@ -60,7 +60,7 @@ TABLES = {
     ),
     "evaluate/calibration": "count,confidence,accuracy\n7,0.24,0\n9993,0.9,0.99",
     "evaluate/mistakes": "example_id,label,predicted,probability,loss\n2654,4,9,0.93,4.6",
-    "gradients/noise_scale": "epoch,noise_scale,low,high\n0,77.3,68,83\n3,382509,29519,inf",
+    "gradients/noise_scale": "epoch,noise_scale,low,high,sharpness\n0,77.3,68,83,4.2\n3,382509,29519,inf,31",
     "gradients/largest": "split,example_id,label,predicted,grad_norm\ntest,720,5,3,26.8",
     "gradients/suspects": "split,example_id,label,predicted\ntrain,42566,9,4\ntest,1226,5,3",
     "gradients/classes": "class,share\n0,0.85\n1,-0.21",

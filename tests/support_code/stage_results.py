@@ -36,6 +36,7 @@ def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSE
             0: NoiseScale(trace=6.0, squared_norm=2.0, low=2.5, high=3.5),
             2: NoiseScale(trace=4.0, squared_norm=-1.0, low=900.0, high=np.inf),
         },
+        sharpness={0: 4.2, 2: 31.0},
         classes=ClassStructure(cosine=matrix, coherence=matrix / 9, share=np.full(num_classes, 1 / num_classes)),
     )
 

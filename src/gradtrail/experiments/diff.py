@@ -1,8 +1,8 @@
 """`gradtrail diff A B`: what differs between two runs of one stage.
 
-Params, versions, data and code; the seconds of each part of the stage; costs and times of each compiled function, and
-where the texts of its programs are. With `--time` both trainings run again, in turn. Out of scope: which difference
-caused another.
+Metrics; params, versions, data and code; the seconds of each part of the stage, and its memory; costs and times of
+each compiled function, and where the texts of its programs are. With `--time` both trainings run again, in turn. Out of
+scope: which difference caused another.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from gradtrail.stages.common.pipeline_file import TRAIN, is_code
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
-from gradtrail.support.tables import table
+from gradtrail.support.tables import markdown_table, table
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.find_run import find_run
 from gradtrail.tracking.runs import RunIndex
@@ -45,6 +45,10 @@ _COSTS = {
     "compile_seconds": "compile, s",
 }
 _PROGRAM = "compile/{}.hlo.txt"  # artifact: the optimized program of a function
+_PEAKS = ("peak_memory_bytes", "peak_device_bytes")
+_OTHER = re.compile(
+    r"(system|steps)/.*|.*/(compile_\w+|goodput|\w*seconds\w*)"
+)  # metrics that are no results, or in other tables
 _ABSENT = "–"
 _MOST_CAUSES = 3  # of seconds, that a sentence names
 _UNNAMED = re.compile(  # what says nothing about what a line of a program does
@@ -90,6 +94,16 @@ class RunDetails:
     @cached_property
     def timings(self) -> dict[str, Any]:
         return self._json(attempt_file("timings", self.attempt))
+
+    @property
+    def results(self) -> dict[str, float]:
+        """Last values of the metrics that are results, by name: no times, and no load of the machine."""
+        return {name: value for name, value in sorted(self.run.data.metrics.items()) if not _OTHER.fullmatch(name)}
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """Peak bytes of the process and of an accelerator, of which a CPU has none."""
+        return {name: peak for name in _PEAKS if (peak := self.timings.get(name))}
 
     @cached_property
     def functions(self) -> dict[str, dict[str, Any]]:
@@ -162,19 +176,21 @@ def difference_tables(before: RunDetails, after: RunDetails) -> dict[str, Rows]:
     """Return the differences of two runs as tables of plain values, title → rows."""
     environments = (before.environment, after.environment) if before.environment and after.environment else ({}, {})
     return {
+        "metrics": _compared("metric", before.results, after.results),
         "params": _differing(before.run.data.params, after.run.data.params),
         "environment": _differing(*environments),
         "data": _differing(before.deps(code=False), after.deps(code=False)),
         "code": [{"changed": path} for path in _changed_code(before, after)],
         "seconds": _seconds(before, after),
+        "memory": _compared("memory", before.memory, after.memory),
         "functions": _functions(before, after),
     }
 
 
 def diff(
-    before: str, after: str, stage: str | None, *, as_json: bool, pythons: Sequence[Path] | None, seconds: float
+    before: str, after: str, stage: str | None, *, form: str | None, pythons: Sequence[Path] | None, seconds: float
 ) -> None:
-    """Compare two runs, given as words for `find_details`, and print the differences.
+    """Compare two runs, given as words for `find_details`, and print the differences, in the form `json` or `markdown`.
 
     With `pythons`, the interpreters of A and B, the trainings are timed too, in at most some seconds.
     """
@@ -183,23 +199,28 @@ def diff(
     notes = [note for side in sides if (note := side.missing_note)]
     ratio = time_runs(sides, pythons, seconds) if pythons else None
     console = stdout_console()
-    if as_json:
+    if form == "json":
         runs = [{"id": side.run.info.run_id, "name": side.run.info.run_name, "attempt": side.attempt} for side in sides]
         timed = {"timed": asdict(ratio)} if ratio else {}
         console.print(json.dumps({"runs": runs, "notes": notes} | tables | timed, indent=2), soft_wrap=True)
         return
-    for letter, side in zip("AB", sides, strict=True):
-        console.print(f"{letter}  {side.name}", soft_wrap=True)
-    if tables["seconds"]:
-        console.print(_headline(tables["seconds"], *sides), style="bold", soft_wrap=True)
-        console.print(_attribution(tables, *sides), soft_wrap=True)
-    for line in (*notes, *([f"timed: {ratio.describe()}"] if ratio else [])):
-        console.print(line, soft_wrap=True)
-    for title, rows in tables.items():
-        if rows:
-            numeric = [key for key, value in rows[0].items() if not isinstance(value, str)]
-            cells = [{key: _cell(value) for key, value in row.items()} for row in rows]
-            console.print(table(title, cells, right=numeric))
+    names = [f"{letter}  {side.name}" for letter, side in zip("AB", sides, strict=True)]
+    headline = [_headline(tables["seconds"], *sides)] if tables["seconds"] else []
+    lines = [*([_attribution(tables, *sides)] if headline else []), *notes]
+    lines += [f"timed: {ratio.describe()}"] if ratio else []
+    cells = {
+        title: [{key: _cell(value) for key, value in row.items()} for row in rows]
+        for title, rows in tables.items()
+        if rows
+    }
+    if form == "markdown":
+        print("\n\n".join([*names, *headline, *lines, *(f"### {k}\n\n{markdown_table(v)}" for k, v in cells.items())]))
+        return
+    for line in (*names, *headline, *lines):
+        console.print(line, style="bold" if line in headline else None, soft_wrap=True)
+    for title, rows in cells.items():
+        numeric = [key for key, value in tables[title][0].items() if not isinstance(value, str)]
+        console.print(table(title, rows, right=numeric))
     for function in (row["function"] for row in tables["functions"] if row["program"] == "other"):
         uris = (f"  {side.run.info.artifact_uri}/{_PROGRAM.format(function)}" for side in sides)
         console.print(f"programs of {function}:", *uris, sep="\n")
@@ -231,11 +252,20 @@ def _seconds(before: RunDetails, after: RunDetails) -> Rows:
         return []
     causes = dict.fromkeys([*before.seconds, *after.seconds], 0.0)
     first, second = (causes | side.seconds | {"total": sum(side.seconds.values())} for side in (before, after))
-    differences = {cause: (first[cause], second[cause], second[cause] - first[cause]) for cause in first}
-    return [
-        {"cause": cause} | {title: round(value, 2) for title, value in zip(("A", "B", "B − A"), values, strict=True)}
-        for cause, values in differences.items()
-    ]
+    return _compared("cause", first, second, digits=2)
+
+
+def _compared(title: str, before: Mapping[str, float], after: Mapping[str, float], digits: int = 9) -> Rows:
+    """Return the numbers of both runs, and their difference if both have one."""
+    rows = Rows()
+    for key in dict.fromkeys([*before, *after]):
+        first, second = before.get(key), after.get(key)
+        difference = None if first is None or second is None else second - first
+        values = {"A": first, "B": second, "B − A": difference}
+        rows.append(
+            {title: key} | {side: None if value is None else round(value, digits) for side, value in values.items()}
+        )
+    return rows
 
 
 def _headline(seconds: Rows, before: RunDetails, after: RunDetails) -> str:
@@ -331,7 +361,7 @@ def _changed_code(before: RunDetails, after: RunDetails) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as text; counts have three digits and a unit, such as `134 M`."""
+    """Return a value as text with four digits; counts have three and a unit, such as `134 M`."""
     if isinstance(value, tuple):
         return " → ".join(dict.fromkeys(map(_cell, value)))
     if value is None:
@@ -343,4 +373,4 @@ def _cell(value: Any) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
+    return f"{value:.4g}"

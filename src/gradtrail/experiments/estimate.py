@@ -17,7 +17,7 @@ from gradtrail.tracking.runs import StoredRuns
 from gradtrail.tracking.ship import attempt_file
 from gradtrail.tracking.tags import ATTEMPTS, MACHINE, REBUILT, param_text
 
-_DECISIVE = ("fetch.dataset", "train.model")  # params that change the seconds more than any other
+_DECISIVE = {"fetch.dataset", "train.model"}  # params without which the seconds of a run say nothing
 _MOST_KEYS = 3  # differing params that a name lists
 
 
@@ -45,7 +45,8 @@ def by_similarity(runs: Iterable[Run], params: Mapping[str, Any]) -> list[Earlie
     """Return the runs of a stage, those whose params differ least first, and of these in the given order.
 
     Args:
-        runs: runs of the stage, newest first; rebuilt ones and those on other kinds of machines are left out.
+        runs: runs of the stage, newest first; left out are rebuilt ones, those on other kinds of machines, and those of
+            another model or data set.
         params: content of `params.yaml`.
     """
     own = machine_key()
@@ -56,7 +57,7 @@ def by_similarity(runs: Iterable[Run], params: Mapping[str, Any]) -> list[Earlie
         # The key of a process without JAX lacks the accelerators
         if machine and (machine.startswith(own) or own.startswith(machine)) and REBUILT not in run.data.tags:
             earlier.append(EarlierRun(run, _differing(run, planned)))
-    return sorted(earlier, key=lambda one: (len({*_DECISIVE} & one.differing.keys()), len(one.differing)))
+    return sorted((one for one in earlier if _DECISIVE.isdisjoint(one.differing)), key=lambda one: len(one.differing))
 
 
 def _differing(run: Run, planned: Mapping[str, str]) -> dict[str, str]:

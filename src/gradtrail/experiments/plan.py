@@ -43,8 +43,12 @@ class PlannedStage:
     why: str  # what changed; empty if nothing did
 
 
-def plan(overrides: Sequence[str], stage: str | None) -> int:
-    """Print what would run with some params changed, `key=value` as DVC's `-S` takes them; return the exit status."""
+def plan(overrides: Sequence[str], stage: str | None) -> bool:
+    """Print what would run with some params changed, `key=value` as DVC's `-S` takes them.
+
+    Returns:
+        Whether a stage would run, and not only be restored from the cache.
+    """
     stages = PlannedStages()
     params = override(stages.params, overrides)
     if stage is not None and stage not in stages.pipeline:
@@ -54,7 +58,7 @@ def plan(overrides: Sequence[str], stage: str | None) -> int:
     console = stdout_console()
     if all(one.status == UP_TO_DATE for one in planned):
         console.print(f"all {len(planned)} stages are up to date: nothing would run")
-        return 0
+        return False
 
     from gradtrail.experiments.estimate import estimate  # late: it imports MLflow
     from gradtrail.tracking.store import open_store
@@ -71,23 +75,34 @@ def plan(overrides: Sequence[str], stage: str | None) -> int:
             {
                 "stage": one.stage,
                 "status": one.status,
-                "seconds": f"{last.seconds:.1f}" if last else "unknown" if one.stage in estimates else "",
+                "time": duration(last.seconds) if last else "unknown" if one.stage in estimates else "",
                 "memory, MiB": f"{last.peak_bytes / _MIB:,.0f}" if last and last.peak_bytes else "",
                 "why": one.why,
             }
         )
-    console.print(table("plan", rows, right=("seconds", "memory, MiB"), no_wrap=("stage", "status", "seconds")))
+    console.print(table("plan", rows, right=("time", "memory, MiB"), no_wrap=("stage", "status", "time")))
     for stage, last in estimates.items():
         if last is None:
-            console.print(f"{stage}: no earlier run on this kind of machine, {machine_key()}", soft_wrap=True)
+            console.print(
+                f"{stage}: no run of this model and data on this kind of machine, {machine_key()}", soft_wrap=True
+            )
         elif last.earlier.differing:
             console.print(f"{stage}: as the most similar run, {last.earlier}", soft_wrap=True)
     if None not in estimates.values():
         # A stage before may make the outputs that it made last; then those after it do not run
         word = "at most about" if any("after " in one.why for one in planned) else "about"
         total = sum(last.seconds for last in estimates.values() if last)
-        console.print(f"in total {word} {total:.1f} s, without the seconds of DVC itself", soft_wrap=True)
-    return 0
+        console.print(f"in total {word} {duration(total)}, without the seconds of DVC itself", soft_wrap=True)
+    return bool(to_be_made)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds with two digits, in seconds, minutes or hours."""
+    value, unit = seconds, "s"
+    for longer in ("min", "h"):
+        if value >= 99.5:
+            value, unit = value / 60, longer
+    return f"{value:.1f} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
 
 
 def require_network(params: Mapping[str, Any]) -> None:

@@ -2,10 +2,11 @@
 
 Optuna's TPE proposes the params of each trial, which is a DVC experiment and a run like any other. With `prune_after`,
 `runtime.stop_after_epoch` stops trials, and the best go on (asynchronous successive halving, arXiv 1810.05934): their
-trainings resume from their checkpoints, which no pruner of Optuna can do. No study is stored. A proposal depends only
-on the trials before it, whose values are the curves of their runs in MLflow, so the same command continues an
-interrupted search, and trains nothing twice. Trials are compared by validation accuracy; the test accuracy of the best
-one is printed at the end.
+trainings resume from their checkpoints, which no pruner of Optuna can do. With `--jobs N` or on Ray, N trials train at
+the same time, and the next N are chosen when all have ended. No study is stored. A proposal depends only on the trials
+before it and on N, with values from the curves of their runs in MLflow, so the same command continues an interrupted
+search, and trains nothing twice. Trials are compared by validation accuracy; the test accuracy of the best one is
+printed at the end.
 """
 
 import functools
@@ -14,6 +15,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -35,6 +37,7 @@ from gradtrail.tracking.state import PlannedStages, state_key
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import sync
 
+Stops = dict["Trial", int]  # trials to train → number of epochs after which each stops
 _TEST = "eval/accuracy"  # metric of the run of a training that was evaluated
 
 
@@ -74,8 +77,8 @@ class Trial:
         return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.changes.items())
 
 
-def run(name: str, entry: Mapping[str, Any], on: Engine) -> int:
-    """Search with one trial after the other, print the best one, and return the exit status.
+def run(name: str, entry: Mapping[str, Any], on: Engine, jobs: int = 1) -> int:
+    """Search with so many trials at a time, print the best one, and return the exit status.
 
     On a cluster, whose machines share no checkpoints, no trial is stopped.
 
@@ -88,7 +91,7 @@ def run(name: str, entry: Mapping[str, Any], on: Engine) -> int:
     stops = stops_of(search, epochs) if isinstance(on, DvcQueue) else [epochs]
     with comparison_lock():
         on.prepare()
-        trials = find(search, space, stops, functools.partial(_train, name, search, stages, on))
+        trials = find(search, space, stops, functools.partial(_train, name, search, stages, on), jobs)
     best, num_epochs = trials[0].run, sum(len(trial.curve) for trial in trials)
     if best is None or _TEST not in best.data.metrics:
         raise UserError(f"{name}: all {len(trials)} trainings diverged")
@@ -122,30 +125,42 @@ def stops_of(search: Search, epochs: int) -> list[int]:
 
 
 def find(
-    search: Search, space: dict[str, BaseDistribution], stops: Sequence[int], train: Callable[[Trial, int], object]
+    search: Search,
+    space: dict[str, BaseDistribution],
+    stops: Sequence[int],
+    train: Callable[[Stops], object],
+    jobs: int = 1,
 ) -> list[Trial]:
-    """Return the trials of a search, the best first; `train` trains a trial until an epoch, and sets its curve."""
+    """Return the trials of a search, the best first; `train` trains `jobs` trials at a time, and sets their curves."""
     trials: list[Trial] = []
     while True:
-        # A trial that may go on comes before a new one
-        trial = _promoted(trials, stops, search)
-        if trial is None and len(trials) < search.trials:
-            trial = _proposed(trials, space, stops[-1])
-            trials.append(trial)
-        if trial is None:
+        batch: Stops = {}
+        while len(batch) < jobs:
+            # A trial that may go on comes before a new one
+            trial = _promoted(trials, stops, search, batch)
+            if trial is None and len(trials) < search.trials:
+                trial = _proposed(trials, space, stops[-1])
+                trials.append(trial)
+            if trial is None:
+                break
+            batch[trial] = min(stop for stop in stops if stop > trial.epochs)
+        if not batch:
             return sorted(trials, key=lambda trial: (-trial.epochs, -trial.accuracy(trial.epochs)))
-        until = min(stop for stop in stops if stop > trial.epochs)
-        train(trial, until)
-        trial.epochs = until
+        train(batch)
+        for trial, until in batch.items():
+            trial.epochs = until
 
 
-def _promoted(trials: Sequence[Trial], stops: Sequence[int], search: Search) -> Trial | None:
-    """Return a trial that is one of the best at its stop; if there is no new trial to come, at least the best one."""
+def _promoted(trials: Sequence[Trial], stops: Sequence[int], search: Search, batch: Stops) -> Trial | None:
+    """Return a trial that is one of the best at its stop; if there is no new trial to come, at least the best one.
+
+    None of `batch`, nor the best one as long as trials of it have not reached the stop.
+    """
     for stop in reversed(stops[:-1]):
         ranked = sorted((trial for trial in trials if trial.epochs >= stop), key=lambda trial: -trial.accuracy(stop))
-        num_kept = len(ranked) // search.keep_one_in or int(len(trials) == search.trials)
-        for trial in ranked[:num_kept]:
-            if trial.epochs == stop:
+        is_all = len(trials) == search.trials and all(trial.epochs >= stop for trial in batch)
+        for trial in ranked[: len(ranked) // search.keep_one_in or int(is_all)]:
+            if trial.epochs == stop and trial not in batch:
                 return trial
     return None
 
@@ -153,14 +168,16 @@ def _promoted(trials: Sequence[Trial], stops: Sequence[int], search: Search) -> 
 def _proposed(trials: Sequence[Trial], space: dict[str, BaseDistribution], epochs: int) -> Trial:
     """Return a new trial, which depends on nothing but the earlier ones."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(trials)))
+    sampler = optuna.samplers.TPESampler(seed=len(trials), constant_liar=any(not trial.epochs for trial in trials))
+    study = optuna.create_study(direction="maximize", sampler=sampler)
     for trial in trials:
         value, is_whole = trial.accuracy(trial.epochs), trial.epochs == epochs
+        stopped = TrialState.PRUNED if trial.epochs else TrialState.RUNNING
         study.add_trial(
             create_trial(
-                state=TrialState.COMPLETE if is_whole else TrialState.PRUNED,
+                state=TrialState.COMPLETE if is_whole else stopped,
                 value=value if is_whole else None,
-                intermediate_values={trial.epochs: value},
+                intermediate_values={trial.epochs: value} if trial.epochs else {},
                 params=trial.point,
                 distributions=space,
             )
@@ -168,20 +185,30 @@ def _proposed(trials: Sequence[Trial], space: dict[str, BaseDistribution], epoch
     return Trial(point=study.ask(space).params)
 
 
-def _train(name: str, search: Search, stages: PlannedStages, on: Engine, trial: Trial, until: int) -> None:
-    """Train a trial until an epoch as a DVC experiment, unless its run has the epoch; set its curve."""
-    changes, why = search.set | trial.changes | {MEMBERS: 1}, ""
-    params = changed(stages.params, changes)
-    if not _read(trial, stages, params, until):
-        if isinstance(on, DvcQueue):
-            why = _run_experiment(changes, until if until < params[TRAIN]["epochs"] else None)
-        else:
-            why = on.run(name, {str(trial): changes}, {str(trial): changes}, STAGE).get(str(trial), "")
-        if "training diverged" in why:
+def _train(name: str, search: Search, stages: PlannedStages, on: Engine, batch: Stops) -> None:
+    """Train trials side by side, as DVC experiments, except those whose run has the epoch; set their curves."""
+    changes = {trial: search.set | trial.changes | {MEMBERS: 1} for trial in batch}
+    params = {trial: changed(stages.params, of_trial) for trial, of_trial in changes.items()}
+    missing = [trial for trial, until in batch.items() if not _read(trial, stages, params[trial], until)]
+    if isinstance(on, DvcQueue):
+
+        def train(trial: Trial) -> str:
+            return _run_experiment(
+                changes[trial], batch[trial] if batch[trial] < params[trial][TRAIN]["epochs"] else None
+            )
+
+        with ThreadPoolExecutor(len(batch)) as pool:
+            why = dict(zip(missing, pool.map(train, missing), strict=True))
+    else:
+        labels = {str(trial): changes[trial] for trial in missing}
+        reasons = on.run(name, labels, labels, STAGE) if labels else {}
+        why = {trial: reasons.get(str(trial), "") for trial in missing}
+    for trial, until in batch.items():
+        if "training diverged" in why.get(trial, ""):
             trial.curve = []
-        elif not _read(trial, stages, params, until):
-            raise UserError(f"{name}: {trial}: {why or NO_RUN}")
-    print(f"{name}: {trial}: validation {trial.accuracy(until):.2%} (epoch {until})", file=sys.stderr)
+        elif trial in why and not _read(trial, stages, params[trial], until):
+            raise UserError(f"{name}: {trial}: {why[trial] or NO_RUN}")
+        print(f"{name}: {trial}: validation {trial.accuracy(until):.2%} (epoch {until})", file=sys.stderr)
 
 
 def _read(trial: Trial, stages: PlannedStages, params: Mapping[str, Any], until: int) -> bool:

@@ -158,7 +158,7 @@ def what_if(
         return 1
     results = result_table(prediction, trained, *read_outputs(prediction, weights))
     supporters = {test: ids for test, ids in supporters.items() if not ids or test in weights}
-    report(results, fraction, describe_removals(prediction, supporters, results), prediction)
+    report(results, fraction, describe_removals(prediction, supporters, results), supporters, prediction)
     return int(len(trained) < len(interventions))
 
 
@@ -310,8 +310,7 @@ def describe_removals(
             outcome = (
                 f"without {len(names)} of {total} examples the network {flip} (margin {before:+.2f}, predicted "
                 f"{predicted:+.2f}); retrained, "
-                f"{'it did' if retrained * before < 0 else 'its margin keeps its sign'} ({retrained:+.2f}). "
-                f"Their example_id, strongest first: {', '.join(map(str, names))}."
+                f"{'it did' if retrained * before < 0 else 'its margin keeps its sign'} ({retrained:+.2f})."
             )
         else:
             limit = math.ceil(_MAX_SUPPORTERS * len(prediction.influence))
@@ -333,7 +332,13 @@ def panel(prediction: Prediction, test: str) -> list[tuple[str, bytes, str]]:
     return examples
 
 
-def report(results: pd.DataFrame, fraction: float, removals: Mapping[str, str], prediction: Prediction) -> None:
+def report(
+    results: pd.DataFrame,
+    fraction: float,
+    removals: Mapping[str, str],
+    supporters: Mapping[str, Sequence[int]],
+    prediction: Prediction,
+) -> None:
     """Print the table of results and sentences on removals, write them, and log them to the run of the stage."""
     subsets, names = results[results["kind"] == SUBSET], [*prediction.outputs.index]
     changes = subsets[["predicted", "retrained"]].sub(subsets["before"], axis=0).to_numpy()
@@ -348,7 +353,11 @@ def report(results: pd.DataFrame, fraction: float, removals: Mapping[str, str], 
     is_shown = (results["kind"] == DROP) | ((results["kind"] == SUSPECT) & (results["output"] == VALIDATION_LOSS))
     excerpt = results[is_shown].drop(columns="kind")
     rows: Any = excerpt.map(lambda cell: f"{cell:.6f}" if isinstance(cell, float) else str(cell)).to_dict("records")
-    print("\n\n".join([quality, *removals.values(), *([markdown_table(rows)] if rows else [])]))
+    ids = {
+        test: f"Their example_id, strongest first: {', '.join(map(str, names))}." for test, names in supporters.items()
+    }
+    sentences = [f"{sentence} {ids[test]}" if supporters[test] else sentence for test, sentence in removals.items()]
+    print("\n\n".join([quality, *sentences, *([markdown_table(rows)] if rows else [])]))
 
     with atomic_file(_REPORT.with_suffix(".csv")) as temporary:
         results.to_csv(temporary, index=False, float_format="%.6g")
@@ -359,6 +368,7 @@ def report(results: pd.DataFrame, fraction: float, removals: Mapping[str, str], 
     page = environment.get_template("what_if.html.j2").render(
         quality=quality,
         removals=removals,
+        supporters=supporters,
         panels={test: panel(prediction, test) for test in removals},
         rows=rows,
         figure=draw(results, lds),

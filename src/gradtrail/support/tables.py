@@ -1,6 +1,7 @@
 """Tables for the terminal, all in one style, and in Markdown."""
 
 from collections.abc import Collection, Mapping, Sequence
+from html import escape
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -28,4 +29,8 @@ def table(
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Return at least one row as a table in Markdown, whose columns are the keys of the first."""
     lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in lines)
+    return "\n".join(f"| {' | '.join(map(_markdown_cell, cells))} |" for cells in lines)
+
+
+def _markdown_cell(text: str) -> str:
+    return escape(text, quote=False).replace("|", "&#124;").replace("\n", " ")

@@ -150,7 +150,8 @@ def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> dict[st
 
     if noise.is_file():
         table = pd.read_csv(noise)
-        return _finite({metric_name(stage, "noise_scale"): (table["epoch"], table["noise_scale"])})
+        by_epoch = {name: (table["epoch"], table[name]) for name in ("noise_scale", "sharpness")}
+        return _finite({metric_name(stage, name): values for name, values in by_epoch.items()})
     epochs, steps = pd.read_csv(folder / "epochs.csv"), pd.read_parquet(folder / "steps.parquet")
     result = curves(epochs, steps, metrics["planned_steps"])
     if "epsilon_each" in metrics and "train/epsilon" in result:  # the metric `epsilon` is of all members together

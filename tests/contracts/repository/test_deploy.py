@@ -1,4 +1,7 @@
-"""The files of `deploy/`: valid by the schemas of Kubernetes and Compose, with names that agree, without a secret."""
+"""The files of `deploy/`: valid by the schemas of Kubernetes and Compose, with names that agree, without a secret.
+
+Also the workflows of GitHub: what they run exists here, and what they use is pinned.
+"""
 
 import configparser
 import re
@@ -71,6 +74,48 @@ def test_files_of_compose_and_github_are_valid_by_their_schemas(schema: str, pat
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def steps() -> list[dict[str, Any]]:
+    """The steps of all workflows."""
+    return [step for path in WORKFLOWS for job in read(path)[0]["jobs"].values() for step in job["steps"]]
+
+
+def test_actions_are_pinned_by_commit() -> None:
+    uses = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text())]
+    assert len(uses) == sum("uses" in step for step in steps())
+    assert [line for line in uses if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
+
+
+def test_table_of_a_pull_request_reaches_its_comment(tmp_path: Path) -> None:
+    """The steps run with a `gradtrail` and a `gh` in place of the real ones."""
+    text = "A  `$(false)` \"x\" 'y' \\n\n\n| a | b |\n| --- | --- |\n| 1 → 2 | ${HOME} |"
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / "table").write_text(text)
+    for name, script in (
+        (".venv/bin/gradtrail", 'echo "$@" > called; cat table'),
+        (".venv/bin/gh", 'printf "%s\\0" "$@"'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    compare, comment = ([step for step in steps() if step.get("name") == name] for name in ("Compare", "Comment"))
+    files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    path = f"{tmp_path / '.venv/bin'}:/usr/bin:/bin"
+
+    def run(step: dict[str, Any], **variables: str) -> str:
+        command = ["bash", "-e", "-c", step["run"]]
+        env = {"PATH": path, **variables}
+        return subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
+
+    run(compare[0], BASE="0123abc", **files)
+    assert (tmp_path / "called").read_text() == "diff 0123abc workspace --markdown\n"
+    assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text() == text
+    match = re.fullmatch(r"table<<(\w+)\n(.*)\n\1\n", (tmp_path / "GITHUB_OUTPUT").read_text(), re.DOTALL)
+    assert match
+    assert match[2] == text
+    arguments = run(comment[0], NUMBER="7", TABLE=match[2]).split("\0")
+    assert arguments[:3] == ["pr", "comment", "7"]
+    assert arguments[arguments.index("--body") + 1] == text
 
 
 def test_selectors_ports_and_volumes_meet() -> None:

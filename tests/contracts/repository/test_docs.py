@@ -18,7 +18,8 @@ from gradtrail.stages.common.params import flatten
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+SKILLS = sorted((ROOT / "docs" / "skills").glob("*/SKILL.md"))
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *SKILLS]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
 FILE_ENDINGS = {"py", "json", "npz", "parquet", "html", "j2", "safetensors", "csv", "md", "png", "yaml"}
 QUICK = {
@@ -76,6 +77,18 @@ def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / path).resolve() for path in re.findall(r"\]\(([^)#]+\.md)\)", index.read_text())}
     assert linked | {index} >= set(PAGES)
+
+
+@pytest.mark.parametrize("skill", SKILLS, ids=lambda skill: skill.parent.name)
+def test_skill_begins_with_its_name_and_when_to_use_it(skill: Path) -> None:
+    """As agents expect it: at most 64 and 1,024 characters, the name of the folder, and no other key."""
+    _, front_matter, _ = skill.read_text().split("---\n", 2)
+    about = YAML(typ="safe", pure=True).load(front_matter)
+    assert about.keys() == {"name", "description"}
+    assert about["name"] == skill.parent.name
+    assert re.fullmatch(r"[a-z0-9-]{1,64}", about["name"])
+    assert "Use when" in about["description"]
+    assert len(about["description"]) <= 1024
 
 
 @pytest.mark.slow

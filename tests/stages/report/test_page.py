@@ -118,7 +118,7 @@ def test_numbers_equal_metrics_files(page: str) -> None:
         "Test accuracy 98.59% 98.34% to 98.80%",
         "Calibration error 0.0978 uncalibrated: 0.1200",
         "Best validation accuracy 98.56% epoch 2; last epoch 98.54%",
-        "model mlp-256-128 seed 0 epochs 10 batch size 128 activation relu dropout 0.0 precision float32",
+        "model mlp-256-128 seed 0 epochs 10 batch size 128 activation relu precision float32",
         "schedule warmup_cosine warmup fraction 0.1 end fraction 0.0 clip norm 1.0",
         "loss cross_entropy label smoothing 0.1",
         "382,509 29,519 unbounded",

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from gradtrail.core.config import Bounds, GallerySize, PositiveFraction, config
 from gradtrail.core.data import Split
 from gradtrail.core.gradients.chunks import ChunkGradients, ClassStructure, chunk_gradients, class_structure
+from gradtrail.core.gradients.curvature import sharpness
 from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.nn.models import HostParams, Params, WeightsKind
 from gradtrail.core.noise_scale import NoiseScale, from_chunks
@@ -59,6 +60,7 @@ class GradientAnalysis:
 
     scores: dict[str, Scores]  # split with examples → score → a value for each example, float32
     noise_scales: dict[int, NoiseScale]  # epoch → gradient noise scale of the training split; empty without examples
+    sharpness: dict[int, float]  # epoch → largest eigenvalue of the Hessian of the training loss; likewise
     classes: ClassStructure  # similarity of the classes' gradients on the training split, at the scored epoch
 
 
@@ -117,6 +119,7 @@ def analyze(
 
     by_epoch: dict[int, dict[str, Scores]] = {}
     noise_scales: dict[int, NoiseScale] = {}
+    eigenvalues: dict[int, float] = {}
     classes = ClassStructure.unknown(num_classes)
     cosines = {name: np.full((len(split), 2), np.nan, np.float32) for name, split in splits.items()}
     for epoch, on_host in sorted(trajectory.params.items()):
@@ -137,6 +140,8 @@ def analyze(
             products, squares, chunks.sizes, chunks.classes, samples=config.bootstrap_samples, seed=_SEED
         )
 
+        eigenvalues[epoch] = sharpness(passes.hessian, params, train)
+
         if epoch == trajectory.scored:
             classes = class_structure(products, squares, chunks, num_classes)
             cosines = _align(passes, params, splits, chunks, by_epoch[epoch], advance)
@@ -149,6 +154,7 @@ def analyze(
             for name in splits
         },
         noise_scales=noise_scales,
+        sharpness=eigenvalues,
         classes=classes,
     )
 

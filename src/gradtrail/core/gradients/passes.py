@@ -5,12 +5,13 @@ changes them, and so none changes a result.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jaxtyping import Array
 
 from gradtrail.core import per_example
+from gradtrail.core.gradients.curvature import EXAMPLES, hessian_product
 from gradtrail.core.gradients.scores import compile_score, score_and_sum
 from gradtrail.core.nn.inference import abstract_batch
 from gradtrail.core.nn.losses import Loss
@@ -29,11 +30,12 @@ class GradientPasses:
     score: Pass  # rows: the scores of `score_batch`
     dots: Pass  # shared: two directions; row `dots`: inner products of the example's gradient with both
     sums: Pass  # its function, `score_and_sum`, takes a mask after the labels
+    hessian: Pass  # its function, `hessian_product` in float32, takes a vector, images, labels and a mask
 
     @property
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
-        return [compiled.function for compiled in (self.score, self.dots, self.sums)]
+        return [compiled.function for compiled in (self.score, self.dots, self.sums, self.hessian)]
 
 
 def compile_passes(model: Model, loss: Loss, *, compiler: Compiler) -> GradientPasses:
@@ -56,10 +58,17 @@ def compile_passes(model: Model, loss: Loss, *, compiler: Compiler) -> GradientP
         mask = jax.ShapeDtypeStruct((rows,), bool)
         return compiler.compile("score_and_sum", function, params, *abstract_batch(model, rows), mask)
 
+    def compile_hessian(rows: int) -> CompiledFunction:
+        function = functools.partial(hessian_product, exact, loss=loss)
+        mask = jax.ShapeDtypeStruct((rows,), bool)
+        return compiler.compile("hessian_product", function, params, params, *abstract_batch(model, rows), mask)
+
+    exact = Model(replace(model.config, precision="float32"))  # a lower precision has no second derivatives
     largest = _LARGEST_BATCH["cpu" if jax.default_backend() == "cpu" else "gpu"]
 
     return GradientPasses(
         score=compile_within(largest, lambda rows: compile_score(model, loss, rows, compiler=compiler)),
         dots=compile_within(largest, compile_dots),
         sums=compile_within(largest, compile_sums, at_least=_FEWEST_SUMMED),
+        hessian=compile_within(min(largest, EXAMPLES), compile_hessian),
     )

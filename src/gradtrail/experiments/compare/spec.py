@@ -65,15 +65,15 @@ def choose(name: str) -> Comparison | dict[str, Any]:
     return entries[name]
 
 
-def parse_params(texts: Sequence[str]) -> Comparison:
-    """Return the comparison of all combinations of values, from texts such as `train.seed=0,1,2`."""
+def parse_params(texts: Sequence[str], option: str = "--params") -> Comparison:
+    """Return the comparison of all combinations of values, from an option's texts such as `train.seed=0,1,2`."""
     grid: dict[str, Any] = {}
     for text in texts:
         key, sign, values = text.partition("=")
         if not (key and sign):
-            raise UserError(f"--params: must be KEY=VALUE,VALUE, such as train.seed=0,1,2; got {text!r}")
-        grid[key] = parse_yaml(f"values: [{values}]".encode(), f"--params {key}")["values"]
-    return _comparison("params", {"grid": grid}, "--params")
+            raise UserError(f"{option}: must be KEY=VALUE,VALUE, such as train.seed=0,1,2; got {text!r}")
+        grid[key] = parse_yaml(f"values: [{values}]".encode(), f"{option} {key}")["values"]
+    return _comparison("params", {"grid": grid}, option)
 
 
 def with_seeds(comparison: Comparison, seeds: Sequence[int] | None) -> Comparison:
@@ -98,7 +98,7 @@ def _comparison(name: str, content: Any, place: str) -> Comparison:
     grid = {key: values for key, values in entry.grid.items() if key != SEED}
     seeds = entry.grid.get(SEED, entry.seeds or (params["train"]["seed"],))
     sections = (*stages_before(STAGE, read_pipeline()), STAGE)
-    changes = {f"{place}.set": entry.set, f"{place}.grid": grid}
+    changes = {f"{place}.set": entry.set, place if place.startswith("-") else f"{place}.grid": grid}
     changes |= {f"{place}.variants.{label}": variant for label, variant in entry.variants.items()}
     for part, own_changes in changes.items():
         require_known(params, own_changes, part)

@@ -84,8 +84,8 @@ def draw_largest(largest: pd.DataFrame, splits: Mapping[str, Split], title: str)
 
 
 def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_size: int) -> Figure:
-    """Draw the noise scale at the kept epochs, if it is finite, and rank correlations of the gradient norm."""
-    figure, axes = plotting.new_figure(f"Gradients over training · {title}", columns=2, size=(11, 4.2))
+    """Draw the noise scale at the kept epochs, if it is finite, rank correlations of the norm, and the sharpness."""
+    figure, axes = plotting.new_figure(f"Gradients over training · {title}", columns=3, size=(15, 4.2))
     noise = tables.noise_scale
     finite = noise[np.isfinite(noise["noise_scale"])]
     top = 3 * max(finite["noise_scale"].max() if len(finite) else 1, batch_size)
@@ -107,6 +107,8 @@ def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_si
         axes[0, 1].plot(epochs, correlations, "o-", color=colour, label=label)
     axes[0, 1].set(xlabel="epoch", ylabel="rank correlation with ‖∇ℓᵢ‖ at that epoch", ylim=(-1.05, 1.05))
     axes[0, 1].legend()
+    axes[0, 2].plot(noise["epoch"], noise["sharpness"], "o-", color=plotting.BLUE)
+    axes[0, 2].set(xlabel="epoch", ylabel="sharpness: largest eigenvalue of the Hessian", ylim=(0, None))
     axes[0, 0].set_xlim(axes[0, 1].get_xlim())  # so that an epoch without a noise scale is visibly missing
     return figure
 

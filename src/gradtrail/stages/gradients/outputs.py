@@ -48,6 +48,7 @@ _IDENTITY = ["split", "example_id", "label", "true_label"]
 _SHOWN = ["split", "example_id", "label", "predicted", "grad_norm", "el2n", "loss", "margin"]
 _SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probability", SUSPICION]
 _DETECTION = ["score", "epoch", "auroc", "average_precision", "precision", "false_negative_rate"]
+_NOISE_SCALE = ["epoch", "noise_scale", "low", "high", "trace", "squared_norm", "sharpness"]
 _LOW_IS_SUSPECT = ("probability", "margin", "mean_probability", "alignment", "class_alignment")
 _SINGLE = ("mean_probability", "forgetting_events", "alignment", "class_alignment")  # of no one epoch
 _NORM_DECADES = (-6, 2)  # range of the histogram of norms, as powers of ten
@@ -63,7 +64,7 @@ class Tables:
     label_error_scores: pd.DataFrame  # scores as detectors of wrong labels; empty if no label is known to be wrong
     splits: pd.DataFrame  # norms of each split and their correlations, see `summarize`
     norms: pd.DataFrame  # histogram of the gradient norm
-    noise_scale: pd.DataFrame  # gradient noise scale of each kept epoch
+    noise_scale: pd.DataFrame  # gradient noise scale of each kept epoch, and sharpness
     classes: pd.DataFrame  # similarity of the classes' gradients
 
     @property
@@ -218,8 +219,8 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
         for split, part in scores.groupby("split", observed=True)
     ]
     noise_rows = [
-        (epoch, noise_scale.value, noise_scale.low, noise_scale.high, noise_scale.trace, noise_scale.squared_norm)
-        for epoch, noise_scale in analysis.noise_scales.items()
+        (epoch, scale.value, scale.low, scale.high, scale.trace, scale.squared_norm, analysis.sharpness[epoch])
+        for epoch, scale in analysis.noise_scales.items()
     ]
     return Tables(
         scores=scores,
@@ -228,7 +229,7 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
         label_error_scores=detection_table(_rows_of(scores, "train"), analysis.noise_scales),
         splits=pd.DataFrame(split_rows),
         norms=norm_table(scores),
-        noise_scale=pd.DataFrame(noise_rows, columns=["epoch", "noise_scale", "low", "high", "trace", "squared_norm"]),
+        noise_scale=pd.DataFrame(noise_rows, columns=_NOISE_SCALE),
         classes=class_table(analysis),
     )
 
@@ -320,6 +321,7 @@ def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
     finite = sorted(scale.value for scale in analysis.noise_scales.values() if math.isfinite(scale.value))
     of_training = {
         "noise_scale_typical": finite[len(finite) // 2] if finite else math.nan,
+        "sharpness": analysis.sharpness[max(analysis.sharpness)],
         "coherence_within_classes": analysis.classes.within,
         "coherence_across_classes": analysis.classes.across,
         "forgetting_events_mean": float(np.mean(train["forgetting_events"])),

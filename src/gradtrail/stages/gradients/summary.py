@@ -82,6 +82,7 @@ def _training_values(results: Results, metrics: Mapping[str, float]) -> dict[str
         "strength": f"{strength} correlated",
         "is_strong": first >= _STRONG,
         "noise_scales": {epoch: _interval(scale) for epoch, scale in analysis.noise_scales.items()},
+        "sharpness": analysis.sharpness,
         "typical": metrics.get("noise_scale_typical"),
         "share": {
             "largest": classes[int(np.nanargmax(share))],
