@@ -22,10 +22,11 @@ _COLORS = (  # cause → color, in the order of the bar
 
 
 def add_goodput(record: Record, attempts: Sequence[Attempt], title: str) -> None:
-    """Add the seconds of all attempts by cause as metrics and as a figure; print a line if there are several."""
+    """Add goodput and the cost of kills as metrics, all causes as a figure; print a line after several attempts."""
     measured = seconds_by_cause(attempts)
     total, seconds = sum(measured.values()), {cause: value for cause, value in measured.items() if value >= 0.05}
-    values = {"goodput": seconds.get("steps", 0.0) / total} | {f"seconds_{cause}": seconds[cause] for cause in seconds}
+    lost = {f"seconds_{cause}": seconds[cause] for cause in ("wasted_progress", "idle") if cause in seconds}
+    values = {"goodput": seconds.get("steps", 0.0) / total} | lost
     record.add_points({metric_name(TRAIN, key): {None: value} for key, value in values.items()})
     heading = f"goodput {values['goodput']:.0%} of {total:,.1f} s, attempts: {len(attempts)}"
     plotting.save(draw(seconds, f"{heading.capitalize()} · {title}"), record.artifacts / "goodput.png")
