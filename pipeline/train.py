@@ -32,6 +32,7 @@ def main(stage: Stage) -> None:
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         if training.start:
             print(f"train: starts from {training.start.describe()}", file=sys.stderr)
+        training.stopwatch = run.stopwatch
         training.compile(compiler)
         outputs = Outputs(training, scratch)
         training.run(TrainingLog(run, training), outputs.add)

@@ -6,6 +6,7 @@ at random moments too; `tests/stages/train/test_training.py` stops after every s
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -182,7 +183,8 @@ def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(
     committed.start_queue(2)
     kill_one(committed)
     assert committed.wait_for_queue().count("Success") == 1
-    assert len(list(resume_folder(committed).iterdir())) == 1, "the complete one left nothing behind"
+    left = {path.name.partition("-")[0] for path in resume_folder(committed).iterdir()}
+    assert len(left) == 1, "the complete one left nothing behind"
     (failed,) = (run for run in committed.runs_of("train") if run["status"] in ("RUNNING", "KILLED"))
     assert failed["outs"] == {}
     seed = failed["params"]["train.seed"]
@@ -283,12 +285,27 @@ def test_kills_at_random_moments_change_no_byte(params: dict[str, object], tmp_p
     expected, started = project.digests(*OUTS), time.monotonic()
     project.run_stage("train")
     duration = time.monotonic() - started
-    rng, moments = np.random.default_rng(), []
+    rng, moments, starts = np.random.default_rng(), [], list[float]()  # starts of attempts, from the first with a trace
     for kill in range(17):
         moments.append(duration * rng.uniform())
-        at = time.monotonic() + moments[-1]
+        began, at = time.time(), time.monotonic() + moments[-1]
         stop(project.start_stage("train"), signal.SIGKILL, when=lambda at=at: time.monotonic() >= at)
+        starts += [began] if starts or any(resume_folder(project).glob("*-attempts/*")) else []
         if kill == 16 or rng.uniform() < 0.5:  # else the next kill hits the same training
-            project.run_stage("train")
+            output, _ = (process := project.start_stage("train")).communicate()
+            ended = time.time()
+            assert process.returncode == 0, output
+            project.wait_for_shipping()
             assert project.digests(*OUTS) == expected, f"killed after {moments} s"
+            if starts:  # on a busy machine a process may start late, and needs time to exit
+                assert sum(seconds(project).values()) == pytest.approx(ended - starts[0], rel=0.05, abs=2.5)
             moments.clear()
+            starts.clear()
+
+
+def seconds(project: Project) -> dict[str, float]:
+    """Return the seconds by cause, over all attempts, that the last execution recorded."""
+    (run,) = project.runs_of("train")
+    last = max(run["artifacts"].glob("timings*.json"), key=lambda path: path.stat().st_mtime)
+    result: dict[str, float] = json.loads(last.read_text())["seconds"]
+    return result

@@ -46,9 +46,11 @@ _COSTS = {
 }
 _PROGRAM = "compile/{}.hlo.txt"  # artifact: the optimized program of a function
 _PEAKS = ("peak_memory_bytes", "peak_device_bytes")
-_OTHER = re.compile(r"(system|steps)/.*|.*/(compile_\w+|\w*seconds)")  # metrics that are no results, or in other tables
+_OTHER = re.compile(
+    r"(system|steps)/.*|.*/(compile_\w+|goodput|\w*seconds\w*)"
+)  # metrics that are no results, or in other tables
 _ABSENT = "–"
-_COMPILING, _LOOP, _WORK = "compiling", "training loop", "work"  # parts of the seconds that params can change
+_MOST_CAUSES = 3  # of seconds, that a sentence names
 _UNNAMED = re.compile(  # what says nothing about what a line of a program does
     r"/\*.*?\*/|, metadata=\{(?:[^{}\"]|\"[^\"]*\")*\}|, backend_config=\{.*\}"
 )
@@ -110,20 +112,12 @@ class RunDetails:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds of the attempt by part; empty if they are unknown or those of a resumed training."""
+        """Seconds of the attempt and those that it resumed, by cause; empty if they are unknown."""
         seconds: dict[str, float] = self.timings.get("seconds", {})
-        if not seconds or self.timings.get("resumed"):
-            return {}
-        compiling = min(float(self.timings.get("compile_seconds", 0.0)), seconds["work"])
-        parts = {"imports": seconds["imports"], "data": seconds["data"], _COMPILING: compiling}
-        work = {_WORK: seconds["work"] - compiling}
-        if self.stage == TRAIN:
-            points = self.client.get_metric_history(self.run.info.run_id, "train/seconds")
-            loops = [point.value for point in points if point.step == self.attempt - 1]
-            loop = min([*loops, work[_WORK]])
-            work = {_LOOP: loop, "outputs": work[_WORK] - loop}
-        # A run that was logged after its stage has no seconds of tracking: the stage did not wait
-        return parts | work | {"tracking": seconds.get("tracking", 0.0)}
+        if seconds and "compile" not in seconds:  # only a training counts it apart
+            compiling = min(float(self.timings.get("compile_seconds", 0.0)), seconds["other"])
+            return seconds | {"compile": compiling, "other": seconds["other"] - compiling}
+        return seconds
 
     @cached_property
     def num_cached(self) -> int:
@@ -146,8 +140,6 @@ class RunDetails:
             return f"{self.name} was rebuilt from its outputs: it has no times, programs or environment"
         if not self.functions:
             return f"{self.name} has no compile profile"
-        if self.timings.get("resumed"):
-            return f"{self.name} resumed from a checkpoint: the seconds of that attempt cover only the rest"
         return ""
 
     def _json(self, path: str) -> dict[str, Any]:
@@ -255,11 +247,12 @@ def time_runs(sides: Sequence[RunDetails], pythons: Sequence[Path], seconds: flo
 
 
 def _seconds(before: RunDetails, after: RunDetails) -> Rows:
-    """Return the seconds of each part of the stage, and in total; empty if those of a run are unknown."""
+    """Return the seconds of each cause, and in total; empty if those of a run are unknown."""
     if not (before.seconds and after.seconds):
         return []
-    first, second = (side.seconds | {"total": sum(side.seconds.values())} for side in (before, after))
-    return _compared("part", first, second, digits=2)
+    causes = dict.fromkeys([*before.seconds, *after.seconds], 0.0)
+    first, second = (causes | side.seconds | {"total": sum(side.seconds.values())} for side in (before, after))
+    return _compared("cause", first, second, digits=2)
 
 
 def _compared(title: str, before: Mapping[str, float], after: Mapping[str, float], digits: int = 9) -> Rows:
@@ -276,18 +269,12 @@ def _compared(title: str, before: Mapping[str, float], after: Mapping[str, float
 
 
 def _headline(seconds: Rows, before: RunDetails, after: RunDetails) -> str:
-    """Return the totals and their difference, and the parts of the difference."""
-    differences = {row["part"]: row["B − A"] for row in seconds}
-    total = differences.pop("total")
-    computing = _LOOP if _LOOP in differences else _WORK
-    computed, compiled = differences[computing], differences[_COMPILING]
-    cached = (
-        f"cached: {before.num_cached} of {len(before.functions)}, then {after.num_cached} of {len(after.functions)}"
-    )
-    return (
-        f"{seconds[-1]['A']:.1f} s, then {seconds[-1]['B']:.1f} s ({total:+.1f} s): {computing} {computed:+.1f} s, "
-        f"{_COMPILING} {compiled:+.1f} s ({cached}), startup and rest {total - computed - compiled:+.1f} s"
-    )
+    """Return the totals and their difference, the causes that differ most, and the numbers of cached functions."""
+    *causes, total = seconds
+    largest = sorted(causes, key=lambda row: -abs(row["B − A"]))[:_MOST_CAUSES]
+    parts = ", ".join(f"{row['cause'].replace('_', ' ')} {row['B − A']:+.1f} s" for row in largest)
+    cached = ", then ".join(f"{side.num_cached} of {len(side.functions)}" for side in (before, after))
+    return f"{total['A']:.1f} s, then {total['B']:.1f} s ({total['B − A']:+.1f} s): {parts}; cached: {cached}"
 
 
 def _attribution(tables: Mapping[str, Rows], before: RunDetails, after: RunDetails) -> str:
@@ -300,9 +287,9 @@ def _attribution(tables: Mapping[str, Rows], before: RunDetails, after: RunDetai
     if not keys:
         return f"Params, data and code are the same: these seconds come from {chance}."
     names = ", ".join(keys) if len(keys) <= _MOST_KEYS else f"The {len(keys)} differences in params and data"
-    parts = f"the {_LOOP if before.stage == TRAIN else _WORK}"
+    parts = "the training loop" if before.stage == TRAIN else "the work"
     if same_cache and any(row["program"] != "same" for row in tables["functions"]):
-        parts += f" and {_COMPILING}"
+        parts += " and compiling"
     return f"{names} can explain only {parts}; the other seconds come from {chance}."
 
 

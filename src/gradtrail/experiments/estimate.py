@@ -74,6 +74,6 @@ def estimate(stage: str, params: Mapping[str, Any], client: MlflowClient) -> Est
         tags, run_id = earlier.run.data.tags, earlier.run.info.run_id
         text = read_artifact(client, run_id, attempt_file("timings", int(tags.get(ATTEMPTS, 1))))
         timings = json.loads(text or "{}")
-        if "seconds" in timings and not timings.get("resumed"):
+        if "seconds" in timings and "idle" not in timings["seconds"]:  # in one attempt
             return Estimate(sum(timings["seconds"].values()), timings.get("peak_memory_bytes", 0.0), earlier)
     return None

@@ -33,10 +33,12 @@ from gradtrail.stages.common.dvc_cache import restoring_outs
 from gradtrail.stages.common.environment import EnvironmentConfig, RuntimeConfig, adapt_variables, require_jax
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.accelerator import gpu_use
 from gradtrail.support.errors import UserError, is_store_fault, one_line, redacted
-from gradtrail.support.paths import SQLITE, is_copy, root, same_command, store_uri
+from gradtrail.support.goodput import Stopwatch, seconds_by_cause
+from gradtrail.support.paths import SQLITE, is_copy, private_folder, root, same_command, store_uri
 from gradtrail.support.ranks import is_follower
 from gradtrail.support.running_time import peak_memory_bytes, seconds_running
 from gradtrail.support.signals import stop_request
@@ -133,17 +135,17 @@ class LiveRun:
     Args:
         stage: The state that the execution makes.
         record: Record of the execution; None without tracking, then nothing is written.
+        stopwatch: Time of the execution.
     """
 
-    def __init__(self, stage: State, record: Record | None):
-        self.stage = stage
+    def __init__(self, stage: State, record: Record | None, stopwatch: Stopwatch):
+        self.stage, self.stopwatch = stage, stopwatch
         self._record = record
         self._described: Future[RunInfo]
         self._finished: RunInfo | None = None
         self._is_broken = False
         self._has_outs = False
         self._is_hurried = False
-        self._seconds = 0.0  # of recording
         self._alerts: list[str] = []
         self._timings = dict[str, Any]()
         self._at_end: list[Callable[[], object]] = []
@@ -202,7 +204,7 @@ class LiveRun:
             return
         if self._has_outs and status == FINISHED:  # not those of a refused result
             self._record_by(self._add_outs)
-        with self.best_effort():
+        with self.stopwatch.phase("tracking"), self.best_effort():
             self._close(self._record, FAILED if self._is_broken else status)
         for notice in take_notices():
             print(notice, file=sys.stderr)
@@ -233,10 +235,17 @@ class LiveRun:
         from gradtrail.tracking.render import add_outs
 
         self._finished = add_outs(record, self._info(), self.stage, self.stage.out_digests())
+        if self.stage.name == TRAIN:
+            from gradtrail.tracking.goodput import add_goodput  # late: it imports Matplotlib
+
+            add_goodput(record, self.stopwatch.attempts, self._finished.name)
 
     def _close(self, record: Record, status: str) -> None:
         info = self._finished or self._info()
-        self._timings["seconds"] |= {"tracking": self._seconds}
+        self._timings |= {
+            "seconds": seconds_by_cause(self.stopwatch.attempts),
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
         timings = json.loads(json.dumps(self._timings, default=float))  # of NumPy's numbers
         write_json(record.folder / ATTEMPT / "timings.json", timings)
         record.flush()
@@ -274,14 +283,14 @@ class LiveRun:
     def sampled(self) -> Iterator[None]:
         """Record the use of processor, memory and GPU while the block runs, from its second minute on."""
         stop = threading.Event()
-        if self.is_open and self.stage.runtime.system_metrics:
-            threading.Thread(target=self._sample, args=(stop,), daemon=True).start()
+        if self._record and self.is_open and self.stage.runtime.system_metrics:
+            threading.Thread(target=self._sample, args=(self._record, stop), daemon=True).start()
         try:
             yield
         finally:
             stop.set()
 
-    def _sample(self, stop: threading.Event) -> None:
+    def _sample(self, record: Record, stop: threading.Event) -> None:
         """Record the use of processor, memory and the first GPU, by MLflow's names, until the work ends."""
         seconds = itertools.chain([_SAMPLE_AFTER_SECONDS], itertools.repeat(_SAMPLE_SECONDS))
         for step in itertools.takewhile(lambda _: not stop.wait(next(seconds)), itertools.count()):
@@ -292,15 +301,14 @@ class LiveRun:
             if gpu := gpu_use():
                 values["gpu_0_utilization_percentage"] = 100 * gpu.utilization
                 values["gpu_0_memory_usage_megabytes"] = gpu.memory_bytes / 1e6
-            self.curves({f"system/{name}": {step: value} for name, value in values.items()})
+            with self.best_effort():  # not by `curves`: the stage does not wait for it
+                record.add_points({f"system/{name}": {step: value} for name, value in values.items()})
 
     def _record_by(self, action: Callable[[Record], object]) -> None:
-        """Let an action write the record, unless there is none, and take the time."""
+        """Let an action write the record, unless there is none."""
         if self._record and not self._is_broken:
-            began = time.perf_counter()
-            with self.best_effort():
+            with self.stopwatch.phase("tracking"), self.best_effort():
                 action(self._record)
-            self._seconds += time.perf_counter() - began
 
     @contextlib.contextmanager
     def best_effort(self) -> Iterator[None]:
@@ -321,22 +329,23 @@ def tracked(stage: Stage) -> Iterator[LiveRun]:
     """
     identity = WorkingState(stage.name, entries={stage.name: stage.inputs.entry})
     since_imports = time.time() - stage.made_at
-    seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
+    seconds = {"imports": seconds_running() - since_imports, "preparation": since_imports}
     if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):
         off = "MLflow would get the trace, and runtime.tracking is off"
         why = off if stage.computes else "this stage calls no functions of JAX"
         print(f"{stage.name}: runtime.trace: no trace: {why}", file=sys.stderr)
-    with state_lock(identity.name, identity.state):
-        record = None
+    with state_lock(identity.name, identity.state), contextlib.ExitStack() as stack:
+        record, stopwatch = None, Stopwatch(seconds)  # without the time that another process held the lock
+        if stage.name == TRAIN:  # which resumes
+            stack.enter_context(stopwatch.recording(private_folder() / "resume" / f"{identity.state[:32]}-attempts"))
         try:
             record = new_record(identity.state) if stage.runtime.tracking else None
         except OSError as error:  # a full disk
             print(fault_text(error), file=sys.stderr)
-        run = LiveRun(identity, record)
-        work_began = time.time()
+        run = LiveRun(identity, record, stopwatch)
         status = FAILED
         try:
-            with run.copied_output(), run.sampled():
+            with run.copied_output(), run.sampled(), stopwatch.phase("other"):
                 yield run
                 stage.inputs.require_unchanged()
             status = FINISHED
@@ -345,7 +354,6 @@ def tracked(stage: Stage) -> Iterator[LiveRun]:
             run.hurry()
             raise
         finally:
-            run.timings(seconds=seconds | {"work": time.time() - work_began}, peak_memory_bytes=peak_memory_bytes())
             with stop_request(run.hurry) as request:
                 run.end(status)
         request.obey(f"stopped; {same_command()} restarts {stage.name}")

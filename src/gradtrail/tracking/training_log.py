@@ -40,8 +40,6 @@ class TrainingLog:
         with state_lock(stage.name, state) if state != stage.state else contextlib.nullcontext():  # its lock is held
             checkpoints = training.checkpoints(state, user=stage.state)
             is_kept = training.config.members > 1 or checkpoints.is_complete
-            if checkpoints.has_checkpoints:
-                self._run.timings(resumed=True)
             yield checkpoints
             if not is_kept:
                 self._run.at_end(checkpoints.remove)

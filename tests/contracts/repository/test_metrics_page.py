@@ -14,10 +14,10 @@ COMPILE = "compile_"  # begins the metrics that each compiling stage has; the pa
 
 
 # Metrics of optional pipelines, members, unequal or many classes, noisy labels, more examples than are analyzed,
-# changed and private trainings
+# changed, private and interrupted trainings
 CONDITIONAL = re.compile(
     r"(privacy_)?audit/|what_if/|eval/(ensemble_|balanced_|top_5_|accuracy_corrected_labels)"
-    r"|gradients/(every_example/|sampled_)|profile/bfloat16_|train/(delta|epsilon|noise_|removed_|relabeled_)"
+    r"|gradients/(every_example/|sampled_)|profile/bfloat16_|train/(delta|epsilon|noise_|removed_|relabeled_|seconds_)"
 )
 
 

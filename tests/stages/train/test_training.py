@@ -156,6 +156,21 @@ def bits(result: TrainResult) -> dict[Any, bytes]:
     return {name: np.asarray(leaf).tobytes() for name, leaf in (state | result.history.as_arrays()).items()}
 
 
+def test_time_and_steps_of_a_stopped_training_and_of_its_resumption_are_counted(tmp_path: Path) -> None:
+    trainings = []
+    for chunks in (4, None):
+        config, listener = train_config(epochs=3), Listener(chunks)
+        trainings.append(training := training_of(config, listener))
+        with contextlib.suppress(Stopped):
+            training.train_network(config.seeds_of(config.seed), Checkpoints(tmp_path, 1e9), listener)
+    (stopped,), (resumed,) = (training.stopwatch.attempts for training in trainings)
+    assert [step for step, _ in stopped.networks["train"]] == [0, 4]
+    assert [step for step, _ in resumed.networks["train"]] == [4, 9]
+    in_loop = {"steps", "validation", "data_loading", "checkpoint_save", "checkpoint_restore"}
+    assert all(in_loop <= attempt.seconds.keys() for attempt in (stopped, resumed))
+    assert stopped.networks["train"][1][1] <= stopped.seconds["steps"]
+
+
 def test_large_split_is_streamed_unless_the_training_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not training_of(train_config(), Listener()).is_streamed
     monkeypatch.setattr(training_module, "LARGEST_ON_DEVICE", SPLIT.images.nbytes - 1)

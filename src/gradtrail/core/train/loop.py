@@ -208,6 +208,7 @@ class CompiledTraining:
         *,
         steps_per_call: int,
         records: StepRecord | None = None,
+        waiting: Callable[[Iterable[Block]], Iterable[Block]] = iter,
     ) -> Iterator["Chunk"]:
         """Train to the end; yield a chunk after every `steps_per_call` steps and at the end of each epoch.
 
@@ -216,6 +217,7 @@ class CompiledTraining:
             examples: the training split: on the device, or on the host if it is streamed.
             steps_per_call: number of steps per chunk, fewer at the end of a block; changes no bit of the result.
             records: records of the epoch so far if `state` is within an epoch, else None.
+            waiting: iterates over the blocks of examples; may time how long each of them takes to come.
 
         Raises:
             ConfigError: a Poisson-sampled batch of the next epoch exceeds the capacity; one line.
@@ -224,7 +226,7 @@ class CompiledTraining:
         while done < self.num_steps:
             epoch, first = divmod(done, self.steps_per_epoch)
             records = self.records() if records is None else records
-            for block in self._blocks(examples, state.keys, epoch, first):
+            for block in waiting(self._blocks(examples, state.keys, epoch, first)):
                 for start in range(max(first, block.first), block.stop, steps_per_call):
                     stop = min(start + steps_per_call, block.stop)
                     bounds = put((np.int32(start), np.int32(stop)), replicated(self.mesh))  # explicit transfers

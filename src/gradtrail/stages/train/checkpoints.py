@@ -58,11 +58,6 @@ class Checkpoints:
         self._has_warned = False  # since the last checkpoint that was written
 
     @property
-    def has_checkpoints(self) -> bool:
-        """Whether there are checkpoints of an earlier attempt."""
-        return self._folder is not None and any(self._folder.glob(f"{_PREFIX}_*"))
-
-    @property
     def is_complete(self) -> bool:
         """Whether the training is complete, and its last checkpoint is kept."""
         return self._folder is not None and (self._folder / COMPLETE).is_file()
@@ -167,7 +162,7 @@ class Checkpoints:
 
     def _last_valid(self, valid: dict[int, dict[str, np.ndarray]]) -> int | None:
         """Return the step of the newest valid checkpoint, and put its arrays into `valid`; remove newer ones."""
-        if not self.has_checkpoints:
+        if self._folder is None or not any(self._folder.glob(f"{_PREFIX}_*")):
             return None
         manager = self._open()
         for step in sorted(manager.all_steps(), reverse=True):

@@ -45,6 +45,7 @@ from gradtrail.stages.dp.redaction import training_secret
 from gradtrail.stages.model.start import Start, read_start
 from gradtrail.stages.train.checkpoints import Checkpoints, checkpoint_folder, on_devices, state_on_device
 from gradtrail.support.errors import UserError
+from gradtrail.support.goodput import Stopwatch
 from gradtrail.support.memory import require_memory, require_memory_for_model
 from gradtrail.support.paths import same_command
 from gradtrail.support.progress import progress_bar
@@ -112,6 +113,7 @@ class Training:
     changed_labels: Int[np.ndarray, " examples"] | None = None
     compiled: CompiledTraining = field(init=False, repr=False)
     score: Pass = field(init=False, repr=False)  # of the validation split
+    stopwatch: Stopwatch = field(default_factory=lambda: Stopwatch({}), repr=False)
 
     @classmethod
     def load(cls, stage: Stage) -> "Training":
@@ -245,7 +247,7 @@ class Training:
         )
         if self.weight_changes is not None:
             functions = functions.with_weight_changes()
-        with first_process_first():
+        with first_process_first(), self.stopwatch.phase("compile"):
             self.compiled = compiled = functions.compile(compiler)
             if self.validates_from_host:
                 self.score = inference.compile_predict_within(self.model, compiler=compiler)
@@ -274,8 +276,10 @@ class Training:
             seeds = self.config.seeds_of(seed)
             with listener.member(self, seeds) as checkpoints:
                 name = f"train seed {seed}" if self.config.members > 1 else "train"
-                add(seed, self.train_network(seeds, checkpoints, listener, name))
-                checkpoints.wait()
+                with self.stopwatch.phase("preparation"):
+                    result = self.train_network(seeds, checkpoints, listener, name)
+                add(seed, result)
+                self.stopwatch.phase("checkpoint_save")(checkpoints.wait)()
         self.require_data()  # each process has read its own files, and process 0 waits for all
         wait_for_all()
         leave()
@@ -284,7 +288,7 @@ class Training:
         self, seeds: MemberSeeds, checkpoints: Checkpoints, listener: Listener, name: str = "train"
     ) -> TrainResult:
         """Train a network to its end, from its last checkpoint if there is one; `name` is for messages."""
-        compiled, config = self.compiled, self.config
+        compiled, config, phase = self.compiled, self.config, self.stopwatch.phase
         images, labels, changes = self.train.images, self.train.labels, self.weight_changes
         examples = self.train if self.is_streamed else loop.on_device(images, labels, compiled.mesh, changes)
 
@@ -294,28 +298,35 @@ class Training:
         secret_keys, public_keys = state.keys, compiled.init(keys_of(seeds)).keys if self.secret else None
         params = on_host(state.params)
         history = History(config.keep_epochs, params, len(self.sampled), config.precision)
-        state, records, seconds_before = self._restored(checkpoints, state, history, secret_keys)
+        restored = phase("checkpoint_restore")(self._restored)
+        state, records, seconds_before = restored(checkpoints, state, history, secret_keys)
         is_over = self._is_over(int(state.step), history)
         if int(state.step):
             how = "trained before" if is_over else f"resuming after step {int(state.step):,}"
             print(f"{name}: {how}, from a checkpoint", file=sys.stderr)
+        self.stopwatch.reached(name, int(state.step), resumes=True)
         started = time.perf_counter() - seconds_before
 
         wait_for_all()
-        with progress_bar(name, compiled.num_steps, unit="steps") as bar, stop_request() as request:
-            chunks = compiled.train(state, examples, steps_per_call=self.steps_per_call, records=records)
+        with progress_bar(name, compiled.num_steps, unit="steps") as bar, stop_request() as request, phase("steps"):
+            size, waiting = self.steps_per_call, self.stopwatch.waiting
+            chunks = compiled.train(state, examples, steps_per_call=size, records=records, waiting=waiting)
             for chunk in () if is_over else guarded(chunks, self.runtime):
                 # Validate and log at the end of an epoch; the devices validate before the host waits for the steps
                 state, seconds = chunk.state, time.perf_counter() - started
                 try:
-                    validated = self.validate(state.evaluation_params) if chunk.ends_epoch else None
+                    with phase("validation"):
+                        validated = self.validate(state.evaluation_params) if chunk.ends_epoch else None
                     history.check(chunk)
                     if validated:
-                        params = on_host(state.evaluation_params)
-                        history.add(chunk, params, agreed(validated))
+                        jax.block_until_ready(chunk.records)  # as `check` does, but not under loss scaling
+                        with phase("validation"):
+                            params = on_host(state.evaluation_params)
+                            history.add(chunk, params, agreed(validated))
                 except FloatingPointError:
                     listener.diverged(chunk)
                     raise
+                self.stopwatch.reached(name, chunk.step)
                 line = self._describe(history)
                 bar.update(chunk.step, message=line)
                 if bar.is_drawn:
@@ -330,14 +341,14 @@ class Training:
                 if chunk.ends_epoch and chunk.epoch == self.runtime.stop_after_epoch and not is_over:
                     request.number = signal.SIGTERM
                 if (stop := agreed(lambda: request.number)) is not None:
-                    checkpoints.save(chunk.step, parts)
+                    phase("checkpoint_save")(checkpoints.save)(chunk.step, parts)
                     agreed(lambda: None)  # the other processes end when it is written
                     how = f"stopped after step {chunk.step:,} of {compiled.num_steps:,}"
                     raise Stopped(f"{how}; {same_command()} resumes from there", stop)
                 if is_over:
-                    self._save_last(checkpoints, chunk.step, parts)
+                    phase("checkpoint_save")(self._save_last)(checkpoints, chunk.step, parts)
                     break
-                checkpoints.save_if_due(chunk.step, parts)
+                phase("checkpoint_save")(checkpoints.save_if_due)(chunk.step, parts)
         seconds = time.perf_counter() - started
         return TrainResult(
             state=_with_keys(state, public_keys), history=history, seconds=seconds, seconds_before=seconds_before
