@@ -13,7 +13,6 @@ from gradtrail.stages.train.advice import sensible_start
 from gradtrail.stages.train.outputs import Outputs
 from gradtrail.stages.train.tables import COMPARED
 from gradtrail.stages.train.training import NullListener, Training
-from gradtrail.support.running_time import seconds_running
 from gradtrail.tracking.compile_report import compiling
 from gradtrail.tracking.leftovers import forget_old_members
 from gradtrail.tracking.live import tracked
@@ -43,8 +42,6 @@ def main(stage: Stage) -> None:
             stage.write_costs(new, static_costs(training.functions))
 
         run.metrics({"seconds": outputs.seconds})
-        if price := stage.runtime.price_per_hour:
-            run.metrics({"cost": price * (seconds_running() + outputs.seconds_before) / 3600})
         run.timings(classes=training.info.num_classes)
         run.outs()
         run.checkpoint(outputs.first.state)

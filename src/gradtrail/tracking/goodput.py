@@ -21,14 +21,19 @@ _COLORS = (  # cause → color, in the order of the bar
 )
 
 
-def add_goodput(record: Record, attempts: Sequence[Attempt], title: str) -> None:
-    """Add goodput and the cost of kills as metrics, all causes as a figure; print a line after several attempts."""
+def add_goodput(record: Record, attempts: Sequence[Attempt], title: str, price_per_hour: float | None) -> None:
+    """Add goodput, what kills took and the price of all attempts as metrics, all causes as a figure.
+
+    After several attempts, print a line.
+    """
     measured = seconds_by_cause(attempts)
     total, seconds = sum(measured.values()), {cause: value for cause, value in measured.items() if value >= 0.05}
     if "steps" not in seconds:  # a script in place of the training
         return
     lost = {f"seconds_{cause}": seconds[cause] for cause in ("wasted_progress", "idle") if cause in seconds}
     values = {"goodput": seconds["steps"] / total} | lost
+    if price_per_hour:
+        values["cost"] = price_per_hour * (total - seconds.get("idle", 0.0)) / 3600
     record.add_points({metric_name(TRAIN, key): {None: value} for key, value in values.items()})
     heading = f"goodput {values['goodput']:.0%} of {total:,.1f} s, attempts: {len(attempts)}"
     plotting.save(draw(seconds, f"{heading.capitalize()} · {title}"), record.artifacts / "goodput.png")

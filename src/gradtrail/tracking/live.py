@@ -238,7 +238,7 @@ class LiveRun:
         if self.stage.name == TRAIN:
             from gradtrail.tracking.goodput import add_goodput  # late: it imports Matplotlib
 
-            add_goodput(record, self.stopwatch.attempts, self._finished.name)
+            add_goodput(record, self.stopwatch.attempts, self._finished.name, self.stage.runtime.price_per_hour)
 
     def _close(self, record: Record, status: str) -> None:
         info = self._finished or self._info()

@@ -31,7 +31,6 @@ class _Written:
     epochs: pd.DataFrame
     metrics: dict[str, float]
     seconds: float  # time of its loop
-    seconds_before: float  # of these, in earlier executions
 
 
 class Outputs:
@@ -73,7 +72,6 @@ class Outputs:
             epochs=tables.epoch_table(history.epochs, training.epsilons),
             metrics=tables.measure(history, config, training.compiled.num_steps),
             seconds=trained.seconds,
-            seconds_before=trained.seconds_before,
         )
 
     @property
@@ -87,11 +85,6 @@ class Outputs:
     def seconds(self) -> float:
         """Time of the loops of all networks, with validation and without compilation."""
         return sum(network.seconds for network in self._written.values())
-
-    @property
-    def seconds_before(self) -> float:
-        """Time of these loops in earlier executions, from whose checkpoints this one resumed."""
-        return sum(network.seconds_before for network in self._written.values())
 
     def write(self, new: Path) -> None:
         """Put the outputs together in the folder of the new outs; the files of the networks are moved away."""

@@ -89,7 +89,6 @@ class TrainResult:
     state: TrainState
     history: History
     seconds: float  # time of the loop, summed over all attempts
-    seconds_before: float  # of these, in earlier executions
 
 
 @dataclass(kw_only=True)
@@ -350,9 +349,7 @@ class Training:
                     break
                 phase("checkpoint_save")(checkpoints.save_if_due)(chunk.step, parts)
         seconds = time.perf_counter() - started
-        return TrainResult(
-            state=_with_keys(state, public_keys), history=history, seconds=seconds, seconds_before=seconds_before
-        )
+        return TrainResult(state=_with_keys(state, public_keys), history=history, seconds=seconds)
 
     def validate(self, params: Params) -> Callable[[], dict[str, float]]:
         """Start the validation, in every process; the function returned waits for the mean `loss` and `accuracy`."""
