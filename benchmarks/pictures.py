@@ -42,7 +42,7 @@ from gradtrail.support.significance import paired_difference
 SPLIT_SEED, TEST_SHARE, CHOICE_SHARE = 0, 1 / 3, 1 / 4
 SMALL = {"profile.largest_batch_size": 128, "train.keep_epochs": []}  # for the `dvc repro` with which `compare` begins
 MORE_EPOCHS = {20: 3, 50: 2}  # times as many for so few pictures a category
-LARGEST_SIDE, LEAST_PICTURES, EPOCHS = 1_000, 200, 30  # of clip art: pixels of a side, pictures of a subject, training
+LARGEST_SIDE, PICTURES, EPOCHS = 1_000, (25, 150), 30  # of clip art: pixels of a side, pictures of a subject, training
 NPM = "npm pack --silent {package}", "tar -xf {archive} -C content"
 APT = "apt-get download -qq {package}", "dpkg-deb -x {archive} content"
 EMOJI = "emoji-datasource-google@16.0.0"  # Noto Emoji: Apache License 2.0
@@ -84,13 +84,13 @@ def emoji() -> Classes:
 
 
 def clip_art() -> Classes:
-    """Return the small pictures of each subject that has many; links repeat others."""
+    """Return the small pictures of each subject, such as fruit, that has enough; links repeat others."""
     folder, subjects = unpacked(CLIP_ART) / "usr/share/openclipart/png", defaultdict(list)
     for path in folder.rglob("*.png"):
         sides = np.frombuffer(path.read_bytes(), ">u4", count=2, offset=16)  # in the header of a PNG file
         if not path.is_symlink() and sides.max() <= LARGEST_SIDE:
-            subjects[path.relative_to(folder).parts[0]].append(path)
-    return {name: paths for name, paths in subjects.items() if len(paths) >= LEAST_PICTURES}
+            subjects[" ".join(path.relative_to(folder).parts[:-1][:2])].append(path)
+    return {name: paths for name, paths in subjects.items() if len(paths) >= PICTURES[0]}
 
 
 def write_pictures(folder: Path, classes: Classes, count: int | None = None, *, is_choice: bool = False) -> Path:
@@ -138,7 +138,7 @@ def with_more_epochs(entry: Comparison, factor: int) -> Comparison:
 
 def started(folder: Path, params: Mapping[str, Any]) -> dict[str, Any]:
     """Train on clip art; return the params of a training that starts from these weights."""
-    images, changes = write_pictures(folder / "images", clip_art()), {**params, "train.epochs": EPOCHS}
+    images, changes = write_pictures(folder / "images", clip_art(), PICTURES[1]), {**params, "train.epochs": EPOCHS}
     run_in_clone(folder / "clone", {"IMAGES_DIR": images}, changes, {}, "dvc", "repro", "train")
     weights = folder / "clone/models/final.safetensors"
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
