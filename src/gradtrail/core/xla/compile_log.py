@@ -115,8 +115,9 @@ def cache_hits() -> Iterator[list[str]]:
 
 def _jitted_call() -> dict[str, Any] | None:
     """Return function and arguments of the call that compiles, from a frame of JAX, which has no public way to them."""
-    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()) if frame.f_code.co_name == "cache_miss")
-    return next((f.f_locals for f in frames if {"fun", "jit_info", "args", "kwargs"} <= {*f.f_locals}), None)
+    stack = traceback.walk_stack(sys._getframe())
+    found = (dict(frame.f_locals) for frame, _ in stack if frame.f_code.co_name == "cache_miss")
+    return next((values for values in found if {"fun", "jit_info", "args", "kwargs"} <= values.keys()), None)
 
 
 def project_line(fault: TracebackType | None = None) -> str:
