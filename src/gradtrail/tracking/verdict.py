@@ -10,7 +10,6 @@ from gradtrail.stages.common.dvc_cache import cached_path, listing
 from gradtrail.stages.common.pipeline_file import output_digests, parse_lock
 from gradtrail.stages.common.yaml_file import parse_yaml
 from gradtrail.support.git import CommandError, blobs
-from gradtrail.support.significance import mcnemar
 
 STAGE = "evaluate"
 _OUT, _FILE, _LOCK = "results/evaluate", "classes.csv", "dvc.lock"
@@ -43,6 +42,8 @@ def verdict(after: pd.DataFrame, before: pd.DataFrame | None, name: str) -> str:
     accuracy += f", {name} {(before['label'] == before['predicted']).mean():.2%}"
     if not after["label"].equals(before["label"]):
         return f"{accuracy}, with other test data: not comparable"
+    from gradtrail.support.significance import mcnemar  # late: SciPy, which the stage `evaluate` needs for this alone
+
     is_right, was_right = (answers["label"] == answers["predicted"] for answers in (after, before))
     test = mcnemar(int((is_right & ~was_right).sum()), int((was_right & ~is_right).sum()), len(after))
     interval = f"95 % {100 * test.low:+.2f} to {100 * test.high:+.2f} points".replace("-", "−")

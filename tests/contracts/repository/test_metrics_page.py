@@ -13,11 +13,11 @@ NAMES = {name for cells in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for 
 COMPILE = "compile_"  # begins the metrics that each compiling stage has; the page has those of `profile`
 
 
-# Metrics of optional pipelines, members, unequal or many classes, noisy labels, more examples than are analyzed,
+# Metrics of optional pipelines, prices, members, unequal or many classes, noisy labels, examples that are not analyzed,
 # changed, private and interrupted trainings
 CONDITIONAL = re.compile(
     r"(privacy_)?audit/|what_if/|eval/(ensemble_|balanced_|top_5_|accuracy_corrected_labels)"
-    r"|gradients/(every_example/|sampled_)|profile/bfloat16_|train/(delta|epsilon|noise_|removed_|relabeled_|seconds_)"
+    r"|gradients/(every_example/|sampled_)|profile/bfloat16_|train/(cost|delta|epsilon|noise_|removed_|relabeled_|seconds_)"
 )
 
 
