@@ -162,12 +162,12 @@ class Project:
     def change(self, params: Mapping[str, Any]) -> None:
         """Write values into the params files, by key."""
         yaml = YAML()
-        for path in {self.folder / params_file(key.partition(".")[0]) for key in params}:
+        files = {key: self.folder / params_file(key.partition(".")[0]) for key in params}
+        for path in {*files.values()}:
             content = yaml.load(path)
-            for key, value in params.items():
-                section, *parents, last = key.split(".")
-                if section in content:
-                    functools.reduce(operator.getitem, [section, *parents], content)[last] = value
+            for key in (key for key, file in files.items() if file == path):
+                *parents, last = key.split(".")
+                functools.reduce(operator.getitem, parents, content)[last] = params[key]
             yaml.dump(content, beside := path.with_suffix(".tmp"))
             beside.replace(path)  # a stage that is starting reads the old file or the new one
 
