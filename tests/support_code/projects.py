@@ -172,7 +172,8 @@ class Project:
             beside.replace(path)  # a stage that is starting reads the old file or the new one
 
     def get(self, key: str) -> Any:
-        return functools.reduce(operator.getitem, key.split("."), YAML().load(self.folder / "params.yaml"))
+        content = YAML().load(self.folder / params_file(key.partition(".")[0]))
+        return functools.reduce(operator.getitem, key.split("."), content)
 
     @contextlib.contextmanager
     def holding(self, stage: str) -> Iterator[Callable[[], bool]]:
