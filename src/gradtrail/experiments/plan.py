@@ -94,10 +94,10 @@ def describe(planned: Sequence[PlannedStage], estimates: "Mapping[str, Estimate 
     notes: dict[str, list[str]] = {}  # what is said of a time → stages
     for stage, last in estimates.items():
         if last is None:
-            note = f"unknown without a run of this model and data on this kind of machine, {machine_key()}"
+            note = f"time unknown without a run of this model and data on this kind of machine, {machine_key()}"
             notes.setdefault(note, []).append(stage)
         elif last.earlier.differing:
-            notes.setdefault(f"as the most similar run, with {last.earlier.differences}", []).append(stage)
+            notes.setdefault(f"time of the most similar run, with {last.earlier.differences}", []).append(stage)
     yield from (f"{', '.join(stages)}: {note}" for note, stages in notes.items())
     if not estimates:
         yield "nothing would run: the outputs are in DVC's cache"
