@@ -13,9 +13,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.stages.common.dvc_cache import is_here
-from gradtrail.stages.common.params import PARAMS, flatten
-from gradtrail.stages.common.pipeline_file import is_code
-from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.common.params import flatten, read_params
+from gradtrail.stages.common.pipeline_file import is_code, sections_of
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import TextTable
@@ -129,10 +128,10 @@ def _stages(lineage: Lineage, run: Run, index: RunIndex) -> Iterator[str]:
 
 
 def _changed_params(lineage: Lineage) -> Iterator[str]:
-    """Yield the params that differ from `params.yaml`."""
-    now = flatten(read_yaml(PARAMS))
+    """Yield the params that differ from the params files."""
+    now = flatten(read_params())
     for entry in lineage.values():
-        for key, value in flatten(entry["params"].get(str(PARAMS), {})).items():
+        for key, value in flatten(sections_of(entry["params"])).items():
             if value != now.get(key):
                 yield f"{key}: {value}, now {now.get(key)}"
 

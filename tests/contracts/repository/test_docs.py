@@ -8,14 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from projects import ROOT, Project
 from ruamel.yaml import YAML
 
 from gradtrail import cli
-from gradtrail.stages.common.params import flatten
+from gradtrail.stages.common.params import flatten, read_params
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
 README = ROOT / "README.md"
@@ -133,15 +132,14 @@ def test_the_network_of_the_page_is_the_file_that_trains() -> None:
 
 @functools.cache
 def param_keys() -> frozenset[str]:
-    """Return all keys of `params.yaml`, those of blocks included."""
-    params: dict[str, Any] = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
-    parts = [key.split(".") for key in flatten(params)]
+    """Return all keys of the params files, those of blocks included."""
+    parts = [key.split(".") for key in flatten(read_params(ROOT))]
     return frozenset(".".join(key[:length]) for key in parts for length in range(1, len(key) + 1))
 
 
 def params_in(text: str) -> Iterator[str]:
     """Yield the names of params in a line of code: `train.seed`, but neither `train.py` nor `a.train.b`."""
-    sections = "|".join([*STAGES, "environment", "runtime"])
+    sections = "|".join(read_params(ROOT))
     for name in re.findall(rf"(?<![\w./-])((?:{sections})(?:\.[a-z]\w*)+)(?![\w/(])", text):
         if name.rpartition(".")[2] not in FILE_ENDINGS:
             yield name

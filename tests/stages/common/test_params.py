@@ -33,6 +33,8 @@ from gradtrail.stages.common.params import (
     as_written,
     flatten,
     load_section,
+    params_file,
+    read_params,
     validate,
 )
 from gradtrail.stages.common.params import changed as changed_params
@@ -40,7 +42,7 @@ from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
 GONE = object()
-PARAMS = read_yaml(ROOT / "params.yaml")
+PARAMS = read_params(ROOT)
 TRAIN = PARAMS["train"]
 
 
@@ -77,7 +79,7 @@ UNCHOSEN = {kind.kind for kind in KINDS} - {TRAIN[key] for key in ("model", "opt
 
 def test_sections_of_the_repository_load() -> None:
     for section, into in SECTIONS.items():
-        loaded = load_section(section, into, ROOT / "params.yaml")
+        loaded = load_section(section, into, ROOT / params_file(section))
         assert as_written(loaded).keys() == PARAMS[section].keys() - UNCHOSEN
 
 

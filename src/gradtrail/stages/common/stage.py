@@ -30,7 +30,7 @@ from gradtrail.stages.common.files import (
     write_json,
     writing_outs,
 )
-from gradtrail.stages.common.params import PARAMS, flatten, load_section, validate_section
+from gradtrail.stages.common.params import PARAMS, flatten, load_section, params_file, validate_section
 from gradtrail.stages.common.pipeline_file import (
     FILES,
     Entry,
@@ -40,6 +40,7 @@ from gradtrail.stages.common.pipeline_file import (
     is_source,
     live_entry,
     read_pipelines,
+    sections_of,
 )
 from gradtrail.stages.common.processes import describe_fault, exit_with, is_connected, join, write_log
 from gradtrail.stages.common.versions import VERSIONS, require_recorded_versions
@@ -181,7 +182,7 @@ class Stage:
     def params(self, into: type[Section], section: str | None = None) -> Section:
         """Validate a section of the params, by default that of the stage's name, as it was at the start."""
         section = section or self.name
-        return validate_section(self.inputs.entry.params[str(PARAMS)][section], into, section)
+        return validate_section(sections_of(self.inputs.entry.params)[section], into, section, params_file(section))
 
     @cached_property
     def runtime(self) -> RuntimeConfig:
