@@ -32,6 +32,7 @@ from gradtrail.stages.datasets import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, suggestion, with_store
 from gradtrail.support.git import git
 from gradtrail.support.paths import private_folder
+from gradtrail.support.tables import duration
 from gradtrail.tracking.stale_outs import warn_of_earlier_model, warn_of_other_files
 from gradtrail.tracking.sync import sync
 
@@ -162,7 +163,7 @@ def _summarize(seconds: float) -> None:
             for name in ("accuracy", "balanced_accuracy")
             if name in metrics  # the second of unequal classes alone
         ]
-        print(f"{metrics['dataset']}: test {', '.join(parts)}, in {seconds:.0f} s")
+        print(f"{metrics['dataset']}: test {', '.join(parts)}, in {duration(seconds)}")
         print("report: results/report.html; `make ui` compares the runs")
 
 

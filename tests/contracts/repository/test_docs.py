@@ -1,6 +1,7 @@
 """README and the pages of `docs/` are true: links resolve, names exist, and commands work as they are typed."""
 
 import functools
+import itertools
 import re
 import shutil
 import subprocess
@@ -72,10 +73,23 @@ def test_links_resolve(page: Path) -> None:
             assert not anchor or anchor in anchors(linked), target
 
 
+def linked_pages(page: Path) -> set[Path]:
+    return {(page.parent / path).resolve() for path in re.findall(r"\]\(([^):#\s]+\.md)[#)]", prose(page))}
+
+
 def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
-    linked = {(index.parent / path).resolve() for path in re.findall(r"\]\(([^)#]+\.md)\)", index.read_text())}
-    assert linked | {index} >= set(PAGES)
+    assert linked_pages(index) | {index} >= set(PAGES)
+
+
+def test_every_page_is_in_the_navigation_and_two_clicks_from_the_front_page() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    nav = YAML(typ="safe", pure=True).load(ROOT / "deploy" / "mkdocs.yml")["nav"]
+    sections = [[entry] if isinstance(entry, str) else next(iter(entry.values())) for entry in nav]
+    assert sorted(itertools.chain(*sections)) == sorted(pages)
+    first_click = linked_pages(README)
+    second_click = set[Path]().union(*map(linked_pages, first_click))
+    assert {ROOT / "docs" / page for page in pages} - first_click - second_click == set()
 
 
 @pytest.mark.parametrize("skill", SKILLS, ids=lambda skill: skill.parent.name)

@@ -221,11 +221,11 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def require_known(params: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> None:
-    """Raise UserError if a key of `changes` is not a param; `name` is the prefix of the key in the message."""
+    """Raise UserError if a key of `changes` is not a param; `name` says in the message where the key is."""
     flat = flatten(params)
     for key in changes:
         if key not in flat:
-            raise UserError(f"{name}.{key} is not a key of {PARAMS}{suggestion(key, flat)}")
+            raise UserError(f"{name}: {PARAMS} has no key {key!r}{suggestion(key, flat)}")
 
 
 def changed(params: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

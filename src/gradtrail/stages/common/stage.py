@@ -81,16 +81,15 @@ class Inputs:
         self.require_data()
         if change := self._changed_source():
             raise UserError(
-                f"{change} while {self.name} ran; its results are not recorded, as DVC would take them for those of "
-                "the new inputs; `dvc repro` runs it again, and resumes a training once the change is undone"
+                f"{change} while {self.name} ran, so its results are not recorded. {same_command()} runs it again; a "
+                "training resumes if the change is undone."
             )
 
     def require_data(self) -> None:
         """Raise UserError, one line, if data may have had another content since the start."""
         if touched := self._touched_data():
             raise UserError(
-                f"{touched} while {self.name} ran; its results are not recorded, as it may have read other content; "
-                "`dvc repro` runs it again"
+                f"{touched} while {self.name} ran, so its results are not recorded. {same_command()} runs it again."
             )
 
     def _touched_data(self) -> str:
