@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import socket
 import tarfile
 from collections.abc import Iterator
@@ -311,7 +312,7 @@ def test_every_data_set_is_documented(name: str) -> None:
     entry, page = DATASETS[name], (ROOT / "docs" / "data.md").read_text()
     assert f"`{name}`" in page
     assert entry.folder_variable in page
-    assert f" {name} " in (ROOT / "params.yaml").read_text().split("dataset:")[0]
+    assert re.search(rf"^  dataset: .*#.* {name}\b", (ROOT / "params.yaml").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("shape", "num_classes"), [((12, 10), 4), ((3, 100), 10), ((6, 5, 4), 2)], ids=str)

@@ -48,7 +48,7 @@ def num_lines(paths: Iterable[Path]) -> int:
 
 def measure(name: str) -> int:
     """Return the size that has a budget."""
-    pages = [*(ROOT / "docs").glob("*.md")]
+    pages = [*(ROOT / "docs").rglob("*.md")]
     match name:
         case "support, cli, launch":
             return num_lines([*(ROOT / "src/gradtrail").glob("*.py"), *python_files("src/gradtrail/support")])
