@@ -6,13 +6,13 @@ Data sets:
   `experiments.yaml`
 - digits-COUNT: scikit-learn's handwritten digits, COUNT a class, by a network from random weights and from those of a
   training on MNIST
-- fashion: Fashion-MNIST, by the variants of `fashion`
+- fashion: Fashion-MNIST, by ensembles of five networks of the recipe `fashion`
 
     python -m benchmarks.pictures [--data emoji-20,emoji-50,emoji-200,digits-20,digits-50,fashion] [--seeds 0,1,2,3,4]
 
-`gradtrail compare` trains them in a clone of the last commit for each data set. A third of each class of emoji and
-digits, drawn once, are test pictures. With `--choose` a quarter of the other ones is tested instead: choose params by
-that, so that the test pictures stay unseen.
+`gradtrail compare` trains the first two in a clone of the last commit for each data set. A third of each class of emoji
+and digits, drawn once, are test pictures. With `--choose` a quarter of the other ones is tested instead: choose params
+by that, so that the test pictures stay unseen.
 
 `npm` and `apt-get` download pictures to `.gradtrail/benchmarks`, whose SHA-256 are verified. Out of scope: speed.
 """
@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +41,7 @@ from rich.table import Table
 from ruamel.yaml import YAML
 from sklearn.datasets import load_digits
 
-from benchmarks.record import record
+from benchmarks.record import read_results, record
 from gradtrail.experiments.compare.spec import PATH, Comparison, read_entries
 from gradtrail.stages.common.params import PARAMS, changed
 from gradtrail.stages.common.yaml_file import read_yaml
@@ -56,6 +57,7 @@ DIGITS = {"train.model": "cnn", "train.optimizer": "muon"}
 SOURCE = {**DIGITS, "fetch.dataset": "mnist", "train.epochs": 3}  # of the weights that digits start from
 TARGET = {"fetch.dataset": "folder", "fetch.pictures.size": [28, 28], "fetch.pictures.color": False}
 RATE = 0.3  # `train.start.rate`
+MEMBERS = 5  # of an ensemble
 NPM = "npm pack --silent {package}", "tar -xf {archive} -C content"
 APT = "apt-get download -qq {package}", "dpkg-deb -x {archive} content"
 EMOJI = "emoji-datasource-google@16.0.0"  # Noto Emoji: Apache License 2.0
@@ -158,7 +160,21 @@ def digits_entry(folder: Path) -> Comparison:
     return Comparison(name="digits", set=TARGET, variants={"cnn": network, "cnn, from MNIST": started})
 
 
-def show(results: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+def ensembles(folder: Path, entry: Comparison, seeds: Sequence[int], data: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Train ensembles that share no member; return a row for each. Seconds are those of `dvc repro evaluate`."""
+    rows = []
+    for seed in seeds:
+        params = entry.set | SMALL | {"train.members": MEMBERS, "train.seed": MEMBERS * seed}
+        started = time.perf_counter()
+        run_in_clone(folder / str(seed), data, params, {}, "dvc", "repro", "evaluate")
+        seconds = {"train_seconds": time.perf_counter() - started, "compile_seconds": 0.0}
+        metrics = json.loads((folder / f"{seed}/results/metrics/evaluate.json").read_text(encoding="utf-8"))
+        accuracies = {"test_accuracy": metrics["ensemble_accuracy"], "mean_test_accuracy": metrics["accuracy"]}
+        rows.append({"variant": f"{MEMBERS} networks", "seed": seed, **accuracies, **seconds})
+    return rows
+
+
+def show(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Print a line for each variant: means over the seeds, and the gain over the variant before."""
     table = Table(caption="Means with 95 % intervals over the seeds; gains in balanced accuracy, paired by seed")
     for name in ("data", "variant", "seeds", "accuracy, %", "balanced, %", "gain, points", "minutes"):
@@ -167,7 +183,7 @@ def show(results: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
         before: list[float] = []
         for variant, group in groupby(rows, lambda row: row["variant"]):
             runs = [*group]
-            balanced = [float(run["test_balanced_accuracy"] or run["test_accuracy"]) for run in runs]
+            balanced = [float(run.get("test_balanced_accuracy") or run["test_accuracy"]) for run in runs]
             means = mean([float(run["test_accuracy"]) for run in runs]), mean(balanced), mean(balanced, before)
             seconds = (float(run["train_seconds"]) + float(run["compile_seconds"]) for run in runs)
             table.add_row(data, variant, str(len(runs)), *means, f"{statistics.median(seconds) / 60:.1f}")
@@ -187,23 +203,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=[*range(5)])
     parser.add_argument("--choose", action="store_true", help="test on a quarter of the training pictures")
     options = parser.parse_args()
-    results = dict[str, list[Mapping[str, str]]]()
+    results = dict[str, Sequence[Mapping[str, Any]]]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         for data in options.data.split(","):
             entries, (kind, _, count) = dict[str, Any](read_entries()), data.partition("-")
             if kind == "fashion":
-                entry = entries["fashion"]
                 source = {"FASHION_MNIST_DIR": unpacked(FASHION) / "usr/share/datasets/fashion-mnist"}
+                results[data] = ensembles(folder / data, entries["fashion"], options.seeds, source)
             else:
                 if kind == "emoji":
                     classes, entry = emoji(), with_more_epochs(entries["pictures"], MORE_EPOCHS.get(int(count), 1))
                 else:
                     classes, entry = digits(folder / f"source-{data}"), digits_entry(folder / f"mnist-{data}")
                 images = write_pictures(folder / data, classes, int(count), is_choice=options.choose)
-                source = {"IMAGES_DIR": images}
-            results[data] = compare(folder / f"clone-{data}", entry, options.seeds, source)
-            record("pictures", results, options)
+                results[data] = compare(folder / f"clone-{data}", entry, options.seeds, {"IMAGES_DIR": images})
+            record("pictures", read_results("pictures") | results, options)  # of others, those of an earlier run
     show(results)
 
 
