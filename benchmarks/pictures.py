@@ -1,13 +1,20 @@
-"""Accuracy on pictures over seeds: emoji in nine unequal categories, by pictures a category, and Fashion-MNIST.
+"""Accuracy on pictures over seeds.
 
-    python -m benchmarks.pictures [--data emoji-20,emoji-50,emoji-200,fashion] [--seeds 0,1,2,3,4] [--choose] [--start]
+Data sets:
 
-`gradtrail compare` trains the variants of `pictures` and `fashion` in `experiments.yaml`, in a clone of the last commit
-for each data set. A third of each category of emoji, drawn once, are test pictures. With `--choose` a quarter of the
-other ones is tested instead: choose params by that, so that the test pictures stay unseen. With `--start` the last
-variant of `pictures` starts from its weights after a training on clip art too.
+- emoji-COUNT: emoji in nine unequal categories, at most COUNT a category, by the variants of `pictures` in
+  `experiments.yaml`
+- digits-COUNT: scikit-learn's handwritten digits, COUNT a class, by a network from random weights and from those of a
+  training on MNIST
+- fashion: Fashion-MNIST, by the variants of `fashion`
 
-`npm` and `apt-get` download the pictures to `.gradtrail/benchmarks`, whose SHA-256 are verified. Out of scope: speed.
+    python -m benchmarks.pictures [--data emoji-20,emoji-50,emoji-200,digits-20,digits-50,fashion] [--seeds 0,1,2,3,4]
+
+`gradtrail compare` trains them in a clone of the last commit for each data set. A third of each class of emoji and
+digits, drawn once, are test pictures. With `--choose` a quarter of the other ones is tested instead: choose params by
+that, so that the test pictures stay unseen.
+
+`npm` and `apt-get` download pictures to `.gradtrail/benchmarks`, whose SHA-256 are verified. Out of scope: speed.
 """
 
 import argparse
@@ -27,9 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from ruamel.yaml import YAML
+from sklearn.datasets import load_digits
 
 from benchmarks.record import record
 from gradtrail.experiments.compare.spec import PATH, Comparison, read_entries
@@ -41,16 +50,18 @@ from gradtrail.support.significance import paired_difference
 
 SPLIT_SEED, TEST_SHARE, CHOICE_SHARE = 0, 1 / 3, 1 / 4
 SMALL = {"profile.largest_batch_size": 128, "train.keep_epochs": []}  # for the `dvc repro` with which `compare` begins
+DATA = "emoji-20,emoji-50,emoji-200,digits-20,digits-50,fashion"
 MORE_EPOCHS = {20: 3, 50: 2}  # times as many for so few pictures a category
-LARGEST_SIDE, PICTURES, EPOCHS = 1_000, (25, 150), 30  # of clip art: pixels of a side, pictures of a subject, training
+DIGITS = {"train.model": "cnn", "train.optimizer": "muon"}
+SOURCE = {**DIGITS, "fetch.dataset": "mnist", "train.epochs": 3}  # of the weights that digits start from
+TARGET = {"fetch.dataset": "folder", "fetch.pictures.size": [28, 28], "fetch.pictures.color": False}
+RATE = 0.3  # `train.start.rate`
 NPM = "npm pack --silent {package}", "tar -xf {archive} -C content"
 APT = "apt-get download -qq {package}", "dpkg-deb -x {archive} content"
 EMOJI = "emoji-datasource-google@16.0.0"  # Noto Emoji: Apache License 2.0
-CLIP_ART = "openclipart-png=1:0.18+dfsg-19"  # public domain
 FASHION = "dataset-fashion-mnist=0.0~git20200523.55506a9-1"  # MIT License
 SHA256 = {  # of the archives of packages
     EMOJI: "fb5fd131b362aab7a55542d2a147a79708cce0a8b1c1bbacd470172708b5c438",
-    CLIP_ART: "f07f1545a2970c2cf3fa339bc2405da1a95cf2b1827bfa05bf73eb1c20291c02",
     FASHION: "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
 }
 Classes = Mapping[str, Sequence[Path]]  # name → its pictures
@@ -83,14 +94,15 @@ def emoji() -> Classes:
     return categories
 
 
-def clip_art() -> Classes:
-    """Return the small pictures of each subject, such as fruit, that has enough; links repeat others."""
-    folder, subjects = unpacked(CLIP_ART) / "usr/share/openclipart/png", defaultdict(list)
-    for path in folder.rglob("*.png"):
-        sides = np.frombuffer(path.read_bytes(), ">u4", count=2, offset=16)  # in the header of a PNG file
-        if not path.is_symlink() and sides.max() <= LARGEST_SIDE:
-            subjects[" ".join(path.relative_to(folder).parts[:-1][:2])].append(path)
-    return {name: paths for name, paths in subjects.items() if len(paths) >= PICTURES[0]}
+def digits(folder: Path) -> Classes:
+    """Write scikit-learn's digits, with margins as wide as those of MNIST, and return those of each class."""
+    data, classes = load_digits(), defaultdict(list)
+    folder.mkdir()
+    for number, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
+        path = folder / f"{number:04}.png"
+        Image.fromarray(np.pad(np.uint8(15 * image), 2)).save(path)  # values are 0 to 16
+        classes[str(label)].append(path)
+    return classes
 
 
 def write_pictures(folder: Path, classes: Classes, count: int | None = None, *, is_choice: bool = False) -> Path:
@@ -136,13 +148,14 @@ def with_more_epochs(entry: Comparison, factor: int) -> Comparison:
     return replace(entry, variants=variants)
 
 
-def started(folder: Path, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Train on clip art; return the params of a training that starts from these weights."""
-    images, changes = write_pictures(folder / "images", clip_art(), PICTURES[1]), {**params, "train.epochs": EPOCHS}
-    run_in_clone(folder / "clone", {"IMAGES_DIR": images}, changes, {}, "dvc", "repro", "train")
-    weights = folder / "clone/models/final.safetensors"
-    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-    return {**params, "train.start.weights": str(weights), "train.start.sha256": sha256}
+def digits_entry(folder: Path) -> Comparison:
+    """Train on MNIST; return an entry with a training from random weights and one from these weights."""
+    run_in_clone(folder, {}, SOURCE, {}, "dvc", "repro", "train")
+    weights = folder / "models/final.safetensors"
+    start = {"weights": str(weights), "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(), "rate": RATE}
+    network = {**DIGITS, "train.batch_size": 32, "train.epochs": 60}
+    started = network | {f"train.start.{key}": value for key, value in start.items()}
+    return Comparison(name="digits", set=TARGET, variants={"cnn": network, "cnn, from MNIST": started})
 
 
 def show(results: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
@@ -170,29 +183,28 @@ def mean(shares: Sequence[float], baseline: Sequence[float] = ()) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="emoji-20,emoji-50,emoji-200,fashion", help="emoji-COUNT and fashion")
+    parser.add_argument("--data", default=DATA, help="names as above; the default is all")
     parser.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=[*range(5)])
-    parser.add_argument("--choose", action="store_true", help="test on a quarter of the training emoji")
-    parser.add_argument("--start", action="store_true")
+    parser.add_argument("--choose", action="store_true", help="test on a quarter of the training pictures")
     options = parser.parse_args()
-    entries, results = dict[str, Any](read_entries()), dict[str, list[Mapping[str, str]]]()
+    results = dict[str, list[Mapping[str, str]]]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
-        if options.start:
-            variants = entries["pictures"].variants
-            label, params = [*variants.items()][-1]
-            variants[f"{label}, from clip art"] = started(folder / "clip-art", params)
         for data in options.data.split(","):
-            entry = entries["fashion" if data == "fashion" else "pictures"]
-            if data == "fashion":
+            entries, (kind, _, count) = dict[str, Any](read_entries()), data.partition("-")
+            if kind == "fashion":
+                entry = entries["fashion"]
                 source = {"FASHION_MNIST_DIR": unpacked(FASHION) / "usr/share/datasets/fashion-mnist"}
             else:
-                count = int(data.removeprefix("emoji-"))
-                entry = with_more_epochs(entry, MORE_EPOCHS.get(count, 1))
-                source = {"IMAGES_DIR": write_pictures(folder / data, emoji(), count, is_choice=options.choose)}
+                if kind == "emoji":
+                    classes, entry = emoji(), with_more_epochs(entries["pictures"], MORE_EPOCHS.get(int(count), 1))
+                else:
+                    classes, entry = digits(folder / f"source-{data}"), digits_entry(folder / f"mnist-{data}")
+                images = write_pictures(folder / data, classes, int(count), is_choice=options.choose)
+                source = {"IMAGES_DIR": images}
             results[data] = compare(folder / f"clone-{data}", entry, options.seeds, source)
+            record("pictures", results, options)
     show(results)
-    record("pictures", results, options)
 
 
 if __name__ == "__main__":

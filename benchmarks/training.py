@@ -23,10 +23,12 @@ import importlib.metadata
 import importlib.util
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -45,13 +47,21 @@ from benchmarks.training_tasks import (
     suffix_of,
 )
 from benchmarks.turns import Measured, measure, raise_failures
+from gradtrail.stages.common import plotting
 from gradtrail.tracking.environment import environment
 
 OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "muon")  # beside Adam, in the first setting
 ROUND_EXAMPLES = {"cnn": 2_560, "resnet": 128}  # at most, in a round
 SETTINGS: tuple[tuple[ModelName, int], ...] = (("mlp", 128), ("mlp", 512), ("cnn", 128), ("resnet", 32))
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
-LESSON, EAGER = "the lesson's loop", "PyTorch eager"
+LESSON, EAGER, BARE = "the lesson's loop", "PyTorch eager", "a bare compiled loop"
+WITHOUT_JIT, FEW_STEPS = f"{LESSON}, without jit", 20  # steps of a round of such a slow loop
+DRAWN = {
+    WITHOUT_JIT: "each operation dispatched from Python, without jit",
+    LESSON: "a jitted step, called from Python",
+    BARE: "a compiled loop over the steps",
+    "ours, float32": "the same with the records of gradtrail",
+}
 
 
 def networks(shape: tuple[int, ...] = IMAGE_SHAPE) -> str:
@@ -68,19 +78,22 @@ def tasks_by_row(
     """Return the tasks of each row; of several, the fastest is shown."""
     whole = min(examples, ROUND_EXAMPLES.get(model, examples)) // batch_size * batch_size
     task = functools.partial(Task, model=model, batch_size=batch_size, examples=whole, image_shape=shape)
+    slow: dict[str, list[Task]] = {}
     formats = (False,) if model == "mlp" else (False, True)
     pytorch = [task(loop="pytorch", channels_last=channels_last) for channels_last in formats]
     ours = {f"ours, {precision}": task(loop="ours", precision=precision) for precision in PRECISIONS}
     ours |= {f"{name}, native": replace(own, processor="native") for name, own in ours.items()}
     if (model, batch_size) == SETTINGS[0]:
         ours |= {f"ours, float32, {name}": task(loop="ours", optimizer=name) for name in OPTIMIZERS}
+        slow = {WITHOUT_JIT: [task(loop="without_jit", examples=min(whole, FEW_STEPS * batch_size))]}
     return {
         LESSON: [task(loop="lesson")],
+        **slow,
         EAGER: pytorch,
         "torch.compile": [replace(eager, compiles=True) for eager in pytorch],
         "PyTorch bfloat16 autocast": [replace(eager, precision="bfloat16") for eager in pytorch],
         "torch.compile, bfloat16 autocast": [replace(eager, precision="bfloat16", compiles=True) for eager in pytorch],
-        "a bare compiled loop": [task(loop="bare")],
+        BARE: [task(loop="bare")],
         **{name: [own] for name, own in ours.items()},
     }
 
@@ -136,10 +149,25 @@ def as_table(rows: list[dict[str, Any]], caption: str) -> Table:
     return table
 
 
+def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the times of a step of the first setting, with and without `jax.jit`."""
+    milliseconds = {row["name"]: 1e3 * row["batch_size"] / row["examples_per_second"] for row in reversed(rows)}
+    figure, axes = plotting.new_figure(f"A training step, {machine()['processor']}", size=(9, 3))
+    axis, widths = axes[0, 0], [milliseconds[name] for name in DRAWN]
+    for place, width in enumerate(widths):
+        axis.text(width, place, f" {width:.2g} ms", va="center")
+    axis.barh([*DRAWN.values()], widths, color=plotting.BLUE)
+    axis.set(xscale="log", xlabel="milliseconds", xlim=(min(widths) / 2, 2 * max(widths)))
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
+    return figure
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--examples", type=int, default=55_000)
+    parser.add_argument("--picture", help="draw the first network's steps with and without jit")
     parser.add_argument("--images", type=image_shape, default=IMAGE_SHAPE, metavar="32x32x3")
     parser.add_argument("--models", nargs="+", choices=["mlp", "cnn", "resnet"], default=["mlp", "cnn"])
     options = parser.parse_args()
@@ -158,6 +186,8 @@ def main() -> None:
     measured = [*map(dataclasses.asdict, results)]
     name = f"training{suffix_of(options.images)}"
     record(name, {"caption": caption, "rows": rows, "measured": measured}, options)
+    if options.picture:
+        plotting.save(draw(rows), Path(options.picture))
     raise_failures(results)
 
 

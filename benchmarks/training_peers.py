@@ -78,6 +78,13 @@ def lesson(task: Task) -> Round:
     return epoch
 
 
+def without_jit(task: Task) -> Round:
+    """Set up the same loop without `jax.jit`: each operation is dispatched from Python."""
+    import jax
+
+    return jax.disable_jit()(lesson(task))
+
+
 def pytorch(task: Task) -> Round:
     """Set up PyTorch's usual loop with the fused Adam; bfloat16 is by autocast."""
     import torch
@@ -352,7 +359,7 @@ def project_train_config(
 
 def main() -> None:
     task = read_task(Task)
-    loops = {"lesson": lesson, "pytorch": pytorch, "ours": ours, "bare": bare}
+    loops = {"lesson": lesson, "without_jit": without_jit, "pytorch": pytorch, "ours": ours, "bare": bare}
     if task.loop == "ours":
         set_up_as_stage(task.processor)
     run_round = loops[task.loop](task)

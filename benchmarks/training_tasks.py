@@ -27,7 +27,7 @@ LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.1  # weight decay is of AdamW and Muon
 class Task:
     """One way to train one network, by a process of its own."""
 
-    loop: Literal["lesson", "pytorch", "ours", "bare"]  # `bare` keeps no records
+    loop: Literal["lesson", "without_jit", "pytorch", "ours", "bare"]  # `bare` keeps no records
     model: ModelName
     batch_size: int
     examples: int  # in a round, a whole number of batches

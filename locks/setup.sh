@@ -1,6 +1,6 @@
 #!/bin/sh
 # Make the environment, if it is not current: `sh locks/setup.sh PYTHON VENV LOCK`. What is missing is named in one line.
-# Without PYTHON, it is made with the first suitable Python on the path, or with one that uv finds or downloads.
+# Without PYTHON, it is made with the newest suitable Python on the path, 3.14 last, or with one that uv finds or downloads.
 set -eu
 python=$1
 venv=$2

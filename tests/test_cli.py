@@ -73,7 +73,7 @@ def test_interpreter_is_named_by_its_version(tmp_path: Path, monkeypatch: pytest
         ("compare clipping --seeds 1,1", ": --seeds: must be distinct integers from 0 to 4,294,967,295, such as 0,1,2"),
         ("compare clipping --seeds one", " compare: Invalid value for '--seeds': must be integers separated by commas"),
         ("compare --params", ": --params: needs KEY=VALUE,VALUE..., such as: "),
-        ("compare --params train.sed=1", ": --params.train.sed is not a key of params.yaml; did you"),
+        ("compare --params train.sed=1", ": --params: params.yaml has no key 'train.sed'; did you"),
         ("compare x --cpus -1", " compare: Invalid value for '--cpus': -1.0 is not in the range"),
         ("what-if --subsets 2", " what-if: Invalid value for '--subsets': 2 is not in the range x>=3."),
         ("what-if --test -1", " what-if: Invalid value for '--test': -1 is not in the range x>=0."),

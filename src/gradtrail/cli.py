@@ -308,7 +308,7 @@ def what_if(folder: Path, /, *, drop: Path | None, jobs: int, **options: Any) ->
     """Predict what removing training examples changes, and check it by retraining.
 
     By default, removes the examples that support each of a few mistakes. Random subsets show how good the predictions
-    are. `--test` also sets `what_if.test_examples` in params.yaml.
+    are. `--test` also sets `what_if.test_examples` in pipeline/what_if/params.yaml.
     """
     require_jax()
     from gradtrail.experiments.compare.queue import DvcQueue

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 from benchmarks import per_example_gradients, per_example_peers, training
-from benchmarks.training_peers import bare, flax_network, lesson, ours, project_train_config
+from benchmarks.training_peers import bare, flax_network, lesson, ours, project_train_config, without_jit
 from benchmarks.training_tasks import (
     LEARNING_RATE,
     NUM_CLASSES,
@@ -57,9 +57,10 @@ def test_row_trains_as_its_name_says(row: str) -> None:
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         match task.loop:
-            case "lesson":
+            case "lesson" | "without_jit":
                 graphdef, params = nnx.split(flax_network("mlp", SHAPE), nnx.Param)
                 apply, train = lambda params: nnx.merge(graphdef, params)(images.reshape(BATCH, -1) / 255), lesson
+                train = lesson if task.loop == "lesson" else without_jit
             case "bare":
                 params = model.init(key=jax.random.key(0))
                 apply, train = lambda params: model.apply(params, images), bare

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from projects import Project
+from projects import ROOT, Project
 from small_project import finished_small_project
 
 from gradtrail.experiments.checkout import checkout
@@ -25,7 +25,7 @@ AUDIT = """stages:
     wdir: ../..
     cmd: sh pipeline/stage.sh audit
     deps: [models/final.safetensors, pipeline/audit.py]
-    params: [audit]
+    params: [pipeline/audit/params.yaml: [audit]]
     outs: [results/audit/words.txt]
     metrics: [{results/metrics/audit.json: {cache: false}}]
 """
@@ -255,9 +255,12 @@ def test_run_of_an_optional_pipeline_is_brought_back_with_its_lock(project: Proj
     (project.folder / "pipeline/audit.py").write_text(script)
     (project.folder / "pipeline/audit").mkdir()
     (project.folder / "pipeline/audit/dvc.yaml").write_text(AUDIT)
+    shutil.copy(ROOT / "pipeline/audit/params.yaml", project.folder / "pipeline/audit")
     project.commit("an optional pipeline")
     project.gradtrail("repro", "pipeline/audit/dvc.yaml")
     (run,) = project.runs_of("audit")
+    assert run["params"]["audit.folds"] == "2"
+    assert "audit." not in run["name"], "its params are those of the commit"
     with pytest.raises(UserError, match=r"^pipeline/audit/.dvcignore: not in git"):
         checkout(run["id"], Path(), allow_missing=False)
     project.git("clean", "-fdq", "pipeline", "results")

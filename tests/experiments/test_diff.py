@@ -71,7 +71,7 @@ def test_larger_batch_is_reported(project: Project) -> None:
     new, old = project.runs_of("train")[:2]
     output = project.gradtrail("diff", old["id"][:8], "workspace").splitlines()
     assert output[0].startswith("A  ")
-    assert re.search(r": (\w+( \w+)? [+-]\d+\.\d s(, )?){3}; cached: \d of 4, then \d of 4$", output[2])
+    assert re.search(r": (\w+( \w+)? [+-]\d+(\.\d+)? s(, )?){3}; cached: \d of 4, then \d of 4$", output[2])
     assert output[3].startswith("train.batch_size can explain only the training loop")
     assert any(line.strip().startswith("train_step") and " other " in line for line in output)
     assert any("train.batch_size" in line for line in output)

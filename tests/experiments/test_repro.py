@@ -1,6 +1,7 @@
 """`gradtrail repro` around `dvc repro`: what it validates, and what it does if the store or a source fails."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -9,32 +10,41 @@ from factories import ROOT
 
 from gradtrail.experiments import repro
 from gradtrail.experiments.param_classes import SECTIONS
-from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.common.params import read_params
+from gradtrail.stages.common.pipeline_file import PARAMS_FILES
 from gradtrail.support.errors import UserError
 
 
 @pytest.fixture(autouse=True)
 def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The params of the repository, in a folder of their own."""
+    """The params of the repository, in a folder of their own; returns the path of `params.yaml`."""
     monkeypatch.chdir(tmp_path)
-    return Path(shutil.copy(ROOT / "params.yaml", "params.yaml"))
+    for file in map(Path, PARAMS_FILES):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, file)
+    return Path("params.yaml")
 
 
 def test_every_section_of_the_repository_has_a_class() -> None:
-    assert SECTIONS.keys() == read_yaml(ROOT / "params.yaml").keys()
+    assert SECTIONS.keys() == read_params(ROOT).keys()
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("file", "old", "new", "message"),
     [
-        ("num_mistakes: 40", "num_mistakes: forty", r"evaluate\.num_mistakes"),
-        ("\nreport:", "\nreports:", r"no stage reads the section 'reports'; did you mean 'report'\?$"),
-        ("fetch:", "# café\nfetch:", r"not UTF-8 at byte \d+; save it as UTF-8$"),
+        ("params.yaml", "num_mistakes: 40", "num_mistakes: forty", r"evaluate\.num_mistakes"),
+        ("params.yaml", "\nreport:", "\nreports:", r"no stage reads the section 'reports'; did you mean 'report'\?$"),
+        ("params.yaml", "\nfetch:", "\n# café\nfetch:", r"not UTF-8 at byte \d+; save it as UTF-8$"),
+        ("params.yaml", "\nreport:", "\naudit:", "the section 'audit' belongs in pipeline/audit/params.yaml$"),
+        ("pipeline/audit/params.yaml", "folds: 2", "folds: 1", r"audit\.folds must be at least 2"),
+        ("pipeline/what_if/params.yaml", "\nwhat_if:", "\nwhatif:", "no stage reads the section 'whatif'; did you"),
+        ("pipeline/what_if/params.yaml", "\nwhat_if:", "\ntrain:", "the section 'train' belongs in params.yaml$"),
     ],
 )
-def test_invalid_params_are_refused_before_any_stage_runs(old: str, new: str, message: str, params: Path) -> None:
-    params.write_text(params.read_text().replace(old, new), encoding="latin-1")
-    with pytest.raises(UserError, match=rf"^params\.yaml: {message}"):
+def test_invalid_params_are_refused_before_any_stage_runs(file: str, old: str, new: str, message: str) -> None:
+    path = Path(file)
+    path.write_text(path.read_text().replace(old, new), encoding="latin-1")
+    with pytest.raises(UserError, match=f"^{re.escape(file)}: {message}"):
         repro.validate_params()
 
 

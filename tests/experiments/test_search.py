@@ -127,7 +127,7 @@ def test_interrupted_search_continues_with_the_same_trials(
     [
         ({"trials": 0}, "tuned.trials must be at least 1"),
         ({"keep_one_in": 1}, "keep_one_in must be at least 2"),
-        ({"space": {"train.adamw.rate": [1]}}, "tuned.train.adamw.rate is not a key of params.yaml"),
+        ({"space": {"train.adamw.rate": [1]}}, "tuned: params.yaml has no key 'train.adamw.rate'"),
         ({"space": {"preprocess.seed": [1, 2]}}, "preprocess.seed: a search changes only how"),
         ({"space": {"train.epochs": [1, 2]}}, "train.epochs: a search changes only how"),
         ({"space": {RATE: {"low": 0.1, "high": 0.01}}}, f"space.{RATE}: must be a list, or have low, high"),

@@ -13,7 +13,7 @@ def test_each_combination_is_judged_and_kept_by_its_name(tmp_path: Path) -> None
     for key, value in {"fetch.dataset": "digits", "train.epochs": 1, "train.mlp.hidden": [16]}.items():
         project.set(key, value)
     error = project.gradtrail("try", "-S", "train.epoch=2", status=2)
-    assert "-S.train.epoch is not a key of params.yaml" in error
+    assert "-S: params.yaml has no key 'train.epoch'; did you mean 'train.epochs'?" in error
     project.dvc("repro", "evaluate")
     project.commit("evaluated")
     files = {path: path.read_bytes() for path in (project.folder / name for name in ("params.yaml", "dvc.lock"))}

@@ -41,6 +41,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.tracking.tags import OUTS
 
 INFO = WeightsInfo(model=model_config("linear"), loss=CROSS_ENTROPY, dataset=dataset_info(), epoch=1)
+PARAMS = Path("pipeline/what_if/params.yaml")
 MODEL, TRAIN, TEST, VALIDATION = Model(INFO.model), slice(0, 300), slice(300, 340), slice(340, 400)
 
 
@@ -68,9 +69,9 @@ class Toy:
         self.info = dataclasses.replace(INFO, dataset=info)
         self.write_models(folder, np.zeros((300, 3), np.float32))
         section = "what_if:\n  # ids\n  test_examples: []\n  num_examples: 3\n  memory_mib: 9\n"
-        (folder / "params.yaml").write_text(section)
-        with (folder / "params.yaml").open("a") as file:
-            YAML().dump({"train": as_written(train_config())}, file)
+        (folder / PARAMS).parent.mkdir(parents=True)
+        (folder / PARAMS).write_text(section)
+        YAML().dump({"train": as_written(train_config())}, folder / "params.yaml")
 
         # The results of the stage, by the derivative of the toy's own training
         train, test = self.splits["train"], self.splits["test"]
@@ -347,22 +348,22 @@ def test_invalid_file_to_drop_is_one_line(toy: Toy, content: str | bytes | None,
 def test_chosen_test_examples_are_written_to_the_params_before_dvc_whose_status_is_returned(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = Path("params.yaml").read_text()
+    before = PARAMS.read_text()
     with pytest.raises(ValueError, match=r"^--test: no example 5 in the test split, which has 40 of 300 to 339$"):
         run(toy, test=(5,))
     with pytest.raises(UserError, match=r"^--test\.test_examples: number of them must be at most 40"):
         run(toy, test=range(300, 341))
-    assert Path("params.yaml").read_text() == before
+    assert PARAMS.read_text() == before
     monkeypatch.setattr(what_if, "reproduce", lambda targets: 255)
     tests = [int(name) for name in toy.names[:-1]]
     items = "".join(f"  - {name}\n" for name in tests)
     expected = before.replace("test_examples: []\n", f"test_examples:\n{items}")
     for chosen, message in (
-        ([*tests, tests[0]], f"what_if.test_examples in params.yaml is now {tests}.\n"),
+        ([*tests, tests[0]], f"what_if.test_examples in pipeline/what_if/params.yaml is now {tests}.\n"),
         (tests, ""),
     ):
         assert run(toy, test=chosen) == 255
-        assert (Path("params.yaml").read_text(), capsys.readouterr().err) == (expected, message)
+        assert (PARAMS.read_text(), capsys.readouterr().err) == (expected, message)
     assert toy.trained == []
 
 

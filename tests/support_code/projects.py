@@ -24,6 +24,7 @@ from warm_python import made_once, warm_python
 from xla_flags import OLDER_EMITTERS
 
 from gradtrail.stages.common.files import digest
+from gradtrail.stages.common.params import params_file
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.tracking.tags import is_alive
 
@@ -159,18 +160,20 @@ class Project:
         self.change({key: value})
 
     def change(self, params: Mapping[str, Any]) -> None:
-        """Write values into `params.yaml`, by key."""
+        """Write values into the params files, by key."""
         yaml = YAML()
-        path = self.folder / "params.yaml"
-        content = yaml.load(path)
-        for key, value in params.items():
-            *parents, last = key.split(".")
-            functools.reduce(operator.getitem, parents, content)[last] = value
-        yaml.dump(content, beside := path.with_suffix(".tmp"))
-        beside.replace(path)  # a stage that is starting reads the old file or the new one
+        files = {key: self.folder / params_file(key.partition(".")[0]) for key in params}
+        for path in {*files.values()}:
+            content = yaml.load(path)
+            for key in (key for key, file in files.items() if file == path):
+                *parents, last = key.split(".")
+                functools.reduce(operator.getitem, parents, content)[last] = params[key]
+            yaml.dump(content, beside := path.with_suffix(".tmp"))
+            beside.replace(path)  # a stage that is starting reads the old file or the new one
 
     def get(self, key: str) -> Any:
-        return functools.reduce(operator.getitem, key.split("."), YAML().load(self.folder / "params.yaml"))
+        content = YAML().load(self.folder / params_file(key.partition(".")[0]))
+        return functools.reduce(operator.getitem, key.split("."), content)
 
     @contextlib.contextmanager
     def holding(self, stage: str) -> Iterator[Callable[[], bool]]:

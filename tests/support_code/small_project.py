@@ -28,6 +28,7 @@ import time
 from pathlib import Path
 
 from gradtrail.core.{core} import WORD
+from gradtrail.stages.common.pipeline_file import sections_of
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.tracking.live import tracked
 
@@ -47,7 +48,7 @@ def run_script(name: str) -> None:
 
 
 def main(stage: Stage) -> None:
-    params = stage.inputs.entry.params["params.yaml"]
+    params = sections_of(stage.inputs.entry.params)
     value = functools.reduce(dict.__getitem__, PARAM.split("."), params[stage.name])
     with tracked(stage) as run:
         while is_held(stage.name):

@@ -49,7 +49,7 @@ def test_outputs_of_earlier_weights_are_named(
     assert capsys.readouterr().out == ""
     (folder / changed).write_text("second")
     warn_of_earlier_model(folder)
-    line = f"{outs}: of an earlier model, until `dvc repro` updates them\n"
+    line = f"An earlier model made {outs}; `dvc repro` makes them again.\n"
     assert capsys.readouterr().out == (line if outs else "")
 
 
@@ -59,7 +59,7 @@ def test_nothing_is_said_without_a_lock_or_of_a_missing_output(
     (folder / "models/final.safetensors").write_text("second")
     (folder / "results/report.html").unlink()
     warn_of_earlier_model(folder)
-    assert capsys.readouterr().out.startswith("models/export: ")
+    assert capsys.readouterr().out.startswith("An earlier model made models/export;")
     (folder / "dvc.lock").unlink()
     warn_of_earlier_model(folder)
     assert capsys.readouterr().out == ""

@@ -40,7 +40,7 @@ Coins = Bool[np.ndarray, " canaries"]
 
 @config
 class PrivacyAuditConfig:
-    """The section `privacy_audit` of `params.yaml`: an audit of the private training of the section `train`."""
+    """The params of `make privacy-audit`, an audit of the private training of the section `train`."""
 
     seed: Seed  # seed of canaries, coins and trainings
     trainings: Annotated[int, Bounds(at_least=1, at_most=1000)]  # number of trainings, with different coins

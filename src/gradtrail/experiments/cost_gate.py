@@ -31,7 +31,7 @@ from gradtrail.stages.common.params import PARAMS, flatten, load_section
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
-from gradtrail.support.tables import table
+from gradtrail.support.tables import TextTable
 
 Costs = dict[str, dict[str, int]]  # function → metric → value
 
@@ -84,7 +84,7 @@ def run_gate(*, accept: bool) -> int:
         console.print(f"gate: the costs of {len(current['costs'])} functions are those accepted")
         return 0
     right = ("accepted", "current", "ratio", "tolerance")
-    console.print(table("costs beyond their tolerance", changes, right=right))
+    console.print(TextTable("costs beyond their tolerance", changes, right=right))
     console.print("`gradtrail gate --accept` accepts the current costs; commit the file and explain why they changed")
     return 1
 

@@ -25,7 +25,7 @@ from gradtrail.stages.common.pipeline_file import TRAIN, is_code
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
-from gradtrail.support.tables import markdown_table, table
+from gradtrail.support.tables import TextTable, duration, markdown_table
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.find_run import find_run
 from gradtrail.tracking.runs import RunIndex
@@ -209,7 +209,7 @@ def diff(
     lines = [*([_attribution(tables, *sides)] if headline else []), *notes]
     lines += [f"timed: {ratio.describe()}"] if ratio else []
     cells = {
-        title: [{key: _cell(value) for key, value in row.items()} for row in rows]
+        title: [{key: _cell(value, is_time=title == "seconds") for key, value in row.items()} for row in rows]
         for title, rows in tables.items()
         if rows
     }
@@ -217,13 +217,13 @@ def diff(
         print("\n\n".join([*names, *headline, *lines, *(f"### {k}\n\n{markdown_table(v)}" for k, v in cells.items())]))
         return
     for line in (*names, *headline, *lines):
-        console.print(line, style="bold" if line in headline else None, soft_wrap=True)
+        console.print(line, style="bold" if line in headline else None)
     for title, rows in cells.items():
         numeric = [key for key, value in tables[title][0].items() if not isinstance(value, str)]
-        console.print(table(title, rows, right=numeric))
+        console.print(TextTable(title, rows, right=numeric))
     for function in (row["function"] for row in tables["functions"] if row["program"] == "other"):
         uris = (f"  {side.run.info.artifact_uri}/{_PROGRAM.format(function)}" for side in sides)
-        console.print(f"programs of {function}:", *uris, sep="\n")
+        console.print(f"programs of {function}:", *uris, sep="\n", soft_wrap=True)
 
 
 def time_runs(sides: Sequence[RunDetails], pythons: Sequence[Path], seconds: float) -> Ratio:
@@ -261,10 +261,9 @@ def _compared(title: str, before: Mapping[str, float], after: Mapping[str, float
     for key in dict.fromkeys([*before, *after]):
         first, second = before.get(key), after.get(key)
         difference = None if first is None or second is None else second - first
-        values = {"A": first, "B": second, "B − A": difference}
-        rows.append(
-            {title: key} | {side: None if value is None else round(value, digits) for side, value in values.items()}
-        )
+        values = {"A": first, "B": second, "B − A": difference}.items()
+        rounded = {side: None if value is None else round(value, digits) + 0.0 for side, value in values}  # no −0
+        rows.append({title: key} | rounded)
     return rows
 
 
@@ -272,9 +271,10 @@ def _headline(seconds: Rows, before: RunDetails, after: RunDetails) -> str:
     """Return the totals and their difference, the causes that differ most, and the numbers of cached functions."""
     *causes, total = seconds
     largest = sorted(causes, key=lambda row: -abs(row["B − A"]))[:_MOST_CAUSES]
-    parts = ", ".join(f"{row['cause'].replace('_', ' ')} {row['B − A']:+.1f} s" for row in largest)
+    parts = ", ".join(f"{row['cause'].replace('_', ' ')} {duration(row['B − A'], '+')}" for row in largest)
     cached = ", then ".join(f"{side.num_cached} of {len(side.functions)}" for side in (before, after))
-    return f"{total['A']:.1f} s, then {total['B']:.1f} s ({total['B − A']:+.1f} s): {parts}; cached: {cached}"
+    times = f"{duration(total['A'])}, then {duration(total['B'])} ({duration(total['B − A'], '+')})"
+    return f"{times}: {parts}; cached: {cached}"
 
 
 def _attribution(tables: Mapping[str, Rows], before: RunDetails, after: RunDetails) -> str:
@@ -360,8 +360,8 @@ def _changed_code(before: RunDetails, after: RunDetails) -> list[str]:
     return sorted(path for path in changed if any(path == dep or path.startswith(f"{dep}/") for dep in deps)) or deps
 
 
-def _cell(value: Any) -> str:
-    """Return a value as text with four digits; counts have three and a unit, such as `134 M`."""
+def _cell(value: Any, *, is_time: bool = False) -> str:
+    """Return a value as text with four digits; counts have three and a unit, such as `134 M`, times two."""
     if isinstance(value, tuple):
         return " → ".join(dict.fromkeys(map(_cell, value)))
     if value is None:
@@ -370,6 +370,8 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    if is_time:
+        return duration(value)
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}"

@@ -27,10 +27,15 @@ class EarlierRun(NamedTuple):
     run: Run
     differing: Mapping[str, str]  # its values of the params that differ from the planned ones; empty if none does
 
-    def __str__(self) -> str:
+    @property
+    def differences(self) -> str:
+        """The run's values of what differs, such as `train.seed 1`; empty if nothing does."""
         keys = [f"{key} {value}" for key, value in self.differing.items()][:_MOST_KEYS]
         more = [f"{len(self.differing) - _MOST_KEYS} more"] if len(self.differing) > _MOST_KEYS else []
-        return " with ".join(filter(None, [self.run.info.run_id[:8], ", ".join(keys + more)]))
+        return ", ".join(keys + more)
+
+    def __str__(self) -> str:
+        return " with ".join(filter(None, [self.run.info.run_id[:8], self.differences]))
 
 
 class Estimate(NamedTuple):

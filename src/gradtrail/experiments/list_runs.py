@@ -1,22 +1,19 @@
 """`gradtrail runs`: a table of the training runs, the params in which they differ, and the best of each data set."""
 
-from collections.abc import Mapping, Sequence
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Callable, Mapping, Sequence
 
 from gradtrail.stages.common.params import MEMBERS, SEED, active_params
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
-from gradtrail.support.tables import table
+from gradtrail.support.tables import TextTable, duration
 from gradtrail.tracking.trainings import Training, find_trainings
 
 ACCURACY = "eval/accuracy"
-_METRICS = {  # metric → title and format; on a narrow terminal the last ones are left out
-    "train/validation_accuracy": ("validation, %", "{:.2%}"),
-    "train/seconds": ("train, s", "{:.1f}"),
-    "train/compile_total_seconds": ("compile, s", "{:.1f}"),
-    "gradients/noise_scale_typical": ("noise scale", "{:,.0f}"),
+_METRICS: dict[str, tuple[str, Callable[[float], str]]] = {  # metric → title and text
+    "train/validation_accuracy": ("validation, %", lambda share: f"{100 * share:.2f}"),
+    "train/seconds": ("train", duration),
+    "train/compile_total_seconds": ("compile", duration),
+    "gradients/noise_scale_typical": ("noise scale", "{:,.0f}".format),
 }
 
 
@@ -38,7 +35,7 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     if sort_by not in metrics and sort_by != ACCURACY:  # which no run has before the first evaluation
         raise UserError(f"--sort-by: no run has the metric {sort_by!r}{suggestion(sort_by, metrics)}")
     console = stdout_console()
-    console.print(as_table(runs, console))
+    console.print(as_table(runs))
     if len(runs) == limit:
         console.print(f"--limit {2 * limit} lists more")
 
@@ -61,8 +58,8 @@ def _no_match(runs: Sequence[Training], where: Mapping[str, str]) -> str:
     return f"--where: none of {len(runs)} training runs has {filters}; {'; '.join(hints)}"
 
 
-def as_table(runs: Sequence[Training], console: Console) -> Table:
-    """Return a table of the params that differ, the accuracy, and as many metrics as fit the width of the console."""
+def as_table(runs: Sequence[Training]) -> TextTable:
+    """Return a table of the params that differ, the accuracy and other metrics."""
     # Machines, whose times are not comparable, and status have a column only if they differ, as params do
     facts = [_params(run) | {"machine": run.tags.get("machine", ""), "status": run.status} for run in runs]
     used = [active_params(values) for values in facts]  # a param of a kind counts only for runs of that kind
@@ -81,21 +78,13 @@ def as_table(runs: Sequence[Training], console: Console) -> Table:
         row |= {name.removeprefix("train."): values.get(name, "") for name in differing}
         row["test accuracy, %"] = f"{'* ' if is_best else ''}{_accuracy(metrics)}"
         for name, (title, form) in _METRICS.items():
-            row[title] = form.format(metrics[name]).rstrip("%") if name in metrics else ""
+            row[title] = form(metrics[name]) if name in metrics else ""
         rows.append(row)
         styles.append("bold green" if is_best else None)
 
-    optional = [title for title, _ in _METRICS.values()]
     title = f"{len(runs)} training runs; * marks the best of each data set"
     right = {*rows[0]} - {"run", "training", "machine", "status"}
-    wide = console.options.update(width=1000)  # at which no cell is folded
-    while True:
-        result = table(title, rows, right, no_wrap=("run", "test accuracy, %"), styles=styles)
-        if not optional or console.measure(result, options=wide).maximum <= console.width:
-            return result
-        last = optional.pop()
-        for row in rows:
-            del row[last]
+    return TextTable(title, rows, right, styles)
 
 
 def _params(run: Training) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The config class of each section of `params.yaml`, with which `gradtrail` validates it before DVC starts."""
+"""The config class of each section of the params files, with which `gradtrail` validates it before DVC starts."""
 
 from gradtrail.core.audit.networks import AuditConfig
 from gradtrail.core.data import PreprocessConfig

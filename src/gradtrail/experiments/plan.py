@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradtrail.stages.common.dvc_cache import is_here
 from gradtrail.stages.common.params import IMAGE_FILES, PARAMS, changed, flatten, set_by_option, validate
@@ -23,10 +23,13 @@ from gradtrail.stages.common.pipeline_file import (
 from gradtrail.stages.datasets import DATASETS
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.progress import stdout_console
-from gradtrail.support.tables import table
+from gradtrail.support.tables import TextTable, duration
 from gradtrail.tracking.environment import machine_key
 from gradtrail.tracking.run_cache import run_cache_entries
 from gradtrail.tracking.state import PlannedStages
+
+if TYPE_CHECKING:
+    from gradtrail.experiments.estimate import Estimate
 
 UP_TO_DATE, CACHED, TO_BE_MADE = "up to date", "cached", "to be made"
 _MIB = 2**20
@@ -80,29 +83,29 @@ def plan(overrides: Sequence[str], stage: str | None) -> bool:
                 "why": one.why,
             }
         )
-    console.print(table("plan", rows, right=("time", "memory, MiB"), no_wrap=("stage", "status", "time")))
-    for stage, last in estimates.items():
-        if last is None:
-            console.print(
-                f"{stage}: no run of this model and data on this kind of machine, {machine_key()}", soft_wrap=True
-            )
-        elif last.earlier.differing:
-            console.print(f"{stage}: as the most similar run, {last.earlier}", soft_wrap=True)
-    if None not in estimates.values():
-        # A stage before may make the outputs that it made last; then those after it do not run
-        word = "at most about" if any("after " in one.why for one in planned) else "about"
-        total = sum(last.seconds for last in estimates.values() if last)
-        console.print(f"in total {word} {duration(total)}, without the seconds of DVC itself", soft_wrap=True)
+    console.print(TextTable("plan", rows, right=("time", "memory, MiB")))
+    for line in describe(planned, estimates):
+        console.print(line)
     return bool(to_be_made)
 
 
-def duration(seconds: float) -> str:
-    """Return seconds with two digits, in seconds, minutes or hours."""
-    value, unit = seconds, "s"
-    for longer in ("min", "h"):
-        if value >= 99.5:
-            value, unit = value / 60, longer
-    return f"{value:.1f} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
+def describe(planned: Sequence[PlannedStage], estimates: "Mapping[str, Estimate | None]") -> Iterator[str]:
+    """Yield sentences about the stages to be made: where their times come from, and the sum if all are known."""
+    notes: dict[str, list[str]] = {}  # what is said of a time → stages
+    for stage, last in estimates.items():
+        if last is None:
+            note = f"time unknown without a run of this model and data on this kind of machine, {machine_key()}"
+            notes.setdefault(note, []).append(stage)
+        elif last.earlier.differing:
+            notes.setdefault(f"time of the most similar run, with {last.earlier.differences}", []).append(stage)
+    yield from (f"{', '.join(stages)}: {note}" for note, stages in notes.items())
+    if not estimates:
+        yield "nothing would run: the outputs are in DVC's cache"
+    elif None not in estimates.values():
+        # A stage before may make the outputs that it made last; then those after it do not run
+        word = "at most about" if any("after " in one.why for one in planned) else "about"
+        total = sum(last.seconds for last in estimates.values() if last)
+        yield f"in total {word} {duration(total)}; DVC itself adds a few seconds"
 
 
 def require_network(params: Mapping[str, Any]) -> None:
@@ -172,7 +175,9 @@ def plan_stages(stages: PlannedStages, params: Mapping[str, Any]) -> list[Planne
         unmade = [before for before in upstream_stages(name, pipeline) if planned[before].status == TO_BE_MADE]
         entry = None if unmade else stages.entry(name, params, outs)
         section = stages.lock.get(name)
-        why = ", ".join([*_changes(stages, name, params, entry, section), *(f"after {before}" for before in unmade)])
+        why = ", ".join(
+            [*_changes(stages, name, params, entry, section), *[f"after {', '.join(unmade)}"] * bool(unmade)]
+        )
         if entry and section and locked_entry(section) == entry:
             if {out: stages.digest(out, {}) for out in pipeline[name].outs} == output_digests(section):
                 planned[name] = PlannedStage(name, UP_TO_DATE, "")

@@ -25,13 +25,14 @@ from gradtrail.stages.common.environment import (
     require_jax,
 )
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.params import PARAMS, load_section
-from gradtrail.stages.common.pipeline_file import FILES, sha256_of
+from gradtrail.stages.common.params import PARAMS, load_section, params_file
+from gradtrail.stages.common.pipeline_file import FILES, PARAMS_FILES, sha256_of
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.datasets import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, suggestion, with_store
 from gradtrail.support.git import git
 from gradtrail.support.paths import private_folder
+from gradtrail.support.tables import duration
 from gradtrail.tracking.stale_outs import warn_of_earlier_model, warn_of_other_files
 from gradtrail.tracking.sync import sync
 
@@ -111,18 +112,21 @@ def validate_params() -> None:
     environment = load_section("environment", EnvironmentConfig)
     refuse_variables(environment)
     require_jax(environment.xla_flags)
-    files = [PARAMS, *sorted(NETWORKS.glob("*.*")), *sorted(Path(gradtrail.__file__ or "").parent.rglob("*.py"))]
+    params = [file for file in map(Path, PARAMS_FILES) if file.is_file()]
+    files = [*params, *sorted(NETWORKS.glob("*.*")), *sorted(Path(gradtrail.__file__ or "").parent.rglob("*.py"))]
     key = sha256_of({str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in files})
     valid = private_folder() / "valid.txt"
     if valid.is_file() and valid.read_text() == key:
         return
     from gradtrail.experiments.param_classes import SECTIONS
 
-    for section in read_yaml(PARAMS):
+    for file, section in [(path, section) for path in params for section in read_yaml(path)]:
+        if section in SECTIONS and params_file(section) != file:
+            raise UserError(f"{file}: the section {section!r} belongs in {params_file(section)}")
         if section in SECTIONS:
             load_section(section, SECTIONS[section])
         elif near := suggestion(str(section), SECTIONS):  # any other may belong to a stage of one's own
-            raise UserError(f"{PARAMS}: no stage reads the section {str(section)!r}{near}")
+            raise UserError(f"{file}: no stage reads the section {str(section)!r}{near}")
     with atomic_file(valid) as temporary:
         temporary.write_text(key)
 
@@ -159,7 +163,7 @@ def _summarize(seconds: float) -> None:
             for name in ("accuracy", "balanced_accuracy")
             if name in metrics  # the second of unequal classes alone
         ]
-        print(f"{metrics['dataset']}: test {', '.join(parts)}, in {seconds:.0f} s")
+        print(f"{metrics['dataset']}: test {', '.join(parts)}, in {duration(seconds)}")
         print("report: results/report.html; `make ui` compares the runs")
 
 

@@ -13,12 +13,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.stages.common.dvc_cache import is_here
-from gradtrail.stages.common.params import PARAMS, flatten
-from gradtrail.stages.common.pipeline_file import is_code
-from gradtrail.stages.common.yaml_file import read_yaml
+from gradtrail.stages.common.params import flatten, read_params
+from gradtrail.stages.common.pipeline_file import is_code, sections_of
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
-from gradtrail.support.tables import table
+from gradtrail.support.tables import TextTable
 from gradtrail.tracking.artifacts import read_artifact
 from gradtrail.tracking.find_run import look_up
 from gradtrail.tracking.runs import RunIndex
@@ -44,7 +43,7 @@ def show_experiments() -> int:
         cells = {key.removeprefix("train.").replace("_accuracy", ""): value for key, value in row.items()}
         rows.append({"experiment": f"  {experiment}" if experiment else rev, **cells})
     metrics = [key for key in rows[0] if key in ("accuracy", "validation")]
-    stdout_console().print(table("experiments of this commit", rows, right=metrics, no_wrap=metrics))
+    stdout_console().print(TextTable("experiments of this commit", rows, right=metrics))
     return 0
 
 
@@ -88,16 +87,25 @@ def read_lineage(client: MlflowClient, run_id: str) -> Lineage:
 
 
 def _one_line(run: Run) -> str:
-    tags, metrics = run.data.tags, run.data.metrics
-    headlines = [f"{name} {metrics[name]:.4g}" for name in _FIRST_METRICS if name in metrics]
+    tags = run.data.tags
     origin = [tags[name][:_SHORT] for name in ("dvc.exp_name", "mlflow.source.git.commit") if name in tags]
+    return "  ".join([_title(run), *origin, *_metrics(run)])
+
+
+def _title(run: Run) -> str:
     began = datetime.fromtimestamp(run.info.start_time / 1000).strftime("%Y-%m-%d %H:%M")
-    return "  ".join([run.info.run_name, began, run.info.status, *origin, *headlines])
+    return f"{run.info.run_name}  {began}  {run.info.status}"
+
+
+def _metrics(run: Run) -> Iterator[str]:
+    metrics = run.data.metrics
+    yield from (f"{name} {metrics[name]:.4g}" for name in _FIRST_METRICS if name in metrics)
 
 
 def _head(run: Run, index: RunIndex) -> Iterator[str]:
     tags = run.data.tags
-    yield _one_line(run)
+    yield _title(run)
+    yield from (f"  metric     {text}" for text in _metrics(run))
     yield f"  run        {run.info.run_id}"
     yield f"  state      {tags['state']}"
     if commit := tags.get("mlflow.source.git.commit"):
@@ -120,10 +128,10 @@ def _stages(lineage: Lineage, run: Run, index: RunIndex) -> Iterator[str]:
 
 
 def _changed_params(lineage: Lineage) -> Iterator[str]:
-    """Yield the params that differ from `params.yaml`."""
-    now = flatten(read_yaml(PARAMS))
+    """Yield the params that differ from the params files."""
+    now = flatten(read_params())
     for entry in lineage.values():
-        for key, value in flatten(entry["params"].get(str(PARAMS), {})).items():
+        for key, value in flatten(sections_of(entry["params"])).items():
             if value != now.get(key):
                 yield f"{key}: {value}, now {now.get(key)}"
 

@@ -14,6 +14,7 @@ from gradtrail.experiments.compare.spec import parse_params
 from gradtrail.stages.common.dvc_cache import require_copies
 from gradtrail.stages.common.params import SEED, as_options
 from gradtrail.support.git import git, with_interpreter
+from gradtrail.support.tables import duration
 from gradtrail.tracking.verdict import STAGE, answers_at, read_answers, verdict
 
 
@@ -40,7 +41,7 @@ def try_params(overrides: Sequence[str]) -> int:
         seconds = time.perf_counter() - started
         if (after := answers_at(commit_of(name))) is None:
             raise RuntimeError(f"{name}: the experiment left no evaluation")
-        print(f"{label}: {verdict(after, before, 'workspace')}, {seconds:.0f} s; keep it: dvc exp apply {name}")
+        print(f"{label}: {verdict(after, before, 'workspace')}, {duration(seconds)}; keep it: dvc exp apply {name}")
     return 0
 
 

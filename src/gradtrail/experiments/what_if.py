@@ -41,7 +41,7 @@ from gradtrail.experiments.repro import reproduce
 from gradtrail.stages.common import plotting
 from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.files import atomic_file, digest, read_json
-from gradtrail.stages.common.params import PARAMS, changed, load_section, validate
+from gradtrail.stages.common.params import changed, load_section, params_file, validate
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.data.data_files import read_info, read_splits
@@ -183,16 +183,16 @@ def read_drop(path: Path) -> tuple[int, ...]:
 
 
 def set_test_examples(names: Sequence[int]) -> None:
-    """Set `what_if.test_examples` in `params.yaml`, as `dvc exp run -S` does."""
-    names = [*dict.fromkeys(names)]
-    params = read_yaml(PARAMS)
+    """Set `what_if.test_examples` in its params file, as `dvc exp run -S` does."""
+    names, file = [*dict.fromkeys(names)], params_file("what_if")
+    params = read_yaml(file)
     validate(changed(params, {"what_if.test_examples": names})["what_if"], WhatIfConfig, "--test")
     positions_of(names, read_splits(_DATA)["test"], "--test")
     if params["what_if"]["test_examples"] != names:
         from dvc.utils.hydra import apply_overrides  # late: it takes a quarter of a second
 
-        apply_overrides(PARAMS, [f"what_if.test_examples={names}"])
-        print(f"what_if.test_examples in {PARAMS} is now {names}.", file=sys.stderr)
+        apply_overrides(file, [f"what_if.test_examples={names}"])
+        print(f"what_if.test_examples in {file} is now {names}.", file=sys.stderr)
 
 
 def read_prediction() -> Prediction:

@@ -22,7 +22,7 @@ from gradtrail.serving.probe import WARM, measure
 from gradtrail.serving.slo import Limits, read_slo
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
-from gradtrail.support.tables import table
+from gradtrail.support.tables import TextTable
 from gradtrail.tracking.artifacts import announce_tables
 from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.registry_history import keep_registry
@@ -94,7 +94,7 @@ def verdict(run: str, slo: Path, *, as_json: bool, measured: Callable[..., dict[
     styles = ["red" if row["verdict"].startswith(FAIL) else None for row in cells]
     right = ("value", "95 % interval", "margin")
     console.print(f"{candidate.name}  {content['model']}  export {candidate.export.digest[:12]}", soft_wrap=True)
-    console.print(table("", cells, right=right, no_wrap=[*cells[0]][:-1], styles=styles))
+    console.print(TextTable("", cells, right=right, styles=styles))
     reasons = f": {', '.join(failed)}" if failed else ""
     console.print(f"\nverdict: {content['verdict']}{reasons}", style="bold", soft_wrap=True)
     return 1 if failed else 0

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradtrail.stages.common.params import PARAMS, SEED, active_params, flatten
-from gradtrail.stages.common.pipeline_file import TRAIN
+from gradtrail.stages.common.params import SEED, active_params, flatten
+from gradtrail.stages.common.pipeline_file import PARAMS_FILES, TRAIN, sections_of
 from gradtrail.stages.common.yaml_file import parse_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs
@@ -121,8 +121,8 @@ def seeds_name(name: str, count: int) -> str:
 def _committed_params() -> dict[str, Any]:
     """Return the flat params of the commit that is checked out; empty if there is none."""
     with contextlib.suppress(UserError):  # a name without what differs is better than no run
-        content = blobs("HEAD", [str(PARAMS)]).get(str(PARAMS))
-        return flatten(parse_yaml(content, str(PARAMS))) if content else {}
+        contents = blobs("HEAD", PARAMS_FILES)
+        return flatten(sections_of({file: parse_yaml(content, file) for file, content in contents.items()}))
     return {}
 
 

@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import PARAMS, active_params
+from gradtrail.stages.common.pipeline_file import sections_of
 from gradtrail.stages.common.stage import Stage
 from gradtrail.stages.data.data_files import DIGEST_LENGTH
 from gradtrail.tracking.names import (
@@ -78,7 +79,7 @@ def describe(
         began: Start in seconds since the epoch; by default now.
     """
     _write_lineage(record, stage)
-    sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
+    sections = [sections_of(stage.entry(name).params) for name in stage.lineage]
     with (record.artifacts / PARAMS).open("w", encoding="utf-8") as file:
         YAML(typ="safe", pure=True).dump({key: value for section in sections for key, value in section.items()}, file)
     made_tags: dict[str, str | None] = {REBUILT: "true"}

@@ -26,7 +26,7 @@ def warn_of_earlier_model(folder: Path, stages: Iterable[str] = _OUTS) -> None:
         if any(read[path] != md5 for path, md5 in current.items()) and (folder / _OUTS[stage]).exists():
             outs.append(_OUTS[stage])
     if outs:
-        print(f"{', '.join(outs)}: of an earlier model, until `dvc repro` updates them", flush=True)
+        print(f"An earlier model made {', '.join(outs)}; `dvc repro` makes them again.", flush=True)
 
 
 def warn_of_other_files(folder: Path) -> None:

@@ -21,7 +21,7 @@ from filelock import FileLock
 from gradtrail.stages.common.environment import RuntimeConfig
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import MEMBERS, PARAMS, SEED, flatten, load_section
-from gradtrail.stages.common.pipeline_file import TRAIN, Entry
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry, sections_of
 from gradtrail.support.git import CommandError, git, head_commit
 from gradtrail.support.paths import SQLITE, private_folder, root
 from gradtrail.tracking.state import State
@@ -84,7 +84,7 @@ def stage_params(stage: State) -> dict[str, Any]:
 
 def flat_params(entry: Entry) -> dict[str, Any]:
     """Return the params that a stage reads, flat."""
-    return flatten(entry.params.get(str(PARAMS), {}))
+    return flatten(sections_of(entry.params))
 
 
 def param_text(value: Any) -> str:

@@ -1,20 +1,20 @@
 """README and the pages of `docs/` are true: links resolve, names exist, and commands work as they are typed."""
 
 import functools
+import itertools
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from projects import ROOT, Project
 from ruamel.yaml import YAML
 
 from gradtrail import cli
-from gradtrail.stages.common.params import flatten
+from gradtrail.stages.common.params import flatten, read_params
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
 README = ROOT / "README.md"
@@ -73,10 +73,23 @@ def test_links_resolve(page: Path) -> None:
             assert not anchor or anchor in anchors(linked), target
 
 
+def linked_pages(page: Path) -> set[Path]:
+    return {(page.parent / path).resolve() for path in re.findall(r"\]\(([^):#\s]+\.md)[#)]", prose(page))}
+
+
 def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
-    linked = {(index.parent / path).resolve() for path in re.findall(r"\]\(([^)#]+\.md)\)", index.read_text())}
-    assert linked | {index} >= set(PAGES)
+    assert linked_pages(index) | {index} >= set(PAGES)
+
+
+def test_every_page_is_in_the_navigation_and_two_clicks_from_the_front_page() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    nav = YAML(typ="safe", pure=True).load(ROOT / "deploy" / "mkdocs.yml")["nav"]
+    sections = [[entry] if isinstance(entry, str) else next(iter(entry.values())) for entry in nav]
+    assert sorted(itertools.chain(*sections)) == sorted(pages)
+    first_click = linked_pages(README)
+    second_click = set[Path]().union(*map(linked_pages, first_click))
+    assert {ROOT / "docs" / page for page in pages} - first_click - second_click == set()
 
 
 @pytest.mark.parametrize("skill", SKILLS, ids=lambda skill: skill.parent.name)
@@ -119,15 +132,14 @@ def test_the_network_of_the_page_is_the_file_that_trains() -> None:
 
 @functools.cache
 def param_keys() -> frozenset[str]:
-    """Return all keys of `params.yaml`, those of blocks included."""
-    params: dict[str, Any] = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
-    parts = [key.split(".") for key in flatten(params)]
+    """Return all keys of the params files, those of blocks included."""
+    parts = [key.split(".") for key in flatten(read_params(ROOT))]
     return frozenset(".".join(key[:length]) for key in parts for length in range(1, len(key) + 1))
 
 
 def params_in(text: str) -> Iterator[str]:
     """Yield the names of params in a line of code: `train.seed`, but neither `train.py` nor `a.train.b`."""
-    sections = "|".join([*STAGES, "environment", "runtime"])
+    sections = "|".join(read_params(ROOT))
     for name in re.findall(rf"(?<![\w./-])((?:{sections})(?:\.[a-z]\w*)+)(?![\w/(])", text):
         if name.rpartition(".")[2] not in FILE_ENDINGS:
             yield name

@@ -11,7 +11,8 @@ from packaging.utils import canonicalize_name
 from projects import ROOT
 from ruamel.yaml import YAML
 
-from gradtrail.stages.common.pipeline_file import FILES, is_code, read_pipelines, stages_before
+from gradtrail.stages.common.params import params_file, read_params
+from gradtrail.stages.common.pipeline_file import FILES, PARAMS_FILES, is_code, read_pipelines, stages_before
 
 PIPELINE = read_pipelines(ROOT)
 DECLARED = {
@@ -19,7 +20,6 @@ DECLARED = {
     for name in FILES[::2]
     for stage, declared in YAML(typ="safe", pure=True).load(ROOT / name)["stages"].items()
 }
-PARAMS = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
 VERSIONS = set(YAML(typ="safe", pure=True).load(ROOT / "pipeline/versions.yaml"))
 DISTRIBUTIONS = packages_distributions()
 WRITTEN_BY_PEOPLE = ("pipeline/corrections.csv",)
@@ -81,7 +81,8 @@ def test_params_are_the_sections_that_the_script_loads(stage: str) -> None:
         loaded |= {*stages_before("report", PIPELINE), "environment"}
     if "jax" in PIPELINE[stage].params["pipeline/versions.yaml"]:  # it computes: see `Stage.set_up`
         loaded.add("environment")
-    assert set(PIPELINE[stage].params["params.yaml"]) == loaded
+    declared = {(file, key) for file in PARAMS_FILES for key in PIPELINE[stage].params.get(file, ())}
+    assert declared == {(str(params_file(section)), section) for section in loaded}
     assert "runtime" not in loaded
 
 
@@ -119,4 +120,4 @@ def test_the_report_depends_on_every_file_whose_digest_it_shows() -> None:
 
 
 def test_every_section_belongs_to_a_stage_or_to_all() -> None:
-    assert set(PARAMS) == {*PIPELINE, "environment", "runtime"}
+    assert set(read_params(ROOT)) == {*PIPELINE, "environment", "runtime"}

@@ -14,6 +14,7 @@ from gradtrail.core.evaluate import fill_bins
 from gradtrail.stages.common.files import digest
 from gradtrail.tracking.tags import outputs
 
+LOCKS = shutil.ignore_patterns("dvc.lock", ".dvcignore")
 QUICK = {
     "audit.rounds": 2,
     "audit.epochs": 12,
@@ -27,8 +28,7 @@ QUICK = {
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A copy of a finished project, whose training labels are wrong in one of ten, audited."""
     project = finished_project().copy(tmp_path_factory.mktemp("audit") / "project")
-    (project.folder / "pipeline" / "audit").mkdir()
-    shutil.copy(ROOT / "pipeline" / "audit" / "dvc.yaml", project.folder / "pipeline" / "audit")
+    shutil.copytree(ROOT / "pipeline" / "audit", project.folder / "pipeline" / "audit", ignore=LOCKS)
     project.change(QUICK)
     project.commit("an audit")
     assert "audit" not in project.dvc("repro", "--dry"), "dvc repro does not run it"
@@ -69,7 +69,7 @@ def test_its_run_is_tracked_and_rebuilt(project: Project) -> None:
 def run_optional(name: str, params: dict[str, object], refusal: str, folder: Path) -> tuple[Project, str]:
     """Run an optional pipeline that refuses the params of the finished project; return the output too."""
     project = finished_project().copy(folder / "project")
-    shutil.copytree(ROOT / "pipeline" / name, project.folder / "pipeline" / name)
+    shutil.copytree(ROOT / "pipeline" / name, project.folder / "pipeline" / name, ignore=LOCKS)
     target = f"pipeline/{name}/dvc.yaml"
     assert f"{name}: {refusal}" in project.gradtrail("repro", target, status=255)
     project.change(params)

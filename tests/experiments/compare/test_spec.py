@@ -84,20 +84,23 @@ def test_entry_of_a_search_is_not_read(tmp_path: Path) -> None:
         ({"seeds": [-1]}, r"mine\.seeds: must be distinct integers from 0"),
         ({"seeds": [0, 0]}, r"mine\.seeds: must be distinct integers from 0"),
         ({"grid": {SEED: [0, "b"]}}, r"mine\.seeds: must be distinct integers from 0 to .*; got 0, b$"),
-        ({"variants": {"one": {}, "two": {"train.modle": 1}}}, r"mine\.variants\.two\.train\.modle is not a key"),
+        (
+            {"variants": {"one": {}, "two": {"train.modle": 1}}},
+            r"mine\.variants\.two: params\.yaml has no key 'train\.modle'",
+        ),
         (
             {"variants": {"one": {SEED: 1}}},
-            r"one\.train\.seed: all variants use the same seeds, those in ",
+            r"one: train\.seed must not differ: all variants use the same seeds",
         ),
         (
             {"variants": {"one": {"runtime.trace": True}}},
-            r"one\.runtime\.trace changes neither training nor",
+            r"one: runtime\.trace changes neither training nor",
         ),
         ({"variants": {"one": None}}, r"mine\.variants\.one: Input should be an object, got None"),
         ({"variants": {"one": {}}, "grid": {RATE: [1]}}, r"mine: has variants and a grid"),
         ({"grid": {RATE: []}}, r"mine\.grid\.train\.adamw\.learning_rate: has no values"),
-        ({"set": {MEMBERS: 2}}, r"mine\.set\.train\.members: all variants use the same seeds"),
-        ({"set": {"train.sed": 2}}, r"set\.train\.sed is not a key of params\.yaml; did you mean 'train\.seed'\?"),
+        ({"set": {MEMBERS: 2}}, r"mine\.set: train\.members must not differ: all variants use"),
+        ({"set": {"train.sed": 2}}, r"set: params\.yaml has no key 'train\.sed'; did you mean 'train\.seed'\?"),
         ({"abuot": ""}, r"mine\.abuot is not a known key"),
     ],
 )

@@ -1,6 +1,7 @@
 """A mistake in `params.yaml` is one line with key, value and allowed values; blocks not chosen are inactive."""
 
 import copy
+import itertools
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,9 +19,12 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from gradtrail.core.nn.arithmetic import Precision
-from gradtrail.core.nn.models import Model
+from gradtrail.core.nn.losses import Loss
+from gradtrail.core.nn.models import Model, Network
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import TrainingFunctions
+from gradtrail.core.train.optimizers import Optimizer
+from gradtrail.core.train.schedules import Schedule
 from gradtrail.experiments.param_classes import SECTIONS
 from gradtrail.stages.common.params import (
     SHARED_BLOCKS,
@@ -29,6 +33,8 @@ from gradtrail.stages.common.params import (
     as_written,
     flatten,
     load_section,
+    params_file,
+    read_params,
     validate,
 )
 from gradtrail.stages.common.params import changed as changed_params
@@ -36,7 +42,7 @@ from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 
 GONE = object()
-PARAMS = read_yaml(ROOT / "params.yaml")
+PARAMS = read_params(ROOT)
 TRAIN = PARAMS["train"]
 
 
@@ -67,12 +73,13 @@ def changed(key: str, value: Any, section: str = "train") -> dict[str, Any]:
 
 
 # The blocks of kinds that params.yaml does not choose
-UNCHOSEN = {"cnn", "resnet", "own", "focal", *OPTIMIZERS, *SCHEDULES} - {"adamw", "warmup_cosine"}
+KINDS = itertools.chain(*map(get_args, (Network, Optimizer, Schedule, Loss)))
+UNCHOSEN = {kind.kind for kind in KINDS} - {TRAIN[key] for key in ("model", "optimizer", "schedule", "loss")}
 
 
 def test_sections_of_the_repository_load() -> None:
     for section, into in SECTIONS.items():
-        loaded = load_section(section, into, ROOT / "params.yaml")
+        loaded = load_section(section, into, ROOT / params_file(section))
         assert as_written(loaded).keys() == PARAMS[section].keys() - UNCHOSEN
 
 

@@ -48,7 +48,7 @@ NOISE_KINDS = ("uniform", "confused")  # of planted labels
 
 @config
 class AuditConfig:
-    """The section `audit` of `params.yaml`: `folds` times `rounds` networks for each of three sets of labels."""
+    """The params of `make audit`: `folds` times `rounds` networks for each of three sets of labels."""
 
     seed: Seed  # seed of the folds, the trainings and the planted noise
     quick: bool  # True if one round is made instead of `rounds`, for a first look

@@ -28,7 +28,7 @@ _MAX_TEST_EXAMPLES = MAX_GALLERY // 10
 
 @config
 class WhatIfConfig:
-    """The section `what_if` of `params.yaml`; the training is that of the section `train`."""
+    """The params of `make what-if`; the training is that of the section `train`."""
 
     # `example_id` of the test examples whose margins are predicted; empty for mistakes spread over all margins
     test_examples: tuple[CountOrZero, ...]
@@ -42,7 +42,7 @@ class WhatIfConfig:
 
 
 def positions_of(names: Sequence[int], test: Split, key: str) -> Int[np.ndarray, " names"]:
-    """Return the positions of test examples from each `example_id`; `key` is that of params.yaml, for the error.
+    """Return the positions of test examples from each `example_id`; `key` names the param in the error.
 
     Raises:
         ConfigError: the test split has no such example; one line.

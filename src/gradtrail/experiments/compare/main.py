@@ -18,7 +18,7 @@ from gradtrail.experiments.compare.report import as_markdown, draw_comparison, p
 from gradtrail.experiments.compare.spec import SEARCH, STAGE, Comparison, read_entries, with_seeds
 from gradtrail.experiments.compare.statistics import summarize
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.params import PARAMS, changed, validate
+from gradtrail.stages.common.params import PARAMS, changed, params_file, validate
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import head_commit
@@ -142,7 +142,8 @@ def require_valid(trainings: Changes, name: str) -> None:
     for label, changes in trainings.items():
         changed_params = changed(params, changes)
         for section, config in SECTIONS.items():
-            validate(changed_params.get(section), config, f"{name}: {label}: {section}")
+            if params_file(section) == PARAMS:
+                validate(changed_params.get(section), config, f"{name}: {label}: {section}")
 
 
 def _describe(comparison: Comparison, planner: Planner) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from gradtrail.experiments.compare.statistics import SIGNIFICANT, Summary, median
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.significance import Difference
-from gradtrail.support.tables import markdown_table, table
+from gradtrail.support.tables import TextTable, markdown_table
 
 _CAPTION = (
     "Test accuracy: mean ± standard deviation over the seeds. Difference to the baseline over the seeds that both "
@@ -52,7 +52,7 @@ def table_rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
 def print_table(summaries: Sequence[Summary], title: str) -> None:
     """Print the table on a terminal, with a caption if variants are compared."""
     rows, console = table_rows(summaries), stdout_console()
-    console.print(table(title, rows, right=[*rows[0]][1:]))
+    console.print(TextTable(title, rows, right=[*rows[0]][1:]))
     if _is_compared(summaries):
         console.print(_CAPTION, style="dim")
 

@@ -104,9 +104,9 @@ def _comparison(name: str, content: Any, place: str) -> Comparison:
         require_known(params, own_changes, part)
         for key in own_changes:
             if key in (SEED, MEMBERS, VARY):
-                raise UserError(f"{part}.{key}: all variants use the same seeds, those in {place}.seeds")
+                raise UserError(f"{part}: {key} must not differ: all variants use the same seeds, one a training")
             if key.partition(".")[0] not in sections:
-                raise UserError(f"{part}.{key} changes neither training nor evaluation")
+                raise UserError(f"{part}: {key} changes neither training nor evaluation")
     if empty := next((key for key, values in grid.items() if not values), None):
         raise UserError(f"{place}.grid.{empty}: has no values")
     variants = entry.variants or (_combinations(grid) if grid else {name: {}})

@@ -1,4 +1,4 @@
-"""The sections of `params.yaml`: reading, validating and changing them.
+"""The sections of `params.yaml` and of those of the optional pipelines: reading, validating and changing them.
 
 This module knows no config class: each stage passes its own.
 """
@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gradtrail.core.config import ConfigError
+from gradtrail.stages.common.pipeline_file import PARAMS_FILES, sections_of
 from gradtrail.stages.common.versions import require_recorded_imports
 from gradtrail.stages.common.yaml_file import parse_yaml, read_yaml
 from gradtrail.support.errors import UserError, one_line, suggestion
@@ -36,8 +37,20 @@ _PLAIN = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _HYDRA_WORDS = {"true", "false", "null", "inf", "nan"}
 
 
-def load_section(section: str, into: type[Section], path: Path = PARAMS) -> Section:
-    """Validate a section, a top-level key, of the params file; see `validate`."""
+def params_file(section: str) -> Path:
+    """Return the file of a section; that of an optional pipeline is beside its `dvc.yaml`."""
+    file = f"pipeline/{section}/{PARAMS}"
+    return Path(file) if file in PARAMS_FILES else PARAMS
+
+
+def read_params(folder: Path = Path()) -> dict[str, Any]:
+    """Read the sections of all params files that exist."""
+    return sections_of({file: read_yaml(folder / file) for file in PARAMS_FILES if (folder / file).is_file()})
+
+
+def load_section(section: str, into: type[Section], path: Path | None = None) -> Section:
+    """Validate a section, a top-level key, of a file, by default its params file; see `validate`."""
+    path = path or params_file(section)
     content = read_yaml(path)
     if section not in content:
         sections = one_line(", ".join(map(str, content)))[:_MAX_LINE]
@@ -45,7 +58,7 @@ def load_section(section: str, into: type[Section], path: Path = PARAMS) -> Sect
     return validate_section(content[section], into, section, path)
 
 
-def validate_section(value: Any, into: type[Section], section: str, path: Path = PARAMS) -> Section:
+def validate_section(value: Any, into: type[Section], section: str, path: Path) -> Section:
     """Validate a section; an error also says what `-S` set, or what the last commit has instead."""
     try:
         return validate(value, into, f"{path}: {section}")
@@ -208,11 +221,11 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def require_known(params: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> None:
-    """Raise UserError if a key of `changes` is not a param; `name` is the prefix of the key in the message."""
+    """Raise UserError if a key of `changes` is not a param; `name` says in the message where the key is."""
     flat = flatten(params)
     for key in changes:
         if key not in flat:
-            raise UserError(f"{name}.{key} is not a key of {PARAMS}{suggestion(key, flat)}")
+            raise UserError(f"{name}: {PARAMS} has no key {key!r}{suggestion(key, flat)}")
 
 
 def changed(params: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from gradtrail.support.errors import UserError, one_line
 # hides the optional ones from DVC until `gradtrail repro` has run them
 _FOLDERS = ("", "pipeline/audit/", "pipeline/privacy_audit/", "pipeline/what_if/")
 FILES = tuple(f"{folder}{name}" for folder in _FOLDERS for name in ("dvc.yaml", "dvc.lock"))
+PARAMS_FILES = tuple(f"{folder}params.yaml" for folder in _FOLDERS)
 TRAIN = "train"  # the stage whose run is the parent of the runs below it
 _SOURCE_FOLDER, _SOURCE_FILES, _NETWORKS = "src/", (".py", ".j2"), "pipeline/networks"
 
@@ -144,6 +145,11 @@ def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> d
         return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}
     except (KeyError, TypeError) as error:
         raise UserError(f"{name}: a key of {', '.join(keys)} is missing ({one_line(error)})") from None
+
+
+def sections_of(params: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sections of all params files, given file → section → value; versions of packages are left out."""
+    return {section: value for file in PARAMS_FILES for section, value in params.get(file, {}).items()}
 
 
 def stages_before(stage: str, pipeline: Mapping[str, StageSpec]) -> dict[str, StageSpec]:

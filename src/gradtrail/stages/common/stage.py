@@ -30,7 +30,7 @@ from gradtrail.stages.common.files import (
     write_json,
     writing_outs,
 )
-from gradtrail.stages.common.params import PARAMS, flatten, load_section, validate_section
+from gradtrail.stages.common.params import PARAMS, flatten, load_section, params_file, validate_section
 from gradtrail.stages.common.pipeline_file import (
     FILES,
     Entry,
@@ -40,6 +40,7 @@ from gradtrail.stages.common.pipeline_file import (
     is_source,
     live_entry,
     read_pipelines,
+    sections_of,
 )
 from gradtrail.stages.common.processes import describe_fault, exit_with, is_connected, join, write_log
 from gradtrail.stages.common.versions import VERSIONS, require_recorded_versions
@@ -80,16 +81,15 @@ class Inputs:
         self.require_data()
         if change := self._changed_source():
             raise UserError(
-                f"{change} while {self.name} ran; its results are not recorded, as DVC would take them for those of "
-                "the new inputs; `dvc repro` runs it again, and resumes a training once the change is undone"
+                f"{change} while {self.name} ran, so its results are not recorded. {same_command()} runs it again; a "
+                "training resumes if the change is undone."
             )
 
     def require_data(self) -> None:
         """Raise UserError, one line, if data may have had another content since the start."""
         if touched := self._touched_data():
             raise UserError(
-                f"{touched} while {self.name} ran; its results are not recorded, as it may have read other content; "
-                "`dvc repro` runs it again"
+                f"{touched} while {self.name} ran, so its results are not recorded. {same_command()} runs it again."
             )
 
     def _touched_data(self) -> str:
@@ -182,7 +182,7 @@ class Stage:
     def params(self, into: type[Section], section: str | None = None) -> Section:
         """Validate a section of the params, by default that of the stage's name, as it was at the start."""
         section = section or self.name
-        return validate_section(self.inputs.entry.params[str(PARAMS)][section], into, section)
+        return validate_section(sections_of(self.inputs.entry.params)[section], into, section, params_file(section))
 
     @cached_property
     def runtime(self) -> RuntimeConfig:
