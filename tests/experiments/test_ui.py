@@ -1,5 +1,6 @@
 """`gradtrail ui` prints one link, last, and ends with every process that it started."""
 
+import json
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from gradtrail import cli
 from gradtrail.experiments.ui import create_app
+from gradtrail.tracking.ui_view import FIRST_SETTINGS, view_state
 
 _LONGEST = 120  # seconds
 
@@ -79,7 +81,10 @@ def test_bare_address_leads_to_the_runs_and_keeps_a_page(tmp_path: Path, monkeyp
         await HTMLResponse("<p id=mlflow>MLflow</p>")(scope, receive, send)
 
     monkeypatch.setitem(sys.modules, "mlflow.server.fastapi_app", SimpleNamespace(app=mlflow_page))
-    monkeypatch.setenv("GRADTRAIL_UI_START", "#/experiments/2/runs?viewStateShareKey=x")
+    own = "#/experiments/2/runs?compareRunsMode=CHART"
+    shared = own.replace("?", "?viewStateShareKey=x&")
+    key = 'MLflowLocalStorage-1.1-ExperimentPage-["2"]-ReactComponentState'
+    monkeypatch.setenv("GRADTRAIL_UI_START", shared)
     config = uvicorn.Config(create_app(), port=free_port(), log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -87,14 +92,21 @@ def test_bare_address_leads_to_the_runs_and_keeps_a_page(tmp_path: Path, monkeyp
     address = f"http://127.0.0.1:{config.port}/"
     try:
         with browser(tmp_path) as page:
-            for fragment, path in (
-                ("", "?runs#/experiments/2/runs?viewStateShareKey=x"),
-                ("#/compare-runs?runs=[%22a%22]", "?runs#/compare-runs?runs=[%22a%22]"),
+            for stored, fragment, path in (
+                ({}, "", own),
+                (FIRST_SETTINGS | {key: json.dumps(view_state()), "gradtrail": "view"}, "", own),
+                ({key: "{}"}, "", shared),
+                ({}, "#/compare-runs?runs=[%22a%22]", "#/compare-runs?runs=[%22a%22]"),
             ):
+                page.open(f"{address}?runs")
+                page.run(f"localStorage.clear(), Object.assign(localStorage, {json.dumps(stored)})")
                 page.open("about:blank")
                 page.open(address + fragment)
                 page.wait("document.getElementById('mlflow') !== null")
-                assert page.run("location.href") == address + path
+                assert page.run("location.href") == f"{address}?runs{path}"
+                storage = page.run("({...localStorage})")
+                first = {} if path == shared else {key: json.dumps(view_state()), "gradtrail": "view"}
+                assert storage == FIRST_SETTINGS | first | stored
     finally:
         server.should_exit = True
         thread.join()

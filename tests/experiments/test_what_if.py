@@ -223,6 +223,21 @@ def test_predictions_of_a_nearly_linear_training_hold(
     assert "<b>" not in page
 
 
+def test_report_of_these_weights_alone_shows_the_sentences(toy: Toy) -> None:
+    folder, style = Path("results/evaluate"), Path("results/comparisons/what_if.css")
+    folder.mkdir()
+    weights = "models/final.safetensors"
+    error = {"expected_calibration_error": {"value": 0.0, "low": 0.0, "high": 0.0}}
+    for md5 in ("another", digest(Path(weights))):
+        content = {"calibrated": error, "temperature": 1, "members": [{"weights": weights, "weights_digest": md5}]}
+        (folder / "calibration.json").write_text(json.dumps(content))
+        assert run(toy) == 0
+        assert style.exists() == (md5 != "another")
+    text = style.read_text()
+    assert text.startswith(f':root[data-evaluation="{digest(folder / "calibration.json")}"] #what-if {{')
+    assert [text.count(f"Test example {name} (label") for name in toy.names[:-1]] == [1, 1, 1]
+
+
 def test_second_call_trains_only_what_is_new_and_examples_without_few_supporters_are_named(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

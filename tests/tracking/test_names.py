@@ -100,12 +100,11 @@ def test_fetch_is_named_after_the_data_set_and_a_run_without_a_commit_after_no_d
     assert name_of("train", TRAINING | {"train.epochs": 1}, {}) == "mlp adamw mnist · seed 0"
 
 
-def test_evaluation_has_its_error_in_percent_and_whole_mistakes() -> None:
+def test_evaluation_has_its_error_in_percent_in_place_of_its_mistakes() -> None:
     metrics = {"accuracy": 0.986, "num_mistakes": 140, "loss": 0.0454975427, "dataset": "mnist"}
     assert run_metrics("evaluate", metrics) == {
         "eval/accuracy": 0.986,
         "eval/error_percent": 1.4,
-        "eval/mistakes": 140,
         "eval/loss": 0.0455,
     }
     means = run_metrics("evaluate", metrics | {"members": 3, "num_mistakes_sd": 0.1, "accuracy_sd": 0.001})
@@ -158,6 +157,22 @@ def test_view_is_written_once_and_its_sections_have_charts(monkeypatch: pytest.M
     store: Any = SimpleNamespace(get_experiment=lambda _: SimpleNamespace(tags=written), set_experiment_tag=write)
     assert share_view(store) == share_view(store)
     assert written.keys() == {"mlflow.sharedViewState.gradtrail"}
+    assert view_state()["selectedColumns"][0] == "metrics.`eval/accuracy`"
     charts = view_state()["compareRunCharts"]
     assert {chart["metricSectionId"] for chart in charts} == {one["uuid"] for one in view_state()["compareRunSections"]}
     assert len({chart["uuid"] for chart in charts}) == len(charts)
+
+
+def test_trainings_without_a_colour_get_the_rarest_one_and_others_keep_theirs() -> None:
+    def run(number: int, **tags: str) -> Any:
+        info = SimpleNamespace(run_id=str(number), start_time=number)
+        return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags))
+
+    colors: dict[str, str] = {}
+    store: Any = SimpleNamespace(set_tag=lambda run_id, key, color: colors.update({run_id: color}))
+    blue, vermillion, *_ = ui_view._COLORS
+    coloured = [run(number, variant="v", **{"mlflow.runColor": color}) for number, color in ((8, blue), (9, "#123456"))]
+    ui_view.color_trainings(store, [*coloured, *(run(number, variant="v") for number in range(8)), run(10)])
+    assert colors.keys() == {str(number) for number in range(8)}
+    assert colors["0"] == vermillion
+    assert sorted(colors.values()) == sorted(ui_view._COLORS)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import re
@@ -508,13 +509,14 @@ def test_use_of_processor_and_memory_is_sampled_with_a_step_each(stage: Stage, m
     monkeypatch.setattr(Stage, "runtime", dataclasses.replace(stage.runtime, system_metrics=True))
     for name in ("_SAMPLE_AFTER_SECONDS", "_SAMPLE_SECONDS"):
         monkeypatch.setattr(live, name, 0.01)
+    monkeypatch.setattr(live.psutil, "cpu_percent", itertools.chain([0.0], itertools.repeat(50.0)).__next__)
     with tracked(stage) as run:
         place: Any = run._record
         while len(place.points()[0]) < 4:
             time.sleep(0.01)
     ship_records()
     points = contents()["points"]
-    assert [step for step, _ in points["system/cpu_utilization_percentage"][:2]] == [0, 1]
+    assert points["system/cpu_utilization_percentage"][:2] == [(0, 50.0), (1, 50.0)], "a process's first value is 0"
     assert all(0 < value < 1e7 for _, value in points["system/system_memory_usage_megabytes"])
 
 

@@ -1,6 +1,7 @@
 """`gradtrail ui`: MLflow's UI for this repository's store; the last line printed is the link to the training runs.
 
-MLflow's own start page is one for GenAI, so the UI runs with an app (entry point `mlflow.app`) that leads to the runs.
+MLflow's own start page is one for GenAI, with its Assistant open. So the UI runs with an app (entry point `mlflow.app`)
+that leads to the runs, and gives a browser that has none yet the settings and the view of `ui_view`.
 """
 
 import contextlib
@@ -21,23 +22,34 @@ from gradtrail.support.paths import SQLITE, private_folder, store_uri
 from gradtrail.support.signals import handling
 from gradtrail.tracking.store import open_store
 from gradtrail.tracking.sync import describe, sync
-from gradtrail.tracking.ui_view import share_view
+from gradtrail.tracking.ui_view import FIRST_SETTINGS, share_view, view_state
 
 _GRACE_SECONDS = 5.0
-_START = "GRADTRAIL_UI_START"  # variable: the page of the runs, which begins with `#`
+_START = "GRADTRAIL_UI_START"  # variable: the page of the runs by the shared view, which begins with `#`
+# A redirect would replace what follows `#`, which the browser alone knows. MLflow shows a banner above a shared view,
+# but none above a view that the browser has stored: a person's own, or else ours as the first.
+_SCRIPT = """
+const {start, view, settings} = %s;
+const stored = ([key, value]) => localStorage.getItem(key) ?? localStorage.setItem(key, value);
+Object.entries(settings).forEach(stored);
+const key = `MLflowLocalStorage-1.1-ExperimentPage-["${start.split("/")[2]}"]-ReactComponentState`;
+if (localStorage.getItem(key) === null) Object.entries({[key]: view, gradtrail: "view"}).forEach(stored);
+const own = start.replace(/viewStateShareKey=[^&]*&/, "");
+location.replace("/?runs" + (location.hash || (localStorage.getItem("gradtrail") ? own : start)));
+"""
 
 
 def create_app() -> ASGIApp:
     """Return MLflow's server, whose bare address leads to the training runs; a page after `#` stays that page."""
     from mlflow.server.fastapi_app import app  # late: it reads the settings that `mlflow ui` makes
 
-    # A redirect would replace what follows `#`, which the browser alone knows
-    script = f"location.replace('/?runs' + (location.hash || {json.dumps(os.environ[_START])}))"
-    start = HTMLResponse(f"<!doctype html><title>MLflow</title><script>{script}</script>")
+    start = {"start": os.environ[_START], "view": json.dumps(view_state()), "settings": FIRST_SETTINGS}
+    script = _SCRIPT % json.dumps(start).replace("<", r"\u003c")
+    page = HTMLResponse(f"<!doctype html><title>MLflow</title><script>{script}</script>")
 
     async def redirected(scope: Scope, receive: Receive, send: Send) -> None:
         is_bare = scope["type"] == "http" and scope["path"] == "/" and not scope["query_string"]
-        answer: ASGIApp = start if is_bare else app
+        answer: ASGIApp = page if is_bare else app
         await answer(scope, receive, send)
 
     return redirected

@@ -6,8 +6,10 @@ of scope: a training that is not metasmooth, for which the stage predicts nothin
 """
 
 import base64
+import contextlib
 import dataclasses
 import math
+import re
 import sys
 import tempfile
 import time
@@ -38,12 +40,13 @@ from gradtrail.experiments.compare.plan import read_store
 from gradtrail.experiments.repro import reproduce
 from gradtrail.stages.common import plotting
 from gradtrail.stages.common.dvc_cache import is_here, restore
-from gradtrail.stages.common.files import atomic_file, read_json
+from gradtrail.stages.common.files import atomic_file, digest, read_json
 from gradtrail.stages.common.params import changed, load_section, params_file, validate
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.stages.data.data_files import read_info, read_splits
 from gradtrail.stages.data.parquet import read_parquet
+from gradtrail.stages.model.calibration import read_evaluated
 from gradtrail.stages.model.members import weights_paths
 from gradtrail.stages.model.weights import read_members, read_weights
 from gradtrail.stages.report.gallery import encode_png
@@ -58,7 +61,7 @@ from gradtrail.tracking.tags import outputs
 SUBSET, SUPPORTERS, DROP, SUSPECT = KINDS = ("subset", "supporters", "drop", "suspect")
 _PIPELINE, _REPORT = "pipeline/what_if/dvc.yaml", Path("results/comparisons/what_if")
 _DATA, _RESULTS = Path("data/processed"), Path("results/what_if")
-_SUSPECTS = Path("results/gradients/suspects.csv")
+_SUSPECTS, _EVALUATION = Path("results/gradients/suspects.csv"), Path("results/evaluate")
 _WEIGHTS = ("models/final.safetensors", "models/members")  # outs of the training that have the final weights
 _MAX_SUPPORTERS = 0.001  # largest share of the training examples that is removed to flip a prediction
 _NUM_SUSPECTS = 10
@@ -375,6 +378,11 @@ def report(
     )
     with atomic_file(_REPORT.with_suffix(".html")) as temporary:
         temporary.write_text(page, encoding="utf-8")
+    with contextlib.suppress(UserError):  # no evaluation of these weights, and so no report
+        read_evaluated(_EVALUATION, Path("models"))
+        style = report_style(digest(_EVALUATION / "calibration.json"), [*removals.values()])
+        with atomic_file(_REPORT.with_suffix(".css")) as temporary:
+            temporary.write_text(style, encoding="utf-8")
     print(f"written to {_REPORT}.html and .csv", file=sys.stderr)
 
     client = open_store()
@@ -382,6 +390,13 @@ def report(
         for suffix in (".html", ".csv"):
             client.log_artifact(run.info.run_id, str(_REPORT.with_suffix(suffix)), "results/comparisons")
         client.log_metric(run.info.run_id, "what_if/lds", lds.value)
+
+
+def report_style(evaluation: str, sentences: Sequence[str]) -> str:
+    """Return a style sheet by which a report with this digest of its evaluation shows the sentences and a link."""
+    root = f':root[data-evaluation="{evaluation}"] #what-if'
+    text = r"\A ".join(re.sub(r'["\\\n]', lambda match: f"\\{ord(match[0]):x} ", one) for one in sentences)
+    return f'{root} {{ display: block }}\n{root}::after {{ content: "{text}" }}\n'
 
 
 def draw(results: pd.DataFrame, lds: Interval) -> bytes:

@@ -57,6 +57,7 @@ from gradtrail.tracking.tags import (
     process_tags,
     stage_params,
 )
+from gradtrail.tracking.ui_view import color_trainings
 from gradtrail.tracking.variants import update_parents
 
 Result = tuple[str, str]  # state, digest of its outputs: other types of machine may have made others
@@ -83,6 +84,7 @@ def backfill() -> tuple[dict[str, int], bool]:
     states.link_children()
     states.copy_headlines([*discardable, *trainings])  # those of recorded states last
     update_parents(client, states.index.runs())
+    color_trainings(client, states.index.runs())
     keep_registry(client)
     num_elsewhere = sum(not is_of_this_host(run.data.tags) for run in states.still_open)
     num_runs = sum("state" in run.data.tags for run in states.index.runs())

@@ -293,6 +293,7 @@ class LiveRun:
     def _sample(self, record: Record, stop: threading.Event) -> None:
         """Record the use of processor, memory and the first GPU, by MLflow's names, until the work ends."""
         seconds = itertools.chain([_SAMPLE_AFTER_SECONDS], itertools.repeat(_SAMPLE_SECONDS))
+        psutil.cpu_percent()  # the first call returns 0, each later one the use since the call before
         for step in itertools.takewhile(lambda _: not stop.wait(next(seconds)), itertools.count()):
             values = {
                 "cpu_utilization_percentage": psutil.cpu_percent(),

@@ -68,7 +68,6 @@ METRICS = {  # full name, as a regular expression → what is made of the metric
     "eval/ensemble_(balanced_)?accuracy": Metric(is_headline=True, spread=("low", "high")),  # over test examples
     "eval/(ensemble_)?(loss|expected_calibration_error)": _HEADLINE,
     "eval/(error_percent|accuracy_corrected_labels)": _HEADLINE,
-    "eval/mistakes": Metric(is_headline=True, is_averaged=False),
     "eval/num_mistakes": Metric(is_logged=False),
     "export/worst_class_recall": _HEADLINE,
     "gradients/(noise_scale_typical|coherence_within_classes|grad_norm_median)": _HEADLINE,
@@ -140,7 +139,7 @@ def run_metrics(stage: str, metrics: Mapping[str, Any]) -> dict[str, float]:
     """
     values = dict(metrics)
     if "num_mistakes" in metrics:
-        values |= {"mistakes": metrics["num_mistakes"], "error_percent": 100 * (1 - metrics["accuracy"])}
+        values |= {"error_percent": 100 * (1 - metrics["accuracy"])}
     return {metric_name(stage, key): rounded(values[key]) for key in values if is_logged(stage, key, values)}
 
 

@@ -58,6 +58,7 @@ PARENT = "mlflow.parentRunId"  # run of the training that the run is below; `fin
 VARIANT = "variant"  # key of a training's state without the seed, also of the parent of its seeds; `variants`
 TRAININGS = "mlflow.gradtrail.trainings"  # of the parent of seeds: digest of the ids of its trainings; `variants`
 NOTE = "mlflow.note.content"  # description, of a model too; `names.summary_in`, MLflow
+COLOR = "mlflow.runColor"  # of a training in charts; MLflow
 TABLES = "mlflow.loggedArtifacts"  # artifacts that are shown as tables, as JSON; MLflow
 IMAGES = "mlflow.loggedImages"  # true if the run has images; MLflow
 CONTEXT = "mlflow.data.context"  # of the run's data set: what it is used for; MLflow

@@ -7,6 +7,9 @@ import pytest
 from browser import Browser, browser, needs_chromium
 from report_folder import make_report_folder, render_page, write_model
 
+from gradtrail.experiments.what_if import report_style
+from gradtrail.stages.common.files import digest
+
 pytestmark = [pytest.mark.slow, needs_chromium]
 
 
@@ -15,6 +18,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_report_folder(tmp_path_factory.mktemp("page"))
     path = folder / "results/report.html"
     path.write_text(render_page(folder))
+    (path.parent / "comparisons").mkdir()
+    (path.parent / "comparisons/what_if.css").write_text(report_style("another evaluation", []))
     return path
 
 
@@ -31,7 +36,8 @@ def opened(chromium: Browser, file: Path) -> Iterator[Browser]:
     chromium.size(1440, 900)
     chromium.open(file)
     yield chromium
-    assert chromium.requests == [file.as_uri(), (file.parent / "evaluate/model.css").as_uri()]
+    styles = ("evaluate/model.css", "comparisons/what_if.css")
+    assert {*chromium.requests} <= {file.as_uri(), *((file.parent / style).as_uri() for style in styles)}
     assert chromium.errors == []
 
 
@@ -130,3 +136,29 @@ def test_without_javascript_a_cell_leads_to_its_first_image(chromium: Browser, f
     chromium.ask("Emulation.setScriptExecutionDisabled", value=False)
     chromium.click(".matrix a[data-label='5'][data-predicted='3']")
     assert chromium.run("document.querySelector(':target').id") == "test-1226"
+
+
+def test_report_shows_what_if_of_the_same_evaluation_alone(opened: Browser, file: Path) -> None:
+    is_shown = "document.getElementById('what-if').checkVisibility()"
+    assert not opened.run(is_shown)
+    sentences = ['label "a\\b", answered c\n}', "* { display: none } </style>"]
+    style = report_style(digest(file.parent / "evaluate/calibration.json"), sentences)
+    (file.parent / "comparisons/what_if.css").write_text(style)
+    opened.open(file)
+    assert opened.run(is_shown)
+    content = opened.run("getComputedStyle(document.getElementById('what-if'), '::after').content")
+    assert content == '"label \\"a\\\\b\\", answered c\\a }\\a * { display: none } </style>"'
+
+
+def test_figures_follow_a_dark_colour_scheme_except_on_paper(opened: Browser) -> None:
+    style = "getComputedStyle(document.querySelector('figure img')).filter"
+    card = "getComputedStyle(document.querySelector('figure .scroll')).backgroundColor"
+    for media, scheme, inverts, colour in (
+        ("screen", "dark", True, "rgb(28, 31, 35)"),
+        ("screen", "light", False, "rgb(255, 255, 255)"),
+        ("print", "dark", False, "rgb(255, 255, 255)"),
+    ):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        opened.ask("Emulation.setEmulatedMedia", media=media, features=features)
+        assert (opened.run(style).startswith("invert(1)"), opened.run(card)) == (inverts, colour)
+    opened.ask("Emulation.setEmulatedMedia", media="", features=[])

@@ -94,12 +94,13 @@ def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> Non
 
         # Times
         if summary.seconds is not None:
-            bar = seconds.barh(row, summary.seconds, 0.6, color=colour, alpha=0.35)
+            seconds.barh(row, summary.seconds, 0.6, color=colour, alpha=0.35)
             ratio = _time_ratio(summary.log_time_ratio)
             text = f"{summary.seconds:.1f} s{f', × {ratio}' if ratio else ''}"
-            seconds.bar_label(bar, [text], padding=6, fontsize=9)
             times = [run.train_seconds for run in summary.runs if run.train_seconds is not None]
             seconds.plot(times, [row] * len(times), "o", color=colour, markersize=4)
+            right = max(summary.seconds, *times), row  # of the bar and of its points
+            seconds.annotate(text, right, (8, 0), textcoords="offset points", va="center", fontsize=9)
     for axis in axes.flat:
         axis.set_yticks(range(len(summaries)), labels=[summary.variant for summary in summaries])
         axis.set_ylim(len(summaries) - 0.5, -0.5)

@@ -2,7 +2,8 @@
 
 Its sentences are in the templates beside this module, its numbers in `numbers.py`. All text is escaped: the page runs
 no script but its own, whatever the files contain. As a local file it also applies `results/evaluate/model.css`, which
-shows that the page is of an earlier model.
+shows that the page is of an earlier model, and `results/comparisons/what_if.css`, which shows what `gradtrail what-if`
+found of this model: so the page need not be written again, and no pipeline depends on an optional one.
 """
 
 import base64
