@@ -6,7 +6,7 @@ Data sets:
   `experiments.yaml`
 - digits-COUNT: scikit-learn's handwritten digits, COUNT a class, by a network from random weights and from those of a
   training on MNIST
-- fashion: Fashion-MNIST, by ensembles of five networks of the recipe `fashion`
+- fashion: Fashion-MNIST, by ensembles of three networks of the recipe `fashion`
 
     python -m benchmarks.pictures [--data emoji-20,emoji-50,emoji-200,digits-20,digits-50,fashion] [--seeds 0,1,2,3,4]
 
@@ -57,7 +57,7 @@ DIGITS = {"train.model": "cnn", "train.optimizer": "muon"}
 SOURCE = {**DIGITS, "fetch.dataset": "mnist", "train.epochs": 3}  # of the weights that digits start from
 TARGET = {"fetch.dataset": "folder", "fetch.pictures.size": [28, 28], "fetch.pictures.color": False}
 RATE = 0.3  # `train.start.rate`
-MEMBERS = 5  # of an ensemble
+MEMBERS = 3  # of an ensemble
 NPM = "npm pack --silent {package}", "tar -xf {archive} -C content"
 APT = "apt-get download -qq {package}", "dpkg-deb -x {archive} content"
 EMOJI = "emoji-datasource-google@16.0.0"  # Noto Emoji: Apache License 2.0

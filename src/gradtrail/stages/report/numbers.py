@@ -42,7 +42,8 @@ _SHADES = 9  # of the cells of the confusion matrix
 _IN_MODEL_NAME = {"model", "hidden", "channels"}
 _NOT_SHOWN = {"keep_epochs", "secret_sha256", "sha256", "sampling"}
 _SWITCHES = {"augmentation", "changes", "privacy"}  # blocks whose params are shown if they are not 0, false or null
-_OFF = {  # params that are shown only if they have another value
+_OFF = {
+    "normalization": None,  # params that are shown only if they have another value
     "class_weights": None,
     "dropout": 0.0,
     "members": 1,
