@@ -160,18 +160,15 @@ def digits_entry(folder: Path) -> Comparison:
     return Comparison(name="digits", set=TARGET, variants={"cnn": network, "cnn, from MNIST": started})
 
 
-def ensembles(folder: Path, entry: Comparison, seeds: Sequence[int], data: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Train ensembles that share no member; return a row for each. Seconds are those of `dvc repro evaluate`."""
-    rows = []
-    for seed in seeds:
-        params = entry.set | SMALL | {"train.members": MEMBERS, "train.seed": MEMBERS * seed}
-        started = time.perf_counter()
-        run_in_clone(folder / str(seed), data, params, {}, "dvc", "repro", "evaluate")
-        seconds = {"train_seconds": time.perf_counter() - started, "compile_seconds": 0.0}
-        metrics = json.loads((folder / f"{seed}/results/metrics/evaluate.json").read_text(encoding="utf-8"))
-        accuracies = {"test_accuracy": metrics["ensemble_accuracy"], "mean_test_accuracy": metrics["accuracy"]}
-        rows.append({"variant": f"{MEMBERS} networks", "seed": seed, **accuracies, **seconds})
-    return rows
+def ensemble(folder: Path, entry: Comparison, seed: int, data: Mapping[str, Path]) -> dict[str, Any]:
+    """Train an ensemble that shares no member with that of another seed; seconds are those of `dvc repro evaluate`."""
+    params = entry.set | SMALL | {"train.members": MEMBERS, "train.seed": MEMBERS * seed}
+    started = time.perf_counter()
+    run_in_clone(folder, data, params, {}, "dvc", "repro", "evaluate")
+    seconds = {"train_seconds": time.perf_counter() - started, "compile_seconds": 0.0}
+    metrics = json.loads((folder / "results/metrics/evaluate.json").read_text(encoding="utf-8"))
+    accuracies = {"test_accuracy": metrics["ensemble_accuracy"], "mean_test_accuracy": metrics["accuracy"]}
+    return {"variant": f"{MEMBERS} networks", "seed": seed, **accuracies, **seconds}
 
 
 def show(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -204,13 +201,20 @@ def main() -> None:
     parser.add_argument("--choose", action="store_true", help="test on a quarter of the training pictures")
     options = parser.parse_args()
     results = dict[str, Sequence[Mapping[str, Any]]]()
+
+    def write() -> None:  # of other data sets, those of an earlier run
+        record("pictures", read_results("pictures") | results, options)
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         for data in options.data.split(","):
             entries, (kind, _, count) = dict[str, Any](read_entries()), data.partition("-")
             if kind == "fashion":
                 source = {"FASHION_MNIST_DIR": unpacked(FASHION) / "usr/share/datasets/fashion-mnist"}
-                results[data] = ensembles(folder / data, entries["fashion"], options.seeds, source)
+                for seed in options.seeds:
+                    row = ensemble(folder / f"{data}-{seed}", entries["fashion"], seed, source)
+                    results[data] = [*results.get(data, ()), row]
+                    write()
             else:
                 if kind == "emoji":
                     classes, entry = emoji(), with_more_epochs(entries["pictures"], MORE_EPOCHS.get(int(count), 1))
@@ -218,7 +222,7 @@ def main() -> None:
                     classes, entry = digits(folder / f"source-{data}"), digits_entry(folder / f"mnist-{data}")
                 images = write_pictures(folder / data, classes, int(count), is_choice=options.choose)
                 results[data] = compare(folder / f"clone-{data}", entry, options.seeds, {"IMAGES_DIR": images})
-            record("pictures", read_results("pictures") | results, options)  # of others, those of an earlier run
+                write()
     show(results)
 
 
