@@ -158,6 +158,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axis.text(width, place, f" {width:.2g} ms", va="center")
     axis.barh([*DRAWN.values()], widths, color=plotting.BLUE)
     axis.set(xscale="log", xlabel="milliseconds", xlim=(min(widths) / 2, 2 * max(widths)))
+    axis.xaxis.set_major_formatter("{x:g}")
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
     return figure
