@@ -20,7 +20,7 @@ def test_each_combination_is_judged_and_kept_by_its_name(tmp_path: Path) -> None
     said = project.gradtrail("try", "-S", "train.epochs=1,5", "-S", "train.optimizer=adam")
     lines = [line for line in said.splitlines() if "keep it" in line]
     assert [line.partition(":")[0] for line in lines] == ["epochs=1, optimizer=adam", "epochs=5, optimizer=adam"]
-    assert re.search(r"test accuracy \d+\.\d\d%, workspace \d+\.\d\d%: better, 95 % \+.* points, \d+ s", lines[1])
+    assert re.search(r"test accuracy \d+\.\d\d%, workspace \d+\.\d\d%: better, 95 % \+.* points, [\d.]+ s", lines[1])
     assert {path: path.read_bytes() for path in files} == files
     name = lines[1].rpartition(" ")[2]
     assert name == "epochs-5-optimizer-adam"
