@@ -89,7 +89,7 @@ def test_incomplete_file_of_the_queue_is_read_again(num_faults: int, tmp_path: A
 
 NAMES = ["one", "two", "three"]
 CHANGES: dict[str, dict[str, Any]] = {
-    "a": {"train.clip_norm": 1.0},
+    "a": {"train.clip_norm": 1.0, "train.changes.omit": (3, 5)},
     "b": {"train.clip_norm": None, "train.seed": 2, "report.title": "a, b"},
     "c": {},
 }
@@ -119,7 +119,7 @@ def queue_of_three() -> Queue:
 def test_queue_gets_the_changes_as_options(queued: list[list[str]]) -> None:
     assert queue_of_three().run("clip", {}, CHANGES, "evaluate") == {"b": "`dvc queue logs two` shows why"}
     assert [" ".join(command) for command in queued] == [
-        "exp run --queue -S train.clip_norm=1.0 evaluate",
+        "exp run --queue -S train.clip_norm=1.0 -S train.changes.omit=[3,5] evaluate",
         "exp run --queue -S train.clip_norm=null -S train.seed=2 -S report.title='a, b' evaluate",
         "exp run --queue evaluate",
     ]

@@ -76,7 +76,8 @@ class DvcQueue:
             )
         before = read_yaml(PARAMS)
         labels = dict(zip(queue_experiments(commands), missing, strict=True))
-        self._require_params({name: changed(before, missing[label]) for name, label in labels.items()})
+        planned_params = {name: changed(before, missing[label]) for name, label in labels.items()}
+        self._require_params(json.loads(json.dumps(planned_params)))  # a tuple is a list in the file
         return {labels[name]: f"`dvc queue logs {name}` shows why" for name in self.wait(labels, title)}
 
     def _require_params(self, expected: Mapping[str, Mapping[str, Any]]) -> None:
