@@ -290,7 +290,7 @@ def test_kills_at_random_moments_change_no_byte(params: dict[str, object], tmp_p
         moments.append(duration * rng.uniform())
         began, at = time.time(), time.monotonic() + moments[-1]
         stop(project.start_stage("train"), signal.SIGKILL, when=lambda at=at: time.monotonic() >= at)
-        starts += [began] if starts or any(resume_folder(project).glob("*-attempts/*")) else []
+        starts = [*starts, began] if any(resume_folder(project).glob("*-attempts/*")) else []  # none if it had ended
         if kill == 16 or rng.uniform() < 0.5:  # else the next kill hits the same training
             output, _ = (process := project.start_stage("train")).communicate()
             ended = time.time()
