@@ -236,7 +236,7 @@ class Project:
             for path in self.folder.glob(".gradtrail/records/*/*/run.json"):
                 info = json.loads(path.read_text())
                 has_ended = info["status"] != "RUNNING" or not is_alive(info["tags"])
-                if has_ended and not path.with_name("fault").exists() and _is_running("gradtrail.tracking.shipper"):
+                if has_ended and not path.with_name("fault").exists() and _is_running("gradtrail.tracking"):
                     return True
         return False
 

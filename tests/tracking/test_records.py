@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -26,7 +27,8 @@ from small_project import make_small_project
 from gradtrail.stages.common import stage as stage_module
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
-from gradtrail.tracking import live, record, render, shipper
+from gradtrail.tracking import __main__ as shipper_process
+from gradtrail.tracking import live, record, render, shipper, store
 from gradtrail.tracking.live import LiveRun, tracked
 from gradtrail.tracking.names import metric_name
 from gradtrail.tracking.record import RUN, Record, all_records, records_folder, take_notices
@@ -270,6 +272,25 @@ def test_fault_of_the_shipper_is_told_once_by_the_next_command_and_stops_no_othe
     assert ship_records() == ["train"]
     assert contents()["status"] == "FINISHED"
     assert contents()["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
+
+
+def test_stage_is_told_of_a_fault_whose_record_begins_while_the_shipper_ends(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage starts no second shipper while the lock is taken: until then, the first one answers for its record."""
+
+    class Lock(FileLock):
+        def release(self, force: bool = False) -> None:
+            if self.is_locked:
+                execute()
+            super().release(force)
+
+    monkeypatch.setattr(store, "open_store", Mock(side_effect=GONE))
+    monkeypatch.setattr(shipper_process, "shipper_lock", lambda: Lock("shipper.lock"))
+    monkeypatch.setattr(os, "nice", lambda increment: 0)
+    shipper_process.main()
+    assert [place.has_fault for place in all_records()] == [True]
+    assert "the server is gone" in "".join(take_notices())
 
 
 def test_record_of_another_store_is_left_to_sync(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,8 +115,6 @@ def ensure_shipper() -> None:
     It outlives the stage: it runs in the root with the root's code, and has none of the stage's streams, so that who
     reads what a stage prints does not wait for it.
     """
-    if _started and _started[-1].poll() is None:
-        return
     try:
         shipper_lock().acquire(timeout=0).lock.release()
     except Timeout:
@@ -125,7 +123,7 @@ def ensure_shipper() -> None:
     path = os.pathsep.join([str(code), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     env = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "DVC_ROOT": str(root())}
     streams: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    command = [sys.executable, "-P", "-m", "gradtrail.tracking.shipper"]
+    command = [sys.executable, "-P", "-m", "gradtrail.tracking"]
     _started.append(subprocess.Popen(command, cwd=root(), env=env, start_new_session=True, **streams))
 
 

@@ -1,16 +1,10 @@
-"""Ships the records of a clone to MLflow: in a process beside the stages, or for `gradtrail sync`.
-
-    python -m gradtrail.tracking.shipper
+"""Ships the records of a clone to MLflow: in a process beside the stages, `__main__.py`, or for `gradtrail sync`.
 
 One process serves all stages of a clone that log to one store: it imports MLflow once, and ends some seconds after the
 last record. A record is shipped while its stage works, and removed once its run is complete. What cannot be shipped
 stays, and `gradtrail sync` ships it; a record that cannot be read is set aside.
 """
 
-import contextlib
-import gc
-import io
-import os
 import sys
 import time
 from pathlib import Path
@@ -24,9 +18,7 @@ from gradtrail.tracking.record import (
     BadRecordError,
     Record,
     all_records,
-    leave_notice,
     own_store,
-    shipper_lock,
     shipping_lock,
     store_identity,
 )
@@ -35,7 +27,6 @@ from gradtrail.tracking.store import open_store
 
 _POLL_SECONDS = 0.2
 _IDLE_SECONDS = 10.0  # longer than DVC takes from the end of a stage to the work of the next one
-_NICENESS = 5  # of its priority: a third of the share that a stage gets of a busy core
 _LOCK_SECONDS = 60.0  # longest that `gradtrail sync` waits for a process that ships the same record
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")  # codes of errors that a second try does not change
 
@@ -130,30 +121,3 @@ class Shipper:
         if is_whole:
             record.remove()
         return is_whole
-
-
-def main() -> None:
-    """Ship records, as the only process that does so for this store; the stages come first."""
-    os.nice(_NICENESS)
-    gc.freeze()
-    try:
-        with shipper_lock().acquire(timeout=0):
-            try:
-                with contextlib.redirect_stderr(io.StringIO()) as printed:
-                    shipper = Shipper(open_store())
-                if "warning: " in printed.getvalue():  # not that the repository was moved, which a person knows
-                    leave_notice(printed.getvalue().rstrip())
-            except Exception as error:
-                for record in all_records():
-                    record.tell(fault_text(error))
-                return
-            shipper.serve()
-    except Timeout:
-        return
-    # A stage that began a record meanwhile saw the lock, and started no other process
-    if any((record.folder / RUN).exists() for record in shipper.waiting()):
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "gradtrail.tracking.shipper"])  # noqa: S606
-
-
-if __name__ == "__main__":
-    main()

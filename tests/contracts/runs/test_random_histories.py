@@ -70,7 +70,7 @@ class Histories(RuleBasedStateMachine):
         self.deleted: dict[tuple[str, str], Result] = {}  # state and digest of outs of runs that a person deleted
 
     def teardown(self) -> None:
-        for shipper in Project(Path(self.folder.name)).processes("gradtrail.tracking.shipper"):
+        for shipper in Project(Path(self.folder.name)).processes("gradtrail.tracking"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 shipper.kill()
         self.folder.cleanup()
@@ -252,7 +252,7 @@ class Histories(RuleBasedStateMachine):
         self.project.set(*change)
         process = self.project.start(sys.executable, "-m", "dvc", "repro", "--force")
         time.sleep(seconds)
-        for shipper in self.project.processes("gradtrail.tracking.shipper"):
+        for shipper in self.project.processes("gradtrail.tracking"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 shipper.kill()
         output, _ = process.communicate(timeout=300)

@@ -12,7 +12,7 @@ from gradtrail.tracking.tags import PROCESS, is_alive
 
 pytestmark = pytest.mark.slow
 
-MODULE, LR = "gradtrail.tracking.shipper", "train.adamw.learning_rate"
+MODULE, LR = "gradtrail.tracking", "train.adamw.learning_rate"
 OF_THE_PROJECT = ("moved or copied from ", "no weights file of this project")  # whose weights are words
 
 
