@@ -370,7 +370,7 @@ def test_chosen_test_examples_are_written_to_the_params_before_dvc_whose_status_
 def test_training_that_is_not_metasmooth_is_refused(toy: Toy) -> None:
     Path("results/what_if/influence.parquet").unlink()
     write_json(Path("results/metrics/what_if.json"), {"metasmoothness": 0.3125})
-    with pytest.raises(UserError, match=r"^metasmoothness 0\.31, below 0\.9: .* may help$"):
+    with pytest.raises(UserError, match=r"^metasmoothness 0\.31, below 0\.9: .* the recipe `what_if` "):
         run(toy)
     assert toy.trained == []
 

@@ -262,5 +262,5 @@ def describe(smoothness: float) -> str:
     return (
         f"metasmoothness {smoothness:.2f}, below {SMOOTH}: two equal changes of the training set have different "
         "effects, so effects cannot be predicted and none were written; a smooth activation (gelu, silu), a lower "
-        "learning rate, a larger batch or fewer epochs may help"
+        "learning rate, a larger batch or fewer epochs may help, as in the recipe `what_if` of experiments.yaml"
     )
