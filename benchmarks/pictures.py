@@ -2,17 +2,18 @@
 
 Data sets:
 
+- mnist: MNIST, by recipes of `experiments.yaml`
 - emoji-COUNT: emoji in nine unequal categories, at most COUNT a category, by the variants of `pictures` in
   `experiments.yaml`
 - digits-COUNT: scikit-learn's handwritten digits, COUNT a class, by a network from random weights and from those of a
   training on MNIST
 - fashion: Fashion-MNIST, by ensembles of three networks of the recipe `fashion`
 
-    python -m benchmarks.pictures [--data emoji-20,emoji-50,emoji-200,digits-20,digits-50,fashion] [--seeds 0,1,2,3,4]
+    python -m benchmarks.pictures [--data mnist,emoji-20,digits-20] [--seeds 0,1,2,3,4]
 
-`gradtrail compare` trains the first two in a clone of the last commit for each data set. A third of each class of emoji
-and digits, drawn once, are test pictures. With `--choose` a quarter of the other ones is tested instead: choose params
-by that, so that the test pictures stay unseen.
+`gradtrail compare` trains all but the last in a clone of the last commit for each data set. A third of each class of
+emoji and digits, drawn once, are test pictures. With `--choose` a quarter of the other ones is tested instead: choose
+params by that, so that the test pictures stay unseen.
 
 `npm` and `apt-get` download pictures to `.gradtrail/benchmarks`, whose SHA-256 are verified. Out of scope: speed.
 """
@@ -51,13 +52,14 @@ from gradtrail.support.significance import paired_difference
 
 SPLIT_SEED, TEST_SHARE, CHOICE_SHARE = 0, 1 / 3, 1 / 4
 SMALL = {"profile.largest_batch_size": 128, "train.keep_epochs": []}  # for the `dvc repro` with which `compare` begins
-DATA = "emoji-20,emoji-50,emoji-200,digits-20,digits-50,fashion"
+DATA = "mnist,emoji-20,emoji-50,emoji-200,digits-20,digits-50,fashion"
 MORE_EPOCHS = {20: 3, 50: 2}  # times as many for so few pictures a category
 DIGITS = {"train.model": "cnn", "train.optimizer": "muon"}
 SOURCE = {**DIGITS, "fetch.dataset": "mnist", "train.epochs": 3}  # of the weights that digits start from
 TARGET = {"fetch.dataset": "folder", "fetch.pictures.size": [28, 28], "fetch.pictures.color": False}
 RATE = 0.3  # `train.start.rate`
 MEMBERS = 3  # of an ensemble
+RECIPES = "mlp", "no_clipping", "bfloat16", "float16", "linear", "mlp_augmented"
 NPM = "npm pack --silent {package}", "tar -xf {archive} -C content"
 APT = "apt-get download -qq {package}", "dpkg-deb -x {archive} content"
 EMOJI = "emoji-datasource-google@16.0.0"  # Noto Emoji: Apache License 2.0
@@ -215,6 +217,10 @@ def main() -> None:
                     row = ensemble(folder / f"{data}-{seed}", entries["fashion"], seed, source)
                     results[data] = [*results.get(data, ()), row]
                     write()
+            elif kind == "mnist":
+                recipes = Comparison(name="mnist", variants={name: entries[name].set for name in RECIPES})
+                results[data] = compare(folder / data, recipes, options.seeds, {})
+                write()
             else:
                 if kind == "emoji":
                     classes, entry = emoji(), with_more_epochs(entries["pictures"], MORE_EPOCHS.get(int(count), 1))

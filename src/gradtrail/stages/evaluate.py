@@ -226,7 +226,7 @@ def _draw_reliability(result: Evaluation, title: str, num_fitted: int) -> Figure
         left = np.arange(len(bins.count)) / len(bins.count) + place * width / 2
         below.bar(left, bins.count, width / 2, color=colour, align="edge")
     above.set_ylabel("accuracy")
-    above.legend(loc="upper left")
+    figure.legend(*above.get_legend_handles_labels(), loc="outside lower left", fontsize=9)
     below.set_yscale("log")
     below.set(xlabel="confidence (highest probability)", ylabel="examples", xlim=above.get_xlim())
     return figure
