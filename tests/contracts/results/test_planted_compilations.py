@@ -40,15 +40,17 @@ def test_project_warns_of_all_four_with_cold_and_warm_cache(tmp_path: Path) -> N
         assert source.count(original) == 1
         source = source.replace(original, planted)
     path.write_text(source + _FUNCTIONS)
-    location = r"by a call at src/gradtrail/core/train/loop\.py:\d+"
+    place = r"by a call at src/gradtrail/core/train/loop\.py:\d+"
     expected = [
-        rf"<lambda> was compiled 3 times {location}",
-        rf"by_epoch was compiled 3 times {location}",
-        rf"grown was compiled 3 times {location}",
-        rf"add was compiled once {location}",
+        *(rf"{name} was compiled {place}" for name in ("<lambda>", "by_epoch", "grown", "add")),
+        rf"<lambda> was compiled again {place}: its arguments are as before: .*",  # each reason is told once
+        rf"by_epoch was compiled again {place}: argument 2 \(`epoch`\) has static value 1, was 0",
+        rf"grown was compiled again {place}: argument 1 \(`values`\) has shape \(2,\), was \(1,\)",
+        rf"by_epoch was compiled again {place}: argument 2 \(`epoch`\) has static value 2, was 1",
+        rf"grown was compiled again {place}: argument 1 \(`values`\) has shape \(3,\), was \(2,\)",
     ]
     for _ in range(2):
         warnings = [line for line in project.run_stage("train").splitlines() if "warning" in line]
         assert len(warnings) == len(expected), warnings
         for words, line in zip(expected, warnings, strict=True):
-            assert re.fullmatch(f"train: warning: {words}", line), warnings
+            assert re.fullmatch(rf"train: warning: {words} \(train at \d+ of 36\)", line), warnings
