@@ -124,7 +124,7 @@ def server(podman: Podman, *options: str, model: str = "models/export") -> Itera
 
 
 def compilations(server: Server) -> dict[str, int]:
-    """Return the number of programs that came from the compile cache, and that did not, once both are there: one a batch size."""
+    """Return the number of programs that came from the compile cache, and that did not, of one for each batch size."""
     for _ in range(100):
         text = server.send("GET", "/metrics", headers=AUTHORIZED)[1].decode()
         lines = [line for line in text.splitlines() if line.startswith("gradtrail_compile_seconds_count")]
