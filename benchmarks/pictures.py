@@ -2,7 +2,7 @@
 
 Data sets:
 
-- mnist: MNIST, by recipes of `experiments.yaml`
+- mnist, mnist-cnn: MNIST, by recipes of `experiments.yaml`; the second by `cnn`, which takes half an hour
 - emoji-COUNT: emoji in nine unequal categories, at most COUNT a category, by the variants of `pictures` in
   `experiments.yaml`
 - digits-COUNT: scikit-learn's handwritten digits, COUNT a class, by a network from random weights and from those of a
@@ -52,7 +52,7 @@ from gradtrail.support.significance import paired_difference
 
 SPLIT_SEED, TEST_SHARE, CHOICE_SHARE = 0, 1 / 3, 1 / 4
 SMALL = {"profile.largest_batch_size": 128, "train.keep_epochs": []}  # for the `dvc repro` with which `compare` begins
-DATA = "mnist,emoji-20,emoji-50,emoji-200,digits-20,digits-50,fashion"
+DATA = "mnist,mnist-cnn,emoji-20,emoji-50,emoji-200,digits-20,digits-50,fashion"
 MORE_EPOCHS = {20: 3, 50: 2}  # times as many for so few pictures a category
 DIGITS = {"train.model": "cnn", "train.optimizer": "muon"}
 SOURCE = {**DIGITS, "fetch.dataset": "mnist", "train.epochs": 3}  # of the weights that digits start from
@@ -218,8 +218,8 @@ def main() -> None:
                     results[data] = [*results.get(data, ()), row]
                     write()
             elif kind == "mnist":
-                recipes = Comparison(name="mnist", variants={name: entries[name].set for name in RECIPES})
-                results[data] = compare(folder / data, recipes, options.seeds, {})
+                variants = {name: entries[name].set for name in ([count] if count else RECIPES)}
+                results[data] = compare(folder / data, Comparison(name="mnist", variants=variants), options.seeds, {})
                 write()
             else:
                 if kind == "emoji":

@@ -136,7 +136,7 @@ def write_models(kind: str, folder: Path) -> tuple[Path, Path]:
     from gradtrail.tracking.models import save
 
     export, logged = folder / f"{kind}-export", folder / f"{kind}-mlflow"
-    write_export(export, random_network(kind), ExportConfig(name="digits", batch_sizes=(1, 8, 32, 128)))
+    write_export(export, random_network(kind), ExportConfig(name="digits", batch_sizes=(1, 8, 32, 128), precisions=()))
     save(logged, export, {})
     return export, logged
 
