@@ -80,7 +80,8 @@ def measure(kind: str, num_images: int, rounds: int) -> dict[str, dict[str, list
 
     with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as nothing:  # noqa: PTH123
         folder = Path(name)
-        write_export(folder / "export", network, ExportConfig(name="digits", batch_sizes=(1, 8, 32, 128), precisions=()))
+        config = ExportConfig(name="digits", batch_sizes=(1, 8, 32, 128), precisions=())
+        write_export(folder / "export", network, config)
         model = read_export(folder / "export")
         model.compile(predicting.BATCH_SIZE)
         sources = write_sources(folder, images)

@@ -21,7 +21,8 @@ import numpy as np
 import psutil
 
 if TYPE_CHECKING:
-    from gradtrail.stages.export import Network
+    from gradtrail.support.git import with_interpreter
+from gradtrail.stages.export import Network
 
 OURS = "gradtrail"
 PACKAGES = {"onnx": ("onnx==1.23.2", "onnxruntime==1.32.0"), "torch": ("torch==2.13.0",)}
@@ -45,7 +46,7 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        env = os.environ | self.env | ({"JAX_ENABLE_COMPILATION_CACHE": "false"} if is_cold else {})
+        env = with_interpreter() | self.env | ({"JAX_ENABLE_COMPILATION_CACHE": "false"} if is_cold else {})
         command = [*self.command, "--port", str(self.port)]
         with tempfile.TemporaryFile() as log:
             started = time.perf_counter()
