@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
+from gradtrail.support.git import with_interpreter
+
 if TYPE_CHECKING:
-    from gradtrail.support.git import with_interpreter
-from gradtrail.stages.export import Network
+    from gradtrail.stages.export import Network
 
 OURS = "gradtrail"
 PACKAGES = {"onnx": ("onnx==1.23.2", "onnxruntime==1.32.0"), "torch": ("torch==2.13.0",)}
