@@ -259,11 +259,11 @@ class Show:
     def _runs(self, stage: str) -> list[dict[str, Any]]:
         auth = (self.env["MLFLOW_TRACKING_USERNAME"], self.env["MLFLOW_TRACKING_PASSWORD"])
         url = f"{self.server.uri}/api/2.0/mlflow"
-        of_models = {"max_results": 100, "filter": "tags.`gradtrail.experiment` LIKE '%-models'"}
+        of_models: dict[str, Any] = {"max_results": 100, "filter": "tags.`gradtrail.experiment` LIKE '%-models'"}
         found = requests.post(f"{url}/experiments/search", json=of_models, auth=auth, timeout=60).json()
         experiments = [one["experiment_id"] for one in found.get("experiments", [])]
-        query = {"experiment_ids": experiments, "filter": f"tags.stage = '{stage}'", "max_results": 1000}
-        return requests.post(f"{url}/runs/search", json=query, auth=auth, timeout=60).json().get("runs", [])
+        of_stage: Any = {"experiment_ids": experiments, "filter": f"tags.stage = '{stage}'", "max_results": 1000}
+        return requests.post(f"{url}/runs/search", json=of_stage, auth=auth, timeout=60).json().get("runs", [])
 
     def _leaks(self, project: Project) -> list[str]:
         """Return the files that hold a credential, of logs (Ray's too), git, MLflow's artifacts and tags."""

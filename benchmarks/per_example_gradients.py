@@ -35,7 +35,7 @@ EXAMPLES = 60_000  # in the table
 WHOLE = {"mlp": 61_440, "cnn": 2_560}  # examples of a round, whole batches of every size
 PART = {"mlp": 6_144, "cnn": 1_024}  # of a round of the slow methods
 SLOW: tuple[Method, ...] = ("vmap", "opacus hooks", "torch.func")
-NAMES: dict[Method, str] = {
+NAMES: dict[str, str] = {
     "mean": "mean gradient",
     "training": "training epoch",
     "vmap": "vmap(grad)",

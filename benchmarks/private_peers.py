@@ -171,7 +171,7 @@ def opacus(task: PrivateTask) -> Round:
 
 
 def _config(task: PrivateTask) -> Any:
-    config = project_train_config("mlp" if task.network == "mlp" else "cnn", task.batch_size)
+    config: Any = project_train_config("mlp" if task.network == "mlp" else "cnn", task.batch_size)
     if task.network == "strided":
         config = replace(config, model=replace(config.model, channels=SMALL_CHANNELS, hidden=SMALL_HIDDEN))
     private = replace(

@@ -315,7 +315,7 @@ def project_train_config(
     from gradtrail.core.train.schedules import Constant
     from gradtrail.stages.common.params import load_section
 
-    networks = {
+    networks: dict[str, Any] = {
         "mlp": MLP(hidden=HIDDEN["mlp"], activation="relu", dropout=0.0),
         "cnn": CNN(
             channels=CHANNELS,
@@ -331,7 +331,7 @@ def project_train_config(
     }
     adam = {"learning_rate": LEARNING_RATE, "b1": 0.9, "b2": 0.999, "eps": 1e-8}
     muon = {"learning_rate": LEARNING_RATE, "adam_learning_rate": LEARNING_RATE, "beta": 0.95}
-    optimizers = {
+    optimizers: dict[str, Any] = {
         "adam": Adam(**adam),
         "adamw": AdamW(**adam, weight_decay=WEIGHT_DECAY),
         "muon": Muon(**muon, weight_decay=WEIGHT_DECAY),

@@ -19,7 +19,8 @@ Processor = Literal["any", "native"]
 IMAGE_SHAPE, NUM_CLASSES = (28, 28), 10  # height and width in pixels, of color images also the number of channels
 HIDDEN = {"mlp": (256, 128), "cnn": (128,)}  # the networks are written out once more for each library
 CHANNELS, KERNEL_SIZE = (32, 64), 3
-STAGES, PATCH, GROUPS = (64, 128, 256), 4, 8  # of the residual network, with one block in each stage
+PATCH: Literal[4] = 4
+STAGES, GROUPS = (64, 128, 256), 8  # of the residual network, with one block in each stage
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.1  # weight decay is of AdamW and Muon
 
 

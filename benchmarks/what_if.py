@@ -328,11 +328,11 @@ def main() -> None:
     parser.add_argument("--task", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
-        task = json.loads(options.task)
-        print(json.dumps(TASKS[task.pop("kind")](task)))
+        own = json.loads(options.task)
+        print(json.dumps(TASKS[own.pop("kind")](own)))
         return
     results: dict[str, Any] = read_results("what_if") if options.only else {}
-    with progress_bar("what if", 5 + len(TRAININGS), unit="processes") as bar:
+    with progress_bar("what if", 5 + len(TRAININGS), unit="steps") as bar:
         if options.only in (None, "costs"):
             settings = {
                 "what_if, 1 output": (WHAT_IF, 1),
@@ -342,7 +342,7 @@ def main() -> None:
             results["costs"] = {}
             for name, (changes, outputs) in settings.items():
                 bar.advance(message=name)
-                task = {"changes": changes, "outputs": outputs, "memory_mib": 1024, "rounds": 3}
+                task: Any = {"changes": changes, "outputs": outputs, "memory_mib": 1024, "rounds": 3}
                 results["costs"][name] = in_process("costs", **task)
             print_rows("costs", results["costs"])
         if options.only in (None, "checks"):
@@ -356,9 +356,9 @@ def main() -> None:
             Console().print_json(data=results["mistakes"])
         if options.only in (None, "smoothness"):
             results["smoothness"] = {}
-            for name, changes in TRAININGS.items():
+            for name, training in TRAININGS.items():
                 bar.advance(message=name)
-                task = {"changes": changes, "outputs": 10, "subsets": 20, "memory_mib": 1024}
+                task = {"changes": training, "outputs": 10, "subsets": 20, "memory_mib": 1024}
                 results["smoothness"][name] = in_process("smoothness", **task)
                 print(name, json.dumps(results["smoothness"][name]), flush=True)
             rows = list(results["smoothness"].values())

@@ -8,10 +8,12 @@ what a server takes for a request; `busy` says how much of one core it took.
 
 import argparse
 import asyncio
+import functools
 import json
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -37,7 +39,7 @@ class Client(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         self._send()
 
     def _send(self) -> None:
@@ -66,7 +68,7 @@ class Client(asyncio.Protocol):
             self.done.set_result(None)
 
 
-def answer_length(received: bytes) -> int:
+def answer_length(received: bytes | bytearray) -> int:
     """Return the bytes of an answer with its head; -1 while the head is not complete."""
     end = received.find(b"\r\n\r\n")
     if end < 0:
@@ -92,7 +94,7 @@ async def run(url: str, body: bytes, num_clients: int, seconds: float) -> tuple[
         loop = asyncio.get_running_loop()
         made = [
             await loop.create_connection(
-                lambda ends=ends, tally=tally: Client(request, tally, ends), parts.hostname, parts.port
+                functools.partial(Client, request, tally, ends), str(parts.hostname), parts.port or 80
             )
             for _ in range(num_clients)
         ]

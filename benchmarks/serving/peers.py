@@ -32,7 +32,7 @@ def build_onnx(tensors: Tensors) -> Any:
     from onnx import TensorProto, checker, helper, numpy_helper
 
     convolutions, layers = layers_of(tensors)
-    values: dict[str, np.ndarray] = {"white": np.float32(255), "temperature": tensors["temperature"]}
+    values: dict[str, np.ndarray] = {"white": np.array(255, np.float32), "temperature": tensors["temperature"]}
     nodes = [
         helper.make_node("Cast", ["images"], ["pixels"], to=TensorProto.FLOAT),
         helper.make_node("Div", ["pixels", "white"], ["x"]),

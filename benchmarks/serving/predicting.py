@@ -89,7 +89,7 @@ def measure(kind: str, num_images: int, rounds: int) -> dict[str, dict[str, list
             note("evaluation", num_images, functools.partial(predict, params, images, labels))
             with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
                 for form, (path, count) in sources.items():
-                    note(form, count, lambda path=path: predicting.predict_into(folder / "out.parquet", [path], model))
+                    note(form, count, functools.partial(predicting.predict_into, folder / "out.parquet", [path], model))
     return {name: {key: values[1:] for key, values in rows.items()} for name, rows in times.items()}  # after a warm-up
 
 

@@ -37,7 +37,7 @@ class Server:
 
     name: str  # in the tables
     command: Sequence[str]  # without the port, which follows
-    env: Mapping[str, str]  # in addition to this process's
+    env: dict[str, str]  # in addition to this process's
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
 
