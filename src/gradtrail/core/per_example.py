@@ -242,8 +242,12 @@ def bounded_forward(forward: Forward) -> Forward:
 
 @jax.custom_vjp
 def _bounded(values: Array) -> Array:
-    """Limit values, and cotangents in the backward pass."""
-    return jnp.clip(jnp.where(jnp.isnan(values), 0.0, values), -_LARGEST, _LARGEST)
+    """Limit values, and cotangents in the backward pass.
+
+    By selects alone: with `jnp.clip`, a private step of the default CNN takes 1.4 times as long on a CPU.
+    """
+    limit = jnp.where(values > 0, _LARGEST, jnp.where(values < 0, -_LARGEST, 0.0))  # of NaN, 0
+    return jnp.where(jnp.abs(values) <= _LARGEST, values, limit)
 
 
 _bounded.defvjp(lambda values: (_bounded(values), None), lambda _, cotangent: (_bounded(cotangent),))
