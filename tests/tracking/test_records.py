@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -274,23 +274,33 @@ def test_fault_of_the_shipper_is_told_once_by_the_next_command_and_stops_no_othe
     assert contents()["points"]["train/loss"] == [(0, 1.0), (1, 0.5), (2, 0.3333)]
 
 
-def test_stage_is_told_of_a_fault_whose_record_begins_while_the_shipper_ends(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stage starts no second shipper while the lock is taken: until then, the first one answers for its record."""
+def begin_as_the_shipper_ends(monkeypatch: pytest.MonkeyPatch, begin: Callable[[], object]) -> None:
+    """Let a stage begin in the last moment in which the shipper's lock is taken, so that it starts no other shipper."""
 
     class Lock(FileLock):
         def release(self, force: bool = False) -> None:
             if self.is_locked:
-                execute()
+                begin()
             super().release(force)
 
-    monkeypatch.setattr(store, "open_store", Mock(side_effect=GONE))
     monkeypatch.setattr(shipper_process, "shipper_lock", lambda: Lock("shipper.lock"))
     monkeypatch.setattr(os, "nice", lambda increment: 0)
+
+
+def test_stage_that_begins_while_a_failed_shipper_ends_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_as_the_shipper_ends(monkeypatch, execute)
+    monkeypatch.setattr(store, "open_store", Mock(side_effect=GONE))
     shipper_process.main()
     assert [place.has_fault for place in all_records()] == [True]
     assert "the server is gone" in "".join(take_notices())
+
+
+def test_shipper_goes_on_for_a_stage_that_begins_while_it_ends(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_as_the_shipper_ends(monkeypatch, lambda: record.new_record("state"))  # it has not said what it is
+    monkeypatch.setattr(shipper.Shipper, "serve", lambda self: None)
+    monkeypatch.setattr(os, "execv", started := Mock())
+    shipper_process.main()
+    assert started.called
 
 
 def test_record_of_another_store_is_left_to_sync(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import sys
 
 from filelock import Timeout
 
-from gradtrail.tracking.record import RUN, all_records, leave_notice, shipper_lock
+from gradtrail.tracking.record import all_records, leave_notice, shipper_lock
 
 _NICENESS = 5  # of its priority: a third of the share that a stage gets of a busy core
 
@@ -44,7 +44,7 @@ def main() -> None:
     if not shipper:
         for record in all_records():
             record.tell(fault)
-    elif any((record.folder / RUN).exists() for record in shipper.waiting()):
+    elif shipper.waiting():  # begun since the last turn
         os.execv(sys.executable, [sys.executable, "-P", "-m", "gradtrail.tracking"])  # noqa: S606
 
 
