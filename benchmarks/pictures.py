@@ -42,7 +42,7 @@ from rich.table import Table
 from ruamel.yaml import YAML
 from sklearn.datasets import load_digits
 
-from benchmarks.record import read_results, record
+from benchmarks.record import record
 from gradtrail.experiments.compare.spec import PATH, Comparison, read_entries
 from gradtrail.stages.common.params import PARAMS, changed
 from gradtrail.stages.common.yaml_file import read_yaml
@@ -52,7 +52,7 @@ from gradtrail.support.significance import paired_difference
 
 SPLIT_SEED, TEST_SHARE, CHOICE_SHARE = 0, 1 / 3, 1 / 4
 SMALL = {"profile.largest_batch_size": 128, "train.keep_epochs": []}  # for the `dvc repro` with which `compare` begins
-DATA = "mnist,mnist-cnn,emoji-20,emoji-50,emoji-200,digits-20,digits-50,fashion"
+DATA = "mnist,mnist-cnn,emoji-20,emoji-50,emoji-200,digits-20,digits-50,digits-200,fashion"
 MORE_EPOCHS = {20: 3, 50: 2}  # times as many for so few pictures a category
 DIGITS = {"train.model": "cnn", "train.optimizer": "muon"}
 SOURCE = {**DIGITS, "fetch.dataset": "mnist", "train.epochs": 3}  # of the weights that digits start from
@@ -203,10 +203,6 @@ def main() -> None:
     parser.add_argument("--choose", action="store_true", help="test on a quarter of the training pictures")
     options = parser.parse_args()
     results = dict[str, Sequence[Mapping[str, Any]]]()
-
-    def write() -> None:  # of other data sets, those of an earlier run
-        record("pictures", read_results("pictures") | results, options)
-
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         for data in options.data.split(","):
@@ -216,11 +212,10 @@ def main() -> None:
                 for seed in options.seeds:
                     row = ensemble(folder / f"{data}-{seed}", entries["fashion"], seed, source)
                     results[data] = [*results.get(data, ()), row]
-                    write()
+                    record(f"pictures-{data}", results[data], options)  # one takes ten minutes
             elif kind == "mnist":
                 variants = {name: entries[name].set for name in ([count] if count else RECIPES)}
                 results[data] = compare(folder / data, Comparison(name="mnist", variants=variants), options.seeds, {})
-                write()
             else:
                 if kind == "emoji":
                     classes, entry = emoji(), with_more_epochs(entries["pictures"], MORE_EPOCHS.get(int(count), 1))
@@ -228,7 +223,7 @@ def main() -> None:
                     classes, entry = digits(folder / f"source-{data}"), digits_entry(folder / f"mnist-{data}")
                 images = write_pictures(folder / data, classes, int(count), is_choice=options.choose)
                 results[data] = compare(folder / f"clone-{data}", entry, options.seeds, {"IMAGES_DIR": images})
-                write()
+            record(f"pictures-{data}", results[data], options)
     show(results)
 
 

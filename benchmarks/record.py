@@ -31,7 +31,7 @@ def read_results(benchmark: str) -> dict[str, Any]:
     return results
 
 
-def record(benchmark: str, results: Mapping[str, Any], options: argparse.Namespace | None = None) -> None:
+def record(benchmark: str, results: Any, options: argparse.Namespace | None = None) -> None:
     """Write results as JSON, with commit, date, load, processor, versions and the benchmark's options."""
     about = environment()
     for package in _PEERS:
