@@ -8,7 +8,6 @@ import contextlib
 import datetime
 import json
 import os
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any

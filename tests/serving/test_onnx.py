@@ -55,6 +55,8 @@ def test_onnx_answers_as_the_export_or_is_not_written(tmp_path: Path) -> None:
     project.dvc("repro", "export")
     assert "train.precision float32 alone; this one has float16" in export("digits.onnx", 2)
     project.set("train.precision", "float32")
+    project.set("train.model", "cnn")
+    project.set("train.members", 2)
     project.dvc("repro", "export")
     output = export("digits.onnx", 0)
     assert "differs from models/export by at most" in output

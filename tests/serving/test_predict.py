@@ -257,7 +257,7 @@ def test_unusable_images_are_reported_after_the_answers(folder: Path, run: Run) 
     assert status == 2
     assert [line.split("%")[0] for line in lines[:2]] == [f"{path}: 7  100.0" for path in (files[0], files[2])]
     assert re.search(r"%  \(then \d 0\.0%, \d 0\.0%\)$", lines[0])
-    assert lines[2] == "probabilities are the mean of 2 networks, calibrated (temperature 1.5)"
+    assert lines[2] == "probabilities are the mean of 2 networks, calibrated (temperature 1.5, fitted to 100 images)"
     assert err.splitlines() == [f"gradtrail: {files[1]}: not a readable image: none of PNG, JPEG, BMP, TIFF, WEBP"]
     with Image.open(folder / "seen.png") as figure:
         assert min(figure.size) > 100

@@ -70,6 +70,7 @@ def export(project: Path, evaluation: evaluate.MembersEvaluation) -> Path:
         dataset=about.dataset.label,
         classes=CLASSES,
         temperature=evaluation.ensemble.temperature,
+        validation_images=10,
     )
     write_export(project / "export", network, ExportConfig(name="patches", batch_sizes=(1, 32), precisions=()))
     return project / "export"

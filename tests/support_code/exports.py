@@ -58,6 +58,7 @@ def small_network(
         dataset="digits 00000000",
         classes=CLASSES,
         temperature=1.5,
+        validation_images=100,
     )
 
 

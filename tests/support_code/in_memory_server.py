@@ -29,7 +29,7 @@ JSON = {"content-type": "application/json"}
 def manifest(**changes: Any) -> Manifest:
     """Return the manifest of a tiny model."""
     about = {
-        "format": 1,
+        "format": 2,
         "name": "digits",
         "model": "mlp-8",
         "weights": "final",
@@ -39,6 +39,7 @@ def manifest(**changes: Any) -> Manifest:
         "image_shape": SHAPE,
         "classes": CLASSES,
         "temperature": 1.0,
+        "validation_images": 100,
         "batch_sizes": SIZES,
         "versions": {},
         "calling_convention": 1,

@@ -5,6 +5,7 @@ of one architecture share a program and its cached compilation.
 """
 
 import contextlib
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal
@@ -55,18 +56,26 @@ def tensors(members: Sequence[Params | HostParams], temperature: float) -> dict[
     return by_path(stacked) | {TEMPERATURE: np.asarray(temperature, np.float32)}
 
 
-def forward(model: Model, num_members: int) -> Callable[[Mapping[str, Array], Images], Float[Array, "batch classes"]]:
+def forward(
+    model: Model, num_members: int, *, unrolled: bool = False
+) -> Callable[[Mapping[str, Array], Images], Float[Array, "batch classes"]]:
     """Return the function tensors, images → probabilities, float32.
 
     For one network these are softmax(logits / temperature); for several, softmax(log p / temperature) with their mean
-    probabilities p, as in `evaluate`.
+    probabilities p, as in `evaluate`. The program has a loop over the members, or, if `unrolled`, each of them by itself.
     """
+
+    def infer(params: Params, images: Images) -> Float[Array, "batch classes"]:
+        return model.apply(params, images, tap=_infer)
 
     def calibrated(tensors: Mapping[str, Array], images: Images) -> Float[Array, "batch classes"]:
         params = model.from_paths(tensors)
         if num_members == 1:
-            logits = model.apply(params, images, tap=_infer)
-        else:  # in a loop
+            logits = infer(params, images)
+        elif unrolled:
+            members = (jax.tree.map(operator.itemgetter(index), params) for index in range(num_members))
+            logits = log_mean_softmax(jnp.stack([infer(member, images) for member in members]))
+        else:
             logits = log_mean_softmax(jax.lax.map(lambda member: model.apply(member, images), params))
         return jnp.exp(log_softmax(logits / tensors[TEMPERATURE]))
 

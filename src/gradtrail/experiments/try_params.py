@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradtrail.experiments.compare.spec import parse_params
+from gradtrail.experiments.plan import UP_TO_DATE, override, plan_stages
 from gradtrail.stages.common.dvc_cache import require_copies
-from gradtrail.stages.common.params import SEED, as_options
+from gradtrail.stages.common.params import SEED, as_options, as_overrides
+from gradtrail.stages.common.pipeline_file import stages_before
 from gradtrail.support.git import git, with_interpreter
 from gradtrail.support.tables import duration
+from gradtrail.tracking.state import PlannedStages
 from gradtrail.tracking.verdict import STAGE, answers_at, read_answers, verdict
 
 
@@ -27,11 +30,19 @@ def try_params(overrides: Sequence[str]) -> int:
     Raises:
         UserError: one line; a key or a value is invalid. Nothing has run then.
     """
-    entry, before = parse_params(overrides, "-S"), read_answers(Path())
+    entry, stages = parse_params(overrides, "-S"), PlannedStages()
+    of_seeds = [{SEED: seed} if SEED in entry.grid else {} for seed in entry.seeds]
+    combinations = [variant | of_seed for variant in entry.variants.values() for of_seed in of_seeds]
+    for changes in combinations:
+        override(stages.params, as_overrides(changes))
     require_copies()
-    for variant, seed in entry.runs:
-        of_seed = {SEED: seed} if SEED in entry.grid else {}
-        changes = entry.variants[variant] | of_seed
+    before = read_answers(Path())
+    made = {*stages_before(STAGE, stages.pipeline), STAGE}
+    planned = plan_stages(stages, stages.params)
+    if before is not None and any(one.status != UP_TO_DATE for one in planned if one.stage in made):
+        print(f"results/{STAGE} is of other params or data: `dvc repro {STAGE}` makes one to compare with", file=sys.stderr)
+        before = None
+    for changes in combinations:
         label = ", ".join(f"{key.removeprefix('train.')}={value}" for key, value in changes.items())
         name, started = free_name(label), time.perf_counter()
         command = [sys.executable, "-m", "dvc", "exp", "run", "--temp", "--name", name, *as_options(changes), STAGE]

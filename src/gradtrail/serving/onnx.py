@@ -69,7 +69,7 @@ def convert(out: Path) -> None:
     if (precision := network.model.config.precision) != "float32":
         raise UserError(f"jax2onnx converts networks with train.precision float32 alone; this one has {precision}")
     weights = jax.device_put(tensors([*network.members.values()], network.temperature))
-    function = forward(network.model, len(network.members))
+    function = forward(network.model, len(network.members), unrolled=True)
     images = jax.ShapeDtypeStruct(("batch", *network.model.config.image_shape), np.uint8)
     model = to_onnx(
         lambda images: function(weights, images),

@@ -91,7 +91,8 @@ def _print(paths: Sequence[Path], model: ExportedModel, figure: Path | None) -> 
             then = ", ".join(f"{classes[label]} {row[label]:.1%}" for label in next_labels)
             console.print(f"{path}: {classes[first]}  {row[first]:.1%}  (then {then})", soft_wrap=True, markup=False)
         mean = f"the mean of {len(manifest.seeds)} networks, " if len(manifest.seeds) > 1 else ""
-        console.print(f"probabilities are {mean}calibrated (temperature {manifest.temperature:.3g})", soft_wrap=True)
+        fitted = f"temperature {manifest.temperature:.3g}, fitted to {manifest.validation_images:,} images"
+        console.print(f"probabilities are {mean}calibrated ({fitted})", soft_wrap=True)
         if figure:
             _draw(names, images, probabilities, manifest, figure)
     for path, error in zip(paths, errors, strict=True):

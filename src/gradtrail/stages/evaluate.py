@@ -29,13 +29,13 @@ from gradtrail.stages.model.weights import WeightsInfo
 
 COMPARED = (  # metrics that people compare
     *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "members"),
-    *("loss", "expected_calibration_error", "num_mistakes", "ensemble_accuracy", "ensemble_loss"),
+    *("loss", "expected_calibration_error", "num_mistakes", "ensemble_accuracy", "ensemble_loss", "top_5_accuracy"),
     # Of a test split with unequal classes
     *("balanced_accuracy", "balanced_accuracy_low", "balanced_accuracy_high", "balanced_accuracy_sd"),
     *("ensemble_balanced_accuracy", "ensemble_balanced_accuracy_low", "ensemble_balanced_accuracy_high"),
 )
 _ENSEMBLE = (
-    *("accuracy", "accuracy_low", "accuracy_high", "loss", "brier", "temperature"),
+    *("accuracy", "accuracy_low", "accuracy_high", "loss", "brier", "temperature", "f1_macro", "top_5_accuracy"),
     *("balanced_accuracy", "balanced_accuracy_low", "balanced_accuracy_high"),
     *("expected_calibration_error", "expected_calibration_error_uncalibrated"),
 )

@@ -53,6 +53,7 @@ class Network:
     dataset: str  # data set of the training, such as `mnist 1234abcd`
     classes: tuple[str, ...]  # name of the class of each output
     temperature: float  # temperature of the probabilities
+    validation_images: int  # to which it was fitted
 
 
 def read_network(evaluated: Evaluated, dataset: DatasetInfo) -> Network:
@@ -66,6 +67,7 @@ def read_network(evaluated: Evaluated, dataset: DatasetInfo) -> Network:
         dataset=dataset.label,
         classes=dataset.classes,
         temperature=evaluated.temperature,
+        validation_images=dataset.examples["validation"],
     )
 
 
@@ -94,6 +96,7 @@ def write_export(folder: Path, network: Network, config: ExportConfig) -> None:
         image_shape=network.model.config.image_shape,
         classes=network.classes,
         temperature=network.temperature,
+        validation_images=network.validation_images,
         batch_sizes=config.batch_sizes,
         versions={name: version(name) for name in _PACKAGES},
         calling_convention=calling_convention,

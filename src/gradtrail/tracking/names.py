@@ -67,7 +67,7 @@ METRICS = {  # full name, as a regular expression → what is made of the metric
     "eval/(balanced_)?accuracy(_low|_high|_sd)?": Metric(is_headline=True, spread=("sd", "low", "high")),
     "eval/ensemble_(balanced_)?accuracy": Metric(is_headline=True, spread=("low", "high")),  # over test examples
     "eval/(ensemble_)?(loss|expected_calibration_error)": _HEADLINE,
-    "eval/(error_percent|accuracy_corrected_labels)": _HEADLINE,
+    "eval/(error_percent|accuracy_corrected_labels|top_5_accuracy)": _HEADLINE,
     "eval/num_mistakes": Metric(is_logged=False),
     "export/worst_class_recall": _HEADLINE,
     "gradients/(noise_scale_typical|coherence_within_classes|grad_norm_median)": _HEADLINE,

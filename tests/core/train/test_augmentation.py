@@ -18,6 +18,7 @@ import scipy.stats
 from factories import color_split
 from PIL import Image, ImageEnhance
 
+from gradtrail.core.config import ConfigError
 from gradtrail.core.train.augmentation import NO_AUGMENTATION, AugmentationConfig, augment, draw_shares
 
 SHAPE = (15, 12)
@@ -176,6 +177,21 @@ def test_colors_change_as_by_torchvision() -> None:
         for enhance, factor in zip(enhancers, (brightness[index], contrast[index], saturation[index]), strict=True):
             image = enhance(image).enhance(factor)
         np.testing.assert_allclose(result[index], np.asarray(image) / 255, atol=5 / 255)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "kind"),
+    [
+        ("saturation", (), "greyscale images"),
+        ("saturation", (4,), "images with 4 channels"),
+        ("contrast", (4,), "images with 4 channels"),
+    ],
+)
+def test_colors_change_where_they_are_defined(name: str, channels: tuple[int, ...], kind: str) -> None:
+    changing = config(**{name: 0.1})
+    with pytest.raises(ConfigError, match=rf"^train\.augmentation\.{name} must be 0 for {kind}, got 0\.1$"):
+        changing.check_images((8, 8, *channels))
+    changing.check_images((8, 8, 3))
 
 
 def test_contrast_of_a_greyscale_image_is_about_its_mean() -> None:

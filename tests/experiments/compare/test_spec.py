@@ -98,7 +98,7 @@ def test_entry_of_a_search_is_not_read(tmp_path: Path) -> None:
         ),
         ({"variants": {"one": None}}, r"mine\.variants\.one: Input should be an object, got None"),
         ({"variants": {"one": {}}, "grid": {RATE: [1]}}, r"mine: has variants and a grid"),
-        ({"grid": {RATE: []}}, r"mine\.grid\.train\.adamw\.learning_rate: has no values"),
+        ({"grid": {RATE: []}}, r"mine\.grid: train\.adamw\.learning_rate has no values"),
         ({"set": {MEMBERS: 2}}, r"mine\.set: train\.members must not differ: all variants use"),
         ({"set": {"train.sed": 2}}, r"set: params\.yaml has no key 'train\.sed'; did you mean 'train\.seed'\?"),
         ({"abuot": ""}, r"mine\.abuot is not a known key"),

@@ -97,7 +97,7 @@ def test_program_of_another_type_is_refused(tmp_path: Path) -> None:
     [
         (lambda folder: (folder / "manifest.json").unlink(), "no such file; `dvc repro export` makes it"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "no exported model"),
-        (lambda folder: change(folder, format=2), "format 2; this version reads format 1"),
+        (lambda folder: change(folder, format=1), "format 1; this version reads format 2"),
         (lambda folder: change(folder, classes=None), "no exported model"),
         (lambda folder: change(folder, classes=["7"]), "which are not those of manifest.json"),
         (lambda folder: replace(folder, "forward.cpu.bin", bytes(1000)), "cannot read it: "),

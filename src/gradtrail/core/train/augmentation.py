@@ -54,8 +54,10 @@ class AugmentationConfig:
 
     def check_images(self, shape: tuple[int, ...]) -> None:
         """Raise ConfigError, one line, for a change that images of this shape do not allow."""
-        if self.saturation and shape[2:] != (3,):
-            raise ConfigError(f"train.augmentation.saturation must be 0 for greyscale images, got {self.saturation}")
+        kind = f"images with {shape[2]} channels" if shape[2:] else "greyscale images"
+        for name, allowed in {"contrast": ((), (3,)), "saturation": ((3,),)}.items():
+            if shape[2:] not in allowed and (value := getattr(self, name)):
+                raise ConfigError(f"train.augmentation.{name} must be 0 for {kind}, got {value}")
         if self.crop >= (side := min(shape[:2])):
             raise ConfigError(
                 f"train.augmentation.crop must be below the shorter side of the images, {side}, got {self.crop}"

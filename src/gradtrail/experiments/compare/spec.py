@@ -98,7 +98,8 @@ def _comparison(name: str, content: Any, place: str) -> Comparison:
     grid = {key: values for key, values in entry.grid.items() if key != SEED}
     seeds = entry.grid.get(SEED, entry.seeds or (params["train"]["seed"],))
     sections = (*stages_before(STAGE, read_pipeline()), STAGE)
-    changes = {f"{place}.set": entry.set, place if place.startswith("-") else f"{place}.grid": grid}
+    grid_place = place if place.startswith("-") else f"{place}.grid"
+    changes = {f"{place}.set": entry.set, grid_place: grid}
     changes |= {f"{place}.variants.{label}": variant for label, variant in entry.variants.items()}
     for part, own_changes in changes.items():
         require_known(params, own_changes, part)
@@ -108,7 +109,7 @@ def _comparison(name: str, content: Any, place: str) -> Comparison:
             if key.partition(".")[0] not in sections:
                 raise UserError(f"{part}: {key} changes neither training nor evaluation")
     if empty := next((key for key, values in grid.items() if not values), None):
-        raise UserError(f"{place}.grid.{empty}: has no values")
+        raise UserError(f"{grid_place}: {empty} has no values")
     variants = entry.variants or (_combinations(grid) if grid else {name: {}})
     return replace(
         entry,

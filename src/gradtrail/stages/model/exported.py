@@ -23,7 +23,7 @@ from safetensors.numpy import load
 
 from gradtrail.support.errors import UserError, one_line
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, WEIGHTS_FILE = "manifest.json", "weights.safetensors"
 SUM_TOLERANCE = 1e-3  # of the sum of probabilities, which float32 rounds to about 1e-6
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}  # backend of JAX → the platform that a program was lowered for
@@ -46,7 +46,8 @@ class Manifest:
     # height and width in pixels, in color also the number of channels; images are uint8, grayscale as bright ink on 0
     image_shape: tuple[int, ...]
     classes: tuple[str, ...]  # name of the class of each output
-    temperature: float  # temperature of the probabilities, fitted on the validation split
+    temperature: float  # temperature of the probabilities
+    validation_images: int  # to which it was fitted
     batch_sizes: tuple[int, ...]  # batch sizes that a server compiles, ascending
     versions: Mapping[str, str]  # versions of jax, jaxlib and flax at the export
     calling_convention: int  # version of the serialized programs' calling convention
