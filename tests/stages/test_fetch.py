@@ -326,7 +326,10 @@ def test_own_folder_may_hold_any_images_and_classes(
     assert (info.name, info.image_shape, info.num_classes, info.class_names) == ("idx", shape, num_classes, ())
     assert info.examples == {"train": 20, "test": 10}
     assert info.files == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    assert acquisition.reports() == [f"IDX files from {tmp_path / 'own'}"]
+    counts, origin = acquisition.reports()
+    assert counts.startswith(f"{num_classes} classes, ")
+    assert sum(map(int, re.findall(r"\d+ (\d+)(?=,|$)", counts.partition(": ")[2]))) == 30
+    assert origin == f"IDX files from {tmp_path / 'own'}"
 
 
 def test_repeated_images_of_own_files_are_a_warning(
@@ -336,7 +339,7 @@ def test_repeated_images_of_own_files_are_a_warning(
     arrays[2][2] = arrays[0][3]
     monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", as_files(arrays))))
     acquisition.acquire("idx")
-    assert acquisition.reports()[0] == (
+    assert acquisition.reports()[1] == (
         "warning: identical images: 1 of 10 test images are also in train; 0 train and 0 test images repeat another of "
         "their split; 1 images have several labels; such as train 3 and test 2"
     )

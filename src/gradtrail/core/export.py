@@ -62,7 +62,7 @@ def forward(
     """Return the function tensors, images → probabilities, float32.
 
     For one network these are softmax(logits / temperature); for several, softmax(log p / temperature) with their mean
-    probabilities p, as in `evaluate`. The program has a loop over the members, or, if `unrolled`, each of them by itself.
+    probabilities p, as in `evaluate`. The program has a loop over the members, or, if `unrolled`, each by itself.
     """
 
     def infer(params: Params, images: Images) -> Float[Array, "batch classes"]:

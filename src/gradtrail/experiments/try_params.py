@@ -40,7 +40,10 @@ def try_params(overrides: Sequence[str]) -> int:
     made = {*stages_before(STAGE, stages.pipeline), STAGE}
     planned = plan_stages(stages, stages.params)
     if before is not None and any(one.status != UP_TO_DATE for one in planned if one.stage in made):
-        print(f"results/{STAGE} is of other params or data: `dvc repro {STAGE}` makes one to compare with", file=sys.stderr)
+        print(
+            f"results/{STAGE} is of other params or data: `dvc repro {STAGE}` makes one to compare with",
+            file=sys.stderr,
+        )
         before = None
     for changes in combinations:
         label = ", ".join(f"{key.removeprefix('train.')}={value}" for key, value in changes.items())

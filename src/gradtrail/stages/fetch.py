@@ -109,6 +109,7 @@ def acquire(fetch: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo
                 raise UserError(str(error).replace(str(to), f"{entry.folder_variable}: {folder}")) from error
             image_files.report(str(error))
         else:
+            _report_own(entry, to)
             image_files.report(f"{entry.title} from {origin}" + (f"; cite {entry.citation}" if entry.citation else ""))
             return info
 
@@ -150,11 +151,18 @@ def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
             file.write(path.read_bytes(), to, gzipped=path == gzipped)
         except SourceError as error:
             raise UserError(f"{entry.folder_variable}: {path}: {error}") from error
-    if not any(file.sha256 for file in known_files(entry)):
-        images, _, test_images, _ = arrays = read_raw(to)
-        names = [*(f"train {row}" for row in range(len(images))), *(f"test {row}" for row in range(len(test_images)))]
-        image_files.warn_of_repeated_and_blank(arrays, names)
     return str(folder)
+
+
+def _report_own(entry: Dataset, folder: Path) -> None:
+    """Print the sizes of the classes of IDX files that a person made, and what is conspicuous about the images."""
+    if any(file.sha256 for file in known_files(entry)):
+        return
+    images, labels, test_images, test_labels = arrays = read_raw(folder)
+    labels = np.concatenate([labels, test_labels])
+    image_files.report(image_files.describe_classes(labels, [*map(str, range(labels.max() + 1))]))
+    names = [*(f"train {row}" for row in range(len(images))), *(f"test {row}" for row in range(len(test_images)))]
+    image_files.warn_of_repeated_and_blank(arrays, names)
 
 
 def download(file: KnownFile, mirrors: Sequence[str], to: Path, *, timeout_seconds: float) -> str:

@@ -80,7 +80,7 @@ def read_images(splits: Splits, pictures: PicturesConfig) -> tuple[RawArrays, tu
             arrays += [images, np.array([names.index(name) for _, name in files], np.uint8)]
     _refuse(sorted(faults), "files that are no usable images", remedy="; convert it to JPEG or PNG, or delete it")
     sides = np.array(sizes)
-    report(_describe_classes(np.concatenate(arrays[1::2]), names))
+    report(describe_classes(np.concatenate(arrays[1::2]), names))
     report(
         f"sides of {sides.min():,} to {sides.max():,} pixels, median {np.median(sides):,.0f}; "
         f"{np.sum((sides < pictures.size).any(axis=1)):,} of {count:,} images are enlarged to "
@@ -113,7 +113,7 @@ def file_table(source: Path, splits: Splits, pictures: PicturesConfig) -> dict[s
     }
 
 
-def _describe_classes(labels: UInt8[np.ndarray, " images"], names: Sequence[str]) -> str:
+def describe_classes(labels: UInt8[np.ndarray, " images"], names: Sequence[str]) -> str:
     """Return the number of images of each class, the smallest first; of many classes not those in the middle."""
     counts = np.bincount(labels, minlength=len(names))
     listed = [f"{names[label]} {counts[label]:,}" for label in np.argsort(counts, kind="stable")]

@@ -62,6 +62,13 @@ def test_all_tensors_of_the_network_are_taken_to_the_bit(folder: Path) -> None:
     assert lines[:2] == ["tensor,shape,size,outcome", "layers/0/bias,5,5,taken"]
 
 
+def test_folder_of_an_export_stands_for_its_weights(folder: Path) -> None:
+    config = write(TENSORS)
+    (folder / "export").mkdir()
+    (folder / "old.safetensors").rename(folder / "export/weights.safetensors")
+    assert read_start(dataclasses.replace(config, weights="export"), MODEL).tensors.keys() == TENSORS.keys()
+
+
 def test_layers_that_do_not_fit_are_drawn_and_said_so() -> None:
     half = {name: leaf.astype(np.float16) for name, leaf in TENSORS.items() if name != "layers/1/bias"}
     start = read_start(write({**half, "layers/0/bias": np.ones(5, np.int32)}), WITH_MORE_CLASSES)
@@ -99,7 +106,7 @@ def read(tensors: dict[str, Any] | None = None, model: Model = MODEL, **fields: 
 HEX = "0" * 64
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "no file": (lambda: read(weights="none"), "train.start.weights: {root}/none: no such file; DVC removes"),
-    "a folder": (lambda: read(weights="copy"), "train.start.weights: {root}/copy: no safetensors file"),
+    "a folder": (lambda: read(weights="copy"), "train.start.weights: {root}/copy/weights.safetensors: no such file"),
     "a pickle": (
         lambda: [Path("x.pt").write_bytes(b"PK\x03\x04" * 99), read(weights="copy/x.pt")],
         "train.start.weights: {root}/copy/x.pt: no safetensors file",

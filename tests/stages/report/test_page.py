@@ -181,14 +181,15 @@ def test_of_several_members_there_are_means_and_the_ensemble(folder: Path) -> No
 
 
 def test_unequal_classes_have_a_balanced_accuracy_and_cells_in_the_colour_of_shares(folder: Path) -> None:
-    balanced = {"balanced_accuracy": 0.5, "balanced_accuracy_low": 0.4, "balanced_accuracy_high": 0.6}
+    balanced = {"balanced_accuracy": 0.5, "balanced_accuracy_low": 0.4, "balanced_accuracy_high": 0.6, "f1_macro": 0.45}
     before = render_page(folder)
     write_metrics(folder, "evaluate", METRICS["evaluate"] | balanced)
     page = render_page(folder)
     words = Reader(page).words
     for message in (
         "Balanced accuracy 50.00% mean recall of the classes; 40.00% to 60.00%",
-        "the balanced accuracy, the mean of their recalls, is 50.00% (95% interval: 40.00% to 60.00%)",
+        "the balanced accuracy, the mean of their recalls, is 50.00% (95% interval: 40.00% to 60.00%), and the mean "
+        "of their F1 scores 0.450.",
         "fitted on 5,000 validation images",
     ):
         assert message in words, message
@@ -225,7 +226,7 @@ def test_private_training_has_its_epsilon_and_marks_what_it_does_not_cover(folde
 
 
 def test_training_to_publish_shows_nothing_of_its_examples(folder: Path, page: str) -> None:
-    images, samples = 'alt="train example', 'alt="The first of'  # of the gallery, of the data
+    images, samples = 'alt="train example', 'alt="The first training images'  # of the gallery, of the data
     assert images in page
     assert samples in page
     make_private(folder, a_guarantee(release=True))

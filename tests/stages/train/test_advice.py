@@ -27,6 +27,7 @@ COLOR = "train.model=resnet {}train.normalization=channels train.augmentation.fl
             300,
             f"{COLOR.format('train.resnet.patch=2 ', 6)} train.batch_size=32 train.epochs=100",
         ),
+        ("folder", (6, 224, 3), 300, f"{COLOR.format('', 0)} train.batch_size=32 train.epochs=100"),
         (
             "folder",
             (225, 224, 3),

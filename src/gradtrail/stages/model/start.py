@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from gradtrail.core.nn.models import Model, by_path
 from gradtrail.core.train.start import ReadStart, StartConfig
 from gradtrail.stages.common.files import digest, write_csv, write_json
+from gradtrail.stages.model.exported import WEIGHTS_FILE
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import root
 
@@ -48,11 +49,14 @@ class Start:
 
 
 def read_start(config: StartConfig, model: Model) -> Start:
-    """Read the tensors that have the path and the shape of a parameter; the path of the file is relative to the root.
+    """Read the tensors that have the path and the shape of a parameter, from a file or the folder of an export.
+
+    The path is relative to the root.
 
     Raises UserError, one line, if nothing fits, the params have another digest, or a layer cannot be frozen.
     """
     path, params = root() / Path(config.weights or "").expanduser(), by_path(model.abstract_params())
+    path = path / WEIGHTS_FILE if path.is_dir() else path
     try:
         with safe_open(path, framework="numpy") as file:
             stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping

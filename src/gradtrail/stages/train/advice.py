@@ -23,7 +23,8 @@ def sensible_start(config: TrainConfig, info: DatasetInfo) -> str:
     kind, count, batch_size = "color" if channels else "grayscale", info.examples["train"], config.batch_size
     changes: dict[str, object] = {"train.model": "resnet" if channels else "cnn"}
     if channels:
-        patches = [1, *(size for size in (2, 4, 8) if height % size == width % size == 0 and min(height, width) >= 4 * size)]
+        largest = max(1, min(height, width) // 4)  # the stages halve what it leaves twice
+        patches = [size for size in (1, 2, 4, 8) if height % size == width % size == 0 and size <= largest]
         patch = next((size for size in patches if max(height, width) <= _LARGEST_SIDE * size), patches[-1])
         changes |= {"train.resnet.patch": patch} if patch > 1 else {}
         changes |= {"train.normalization": "channels", "train.augmentation.flip": True}
