@@ -4,6 +4,7 @@ Also the workflows of GitHub: what they run exists here, and what they use is pi
 """
 
 import configparser
+import json
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from projects import ROOT
 from ruamel.yaml import YAML
 
+from gradtrail.serving.commands import serve
 from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import BatchingConfig
@@ -185,6 +187,16 @@ def test_names_of_the_server_are_those_of_its_manifests() -> None:
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
     (metric,) = kinds["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] in {family.name for family in metrics.registry.collect()}
+
+
+def test_server_knows_the_arguments_of_its_image_and_manifests() -> None:
+    """Of Compose and Kubernetes too, if they have any, which then replace those of the image."""
+    (default,) = re.findall(r"^CMD (.*)$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE)
+    (container,) = read(DEPLOY / "kubernetes" / "server.yaml")[0]["spec"]["template"]["spec"]["containers"]
+    given = [json.loads(default), services()["server"].get("command"), container.get("args")]
+    (line,) = re.findall(r'^exec gradtrail serve (.*) "\$@"$', (DEPLOY / "serve.sh").read_text(), re.MULTILINE)
+    for arguments in filter(None, given):
+        assert serve.make_context("serve", [*line.split(), *arguments]).params["host"] == "0.0.0.0"  # noqa: S104
 
 
 def test_ray_of_the_cluster_has_the_version_of_its_lock() -> None:
