@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.tree_util import keystr, tree_leaves_with_path
 
 _AS_BEFORE = "its arguments are as before: the function was made anew or closes over other values, or a setting differs"
 Signature = dict[str, dict[str, object]]  # argument, or array in it → property → value
@@ -58,11 +59,9 @@ def _signature(function: Any, args: Any, kwargs: Mapping[str, Any], static: _Sta
         return name in static or (name in rest and names.index(name) + path[0].idx in static)
 
     return {
-        f"argument {names.index(name) + 1} (`{name}{jax.tree_util.keystr(path)}`)": _properties(
-            leaf, is_static(name, path)
-        )
+        f"argument {names.index(name) + 1} (`{name}{keystr(path)}`)": _properties(leaf, is_static(name, path))
         for name, value in arguments.items()
-        for path, leaf in ([((), value)] if name in static else jax.tree_util.tree_leaves_with_path(value))
+        for path, leaf in ([((), value)] if name in static else tree_leaves_with_path(value))
     }
 
 
