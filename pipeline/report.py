@@ -29,4 +29,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "report")
+    run_stage(main, "report", shows=("accuracy", "balanced_accuracy"), of="evaluate")

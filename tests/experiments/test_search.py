@@ -4,17 +4,20 @@ import dataclasses
 import itertools
 import math
 import re
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zc.lockfile
 from factories import ROOT
 from optuna.distributions import BaseDistribution
 from projects import copy_project
 
-from gradtrail.experiments.search import Search, Trial, find, read_space, stops_of
+from gradtrail.experiments.search import Search, Trial, _run_experiment, find, read_space, stops_of
 from gradtrail.stages.common.params import PARAMS, validate
 from gradtrail.stages.common.yaml_file import read_yaml
 from gradtrail.support.errors import UserError
@@ -140,6 +143,19 @@ def test_mistake_in_an_entry_is_one_line(change: dict[str, Any], message: str) -
     with pytest.raises(UserError) as error:
         read_space(validate(ENTRY | change, Search, "tuned"), read_yaml(ROOT / PARAMS), "tuned")
     assert message in str(error.value)
+
+
+@pytest.mark.slow
+def test_trial_waits_for_the_lock_of_dvc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As trials that start together do, longer than the three seconds after which DVC fails."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text("runtime: {stop_after_epoch: 1}\n")
+    (tmp_path / "dvc.yaml").write_text("stages: {evaluate: {cmd: touch out, params: [runtime], outs: [out]}}\n")
+    for command in ("git init --quiet", f"{sys.executable} -m dvc init", "git add .", "git commit --quiet -m first"):
+        subprocess.run(command.split(), check=True)
+    lock = zc.lockfile.LockFile(".dvc/tmp/lock")
+    threading.Timer(5, lock.close).start()
+    assert _run_experiment({}, None) == ""
 
 
 SEARCH_TWICE = """

@@ -298,7 +298,8 @@ def test_kills_at_random_moments_change_no_byte(params: dict[str, object], tmp_p
             project.wait_for_shipping()
             assert project.digests(*OUTS) == expected, f"killed after {moments} s"
             if starts:  # on a busy machine a process may start late, and needs time to exit
-                assert sum(seconds(project).values()) == pytest.approx(ended - starts[0], rel=0.05, abs=2.5)
+                unrecorded = ended - starts[0] - sum(seconds(project).values())
+                assert -0.1 < unrecorded < max(2.5, 0.05 * (ended - starts[0])), "no second is counted twice"
             moments.clear()
             starts.clear()
 

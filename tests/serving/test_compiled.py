@@ -25,6 +25,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export with programs, by a process of its own, whose cache this one does not share."""
     folder = tmp_path_factory.mktemp("compiled")
     write_small_export(folder / "export")
+    (folder / "compiled").mkdir()
     code = EXPORT.format(folder / "export", folder / "compiled")
     subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment(), check=True)
     return folder / "compiled"
@@ -62,6 +63,9 @@ def test_damaged_program_and_another_model_are_refused(compiled: Path, tmp_path:
     source = write_small_export(tmp_path / "export", seed=1)
     with pytest.raises(UserError, match="has another model than"):
         export_compiled(source, compiled)
+    for folder, message in ((source, "must be outside of"), (source / "in", "must be"), (tmp_path, "has files but no")):
+        with pytest.raises(UserError, match=f"--compiled {folder}: {message}"):
+            export_compiled(source, folder)
     copy, manifest = tmp_path / "copy", read_manifest(compiled)
     for name in manifest.files:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)

@@ -52,6 +52,7 @@ def test_a_bug_or_closed_pipe_is_raised_as_it_is(bug: Exception) -> None:
         (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space left on device"),
         (FileNotFoundError(errno.ENOENT, "No such file", "/y"), "/y: No such file"),
         (shutil.Error([("/a", "/b", "[Errno 28] No space left on device: '/b'")]), "/b: [Errno 28] No space left on"),
+        (shutil.Error([*"same file"]), "MLflow's store failed: "),  # of a copy of a folder onto itself
         (sqlite3.DatabaseError("file is not a database"), "mlflow.db is damaged; move "),
         (UserError("bad input"), "bad input"),
     ],

@@ -320,6 +320,7 @@ def _finish_project(folder: Path) -> None:
     output = project.dvc("repro")
     assert project.ran(output) == list(STAGES)
     assert not warnings_in(output), output
+    assert re.search(r"^report: accuracy 0\.\d+, [\d.]+ s$", output, re.MULTILINE), output
     project.commit("results")
 
 

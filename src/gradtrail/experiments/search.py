@@ -227,7 +227,7 @@ def _read(trial: Trial, stages: PlannedStages, params: Mapping[str, Any], until:
 def _run_experiment(changes: Mapping[str, Any], stop: int | None) -> str:
     """Run an experiment whose training stops after an epoch unless it is None; return why it ended without results."""
     options = as_options({**changes, "runtime.stop_after_epoch": stop})
-    command = [sys.executable, "-m", "dvc", "exp", "run", "--temp", *options, STAGE]
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "exp", "run", "--temp", *options, STAGE]
     streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(
         command, env=with_interpreter(), **streams

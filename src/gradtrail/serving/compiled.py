@@ -31,10 +31,14 @@ def export_compiled(source: Path, folder: Path) -> int:
     """Copy an export to a folder, with programs for this kind of processor; keep those of other kinds there.
 
     Raises:
-        UserError: A file is damaged, or the folder has another model; one line.
+        UserError: A file is damaged, or the folder has another model or other files, or is in the source; one line.
     """
-    manifest = verify_export(source)
-    files = dict(verify_export(folder).files) if folder.exists() else {}
+    if folder.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"--compiled {folder}: must be outside of {source}")
+    manifest, is_new = verify_export(source), not folder.exists() or not any(folder.iterdir())
+    if not is_new and not (folder / MANIFEST).exists():
+        raise UserError(f"--compiled {folder}: has files but no {MANIFEST}; name a new or empty folder")
+    files = {} if is_new else dict(verify_export(folder).files)
     others = {name: digest for name, digest in files.items() if name.startswith(f"{_FOLDER}/")}
     if files and dataclasses.replace(manifest, files={**manifest.files, **others}) != read_manifest(folder):
         raise UserError(f"{folder}: has another model than {source}; name a new folder")

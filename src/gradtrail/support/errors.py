@@ -71,7 +71,7 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 def environment_error(fault: Exception) -> str:
     """Return one line for a fault of the machine, such as disk, permission or memory; empty for other faults."""
-    if isinstance(fault, shutil.Error) and isinstance(fault.args[0], list):  # (source, target, reason) of copied files
+    if isinstance(fault, shutil.Error) and isinstance(fault.args[0][0], tuple):  # (source, target, reason) of files
         _, target, reason = fault.args[0][0]
         return f"{target}: {reason.partition(': ')[0]}"
     if isinstance(fault, OSError) and fault.errno in _ENVIRONMENT:

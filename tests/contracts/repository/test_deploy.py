@@ -4,6 +4,7 @@ Also the workflows of GitHub: what they run exists here, and what they use is pi
 """
 
 import configparser
+import json
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from projects import ROOT
 from ruamel.yaml import YAML
 
+from gradtrail.serving.commands import serve
 from gradtrail.serving.metrics import ServerMetrics
 from gradtrail.serving.server.app import create_app
 from gradtrail.serving.server.batching import BatchingConfig
@@ -97,18 +99,25 @@ def test_actions_are_pinned_by_commit() -> None:
 
 
 def test_table_of_a_pull_request_reaches_its_comment(tmp_path: Path) -> None:
-    """The steps run with a `gradtrail` and a `gh` in place of the real ones."""
+    """The steps run with other programs in place of the real ones; the base is compared as it was trained here."""
     text = "A  `$(false)` \"x\" 'y' \\n\n\n| a | b |\n| --- | --- |\n| 1 → 2 | ${HOME} |"
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / "table").write_text(text)
+    (tmp_path / "dvc.lock").write_text("stale")
+    for command in ("git init -q", "git add dvc.lock", "git -c user.name=x -c user.email=x commit -q -m base"):
+        subprocess.run(command.split(), cwd=tmp_path, check=True)
     for name, script in (
-        (".venv/bin/gradtrail", 'echo "$@" > called; cat table'),
+        (".venv/bin/make", "true"),
+        (".venv/bin/dvc", "echo trained > dvc.lock"),
+        (".venv/bin/gradtrail", 'git show "$2:dvc.lock" > called; echo "$1 $3 $4" >> called; cat table'),
         (".venv/bin/gh", 'printf "%s\\0" "$@"'),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    compare, comment = ([step for step in steps() if step.get("name") == name] for name in ("Compare", "Comment"))
-    files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    train, compare, comment = (
+        [step for step in steps() if step.get("name") == name] for name in ("Train the base", "Compare", "Comment")
+    )
+    files = {name: str(tmp_path / name) for name in ("GITHUB_ENV", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     path = f"{tmp_path / '.venv/bin'}:/usr/bin:/bin"
 
     def run(step: dict[str, Any], **variables: str) -> str:
@@ -116,8 +125,9 @@ def test_table_of_a_pull_request_reaches_its_comment(tmp_path: Path) -> None:
         env = {"PATH": path, **variables}
         return subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
 
-    run(compare[0], BASE="0123abc", **files)
-    assert (tmp_path / "called").read_text() == "diff 0123abc workspace --markdown\n"
+    run(train[0], BASE="HEAD", **files)
+    run(compare[0], **dict([(tmp_path / "GITHUB_ENV").read_text().strip().split("=")]), **files)
+    assert (tmp_path / "called").read_text() == "trained\ndiff workspace --markdown\n"
     assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text() == text
     match = re.fullmatch(r"table<<(\w+)\n(.*)\n\1\n", (tmp_path / "GITHUB_OUTPUT").read_text(), re.DOTALL)
     assert match
@@ -185,6 +195,16 @@ def test_names_of_the_server_are_those_of_its_manifests() -> None:
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
     (metric,) = kinds["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] in {family.name for family in metrics.registry.collect()}
+
+
+def test_server_knows_the_arguments_of_its_image_and_manifests() -> None:
+    """Of Compose and Kubernetes too, if they have any, which then replace those of the image."""
+    (default,) = re.findall(r"^CMD (.*)$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE)
+    (container,) = read(DEPLOY / "kubernetes" / "server.yaml")[0]["spec"]["template"]["spec"]["containers"]
+    given = [json.loads(default), services()["server"].get("command"), container.get("args")]
+    (line,) = re.findall(r'^exec gradtrail serve (.*) "\$@"$', (DEPLOY / "serve.sh").read_text(), re.MULTILINE)
+    for arguments in filter(None, given):
+        assert serve.make_context("serve", [*line.split(), *arguments]).params["host"] == "0.0.0.0"  # noqa: S104
 
 
 def test_ray_of_the_cluster_has_the_version_of_its_lock() -> None:

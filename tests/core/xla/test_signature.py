@@ -64,7 +64,7 @@ def test_arrays_in_containers_have_their_paths_and_static_values_of_any_length_a
 
     def step(state: Any, *rows: Any, **options: Any) -> None: ...
 
-    def add(*args: Any, static: tuple[str, ...] = (), **kwargs: Any) -> str:
+    def add(*args: Any, static: tuple[str | int, ...] = (), **kwargs: Any) -> str:
         return signatures.add(step, args, kwargs, static)[1]
 
     assert add({"a": VALUES, "b": (VALUES, key)}, VALUES, k=1) == ""
@@ -76,6 +76,26 @@ def test_arrays_in_containers_have_their_paths_and_static_values_of_any_length_a
     assert add(dict.fromkeys("abcdefg", VALUES), k=1).endswith("; 5 more")
     add({}, static=("state",))
     assert len(add({"a": "x" * 1000}, static=("state",))) < 150
+
+
+def test_static_values_are_compared_as_jax_does_and_may_be_among_further_arguments() -> None:
+    class Width:
+        """Without a `repr` of its own."""
+
+        __eq__ = lambda self, other: True  # noqa: E731
+        __hash__ = lambda self: 0  # noqa: E731
+
+    lines: list[str] = []
+    jitted = jax.jit(lambda values, *rest: values * rest[1], static_argnums=(1, 2))
+    with CompileLog(lambda compilation: lines.append(compilation.reason)):
+        for values, power in ((VALUES, 2), (VALUES, 3), (VALUES, 3.0), (VALUES.astype(np.int8), 3)):
+            jitted(values, Width(), power)
+    assert lines == [
+        "",
+        "argument 2 (`rest[1]`) has static value 3, was 2",
+        "argument 2 (`rest[1]`) has static value 3.0, was 3",
+        "argument 1 (`values`) has dtype int8, was float32",
+    ]
 
 
 def test_function_made_again_or_a_setting_of_jax_is_what_is_left() -> None:

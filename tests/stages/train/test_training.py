@@ -340,8 +340,9 @@ def test_checks_of_indices_are_refused_with_an_augmentation_that_reads_outside(
     with pytest.raises(UserError, match=r"^runtime\.checkify: index cannot check train\.augmentation"):
         loaded(config=train_config(augmentation=augmentation))
     loaded(config=train_config())
-    with pytest.raises(ValueError, match="checkify must be empty with disable_jit"):
-        dataclasses.replace(runtime, checkify=("nan",), disable_jit=True)
+    for changes, message in (({"checkify": ("nan",)}, "empty"), ({"transfer_guard": "disallow"}, "allow or log")):
+        with pytest.raises(ValueError, match=f"^{next(iter(changes))} must be {message} with disable_jit"):
+            dataclasses.replace(runtime, disable_jit=True, **changes)
 
 
 @pytest.mark.parametrize("from_host", ["", "streamed"])

@@ -90,7 +90,8 @@ class CompileLog:
             name, reason = details.get("fun_name", "a function"), ""
             with self._lock:
                 if call := _jitted_call():
-                    static = getattr(call["jit_info"], "static_argnames", ())
+                    info = call["jit_info"]
+                    static = {*getattr(info, "static_argnames", ()), *getattr(info, "static_argnums", ())}
                     name, reason = self.signatures.add(call["fun"], call["args"], call["kwargs"], static)
                 compilation = Compilation(name, project_line(), reason)
                 self.unplanned[compilation] += 1

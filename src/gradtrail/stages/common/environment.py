@@ -116,6 +116,8 @@ class RuntimeConfig:
             raise ValueError("alert must name a variable as $NAME: `dvc exp run -S` takes ${NAME} for a param")
         if self.checkify and self.disable_jit:
             raise ValueError("checkify must be empty with disable_jit, which compiles nothing to check")
+        if self.transfer_guard == "disallow" and self.disable_jit:
+            raise ValueError("transfer_guard must be allow or log with disable_jit, whose operations take host values")
 
 
 def adapt_variables() -> None:

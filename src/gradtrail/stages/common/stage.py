@@ -250,6 +250,7 @@ def run_stage(
     name: str,
     shows: tuple[str, ...] = (),
     follow: Callable[[Stage], None] | None = None,
+    of: str = "",
 ) -> None:
     """Run a stage script, print one line with these metrics and the time it took, and exit with its status.
 
@@ -259,6 +260,7 @@ def run_stage(
     Args:
         main: function with the stage's work; of several processes, process 0 calls it.
         follow: function that the other processes call; None if the stage runs in one process alone.
+        of: stage whose metrics are printed; if empty, this one.
     """
     stage = Stage(name)
     gc.freeze()  # what was imported stays
@@ -280,7 +282,7 @@ def run_stage(
             with stopping_on_signals(f"stopped; {same_command()} restarts {name}"):
                 (follow if follow and is_follower() else main)(stage)
         if not is_follower():
-            print(_summary(stage, shows), flush=True)
+            print(_summary(stage, shows, of), flush=True)
     except Exception as fault:
         if message := _describe(fault):
             _end(stage, message, 2)
@@ -308,9 +310,9 @@ def _end(stage: Stage, message: str, status: int) -> None:
     exit_with(status)
 
 
-def _summary(stage: Stage, shows: tuple[str, ...]) -> str:
+def _summary(stage: Stage, shows: tuple[str, ...], of: str) -> str:
     """Return the last line of a stage: metrics, and the seconds since the process began."""
-    metrics = stage.read_metrics() if shows else {}
+    metrics = Stage(of or stage.name).read_metrics() if shows else {}
     values = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows if key in metrics}
     parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value:,}" for key, value in values.items()]
     return f"{stage.name}: {', '.join([*parts, f'{seconds_running():.1f} s'])}"
