@@ -13,15 +13,23 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from gradtrail.core.nn.arithmetic import Precision
 from gradtrail.serving.registry import verify_export
 from gradtrail.stages.common.files import atomic_file, write_json
 from gradtrail.stages.common.setup import set_up_cache
-from gradtrail.stages.model.exported import MANIFEST, read_export, read_manifest, verified_bytes
+from gradtrail.stages.model.exported import (
+    MANIFEST,
+    PLATFORMS,
+    program_name,
+    read_export,
+    read_manifest,
+    verified_bytes,
+)
 from gradtrail.support.errors import UserError
 
 _FOLDER = "compiled"  # in an export: a folder for each version of jaxlib and kind of processor
@@ -47,9 +55,11 @@ def export_compiled(source: Path, folder: Path) -> int:
         _leave_paths_out_of_keys()
         jax.config.update("jax_compilation_cache_dir", cache)
         reset_cache()  # else JAX keeps the folder that it used first
-        model = read_export(source)
-        for size in manifest.batch_sizes:
-            model.compile(size)
+        for precision in ("", *get_args(Precision)):
+            if not precision or program_name(PLATFORMS[jax.default_backend()], precision) in manifest.files:
+                model = read_export(source, precision)
+                for size in manifest.batch_sizes:
+                    model.compile(size)
         entries = {f"{_FOLDER}/{kind}/{path.name}": path.read_bytes() for path in Path(cache).glob("*-cache")}
     shutil.copytree(source, folder, dirs_exist_ok=True)
     for name, content in entries.items():

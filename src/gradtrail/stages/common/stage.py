@@ -312,7 +312,7 @@ def _end(stage: Stage, message: str, status: int) -> None:
 
 def _summary(stage: Stage, shows: tuple[str, ...], of: str) -> str:
     """Return the last line of a stage: metrics, and the seconds since the process began."""
-    metrics = Stage(of or stage.name).read_metrics() if shows else {}
+    metrics = (Stage(of) if of else stage).read_metrics() if shows else {}
     values = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows if key in metrics}
     parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value:,}" for key, value in values.items()]
     return f"{stage.name}: {', '.join([*parts, f'{seconds_running():.1f} s'])}"
