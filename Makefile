@@ -32,7 +32,7 @@ lock: env ## resolve the locks again, from pyproject.toml
 repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
 
-test: env ## the tests, in 3 minutes on two cores (AMD Zen 5)
+test: env ## the tests, in about four minutes on two cores
 	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder
 
 test-slow: env ## the slow tests, in 8 minutes on two cores; `.ci/run` is check, gate, test and these

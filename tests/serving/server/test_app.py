@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def test_other_addresses_than_loopback_need_a_token() -> None:
 
 async def test_open_inference_protocol_is_answered_as_specified() -> None:
     app = application(FakeModel())
-    assert (await app.get("/v2")).json == {"name": "gradtrail", "version": "0.1.0", "extensions": []}
+    assert (await app.get("/v2")).json == {"name": "gradtrail", "version": version("gradtrail"), "extensions": []}
     assert (await app.get("/v2/health/live")).json == {"live": True}
     assert (await app.get("/v2/health/ready")).json == {"ready": True}
     for path in ("/v2/models/digits", "/v2/models/digits/versions/1"):
