@@ -128,6 +128,7 @@ def random_network(kind: str) -> "Network":
         dataset="mnist 00000000",
         classes=tuple(map(str, range(10))),
         temperature=1.5,
+        validation_images=5_000,
     )
 
 

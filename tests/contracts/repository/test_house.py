@@ -28,7 +28,7 @@ BUDGETS = {
     "support, cli, launch": (1_558, 1_200),
     "src + pipeline": (32_423, 25_000),
     "tests": (34_909, 24_000),
-    "benchmarks": (4_693, 4_400),
+    "benchmarks": (4_694, 4_400),
     "docs (words)": (25_967, 26_000),
     "docs (pages)": (27, 25),
     "README.md": (90, 100),
