@@ -241,9 +241,9 @@ def test_sizes_of_files_and_of_classes_are_told(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err == f"fetch: 4 classes, 2 to 2 images: cat 2, dog 2, owl 2, yak 2\nfetch: {told}\n"
 
     labels = np.repeat(np.arange(15, dtype=np.uint8), [9, *range(10, 24)])
-    few = image_files._describe_classes(labels[labels < 3], ["cat", "dog", "owl"])
+    few = image_files.describe_classes(labels[labels < 3], ["cat", "dog", "owl"])
     assert few == "3 classes, 9 to 11 images: cat 9, dog 10, owl 11"
-    many = image_files._describe_classes(labels[::-1], [f"c{label}" for label in range(15)])
+    many = image_files.describe_classes(labels[::-1], [f"c{label}" for label in range(15)])
     assert many.startswith("15 classes, 9 to 23 images: c0 9, c1 10, ")
     assert many.endswith(", c10 19, 3 more, c14 23")
 

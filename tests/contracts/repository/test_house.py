@@ -29,7 +29,7 @@ BUDGETS = {
     "src + pipeline": (32_423, 25_000),
     "tests": (34_909, 24_000),
     "benchmarks": (4_694, 4_400),
-    "docs (words)": (25_967, 26_000),
+    "docs (words)": (25_977, 26_000),
     "docs (pages)": (27, 25),
     "README.md": (90, 100),
     "root (tracked entries)": (25, 24),
